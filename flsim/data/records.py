@@ -1,0 +1,96 @@
+"""Records of users, and batches of them as a next-word model sees them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.data.vocabulary import Layout
+
+Tokens = NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS.
+
+    Attributes:
+        tokens: uint16 [words].
+        offsets: int64 [records + 1], from 0.
+    """
+
+    tokens: Tokens
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, records: list[list[int]]) -> "Records":
+        lengths = [len(record) for record in records]
+        flat = [token for record in records for token in record]
+        return cls(np.array(flat, np.uint16), np.cumsum([0, *lengths], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Tokens:
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def words(self) -> int:
+        return len(self.tokens)
+
+
+class Users(Protocol):
+    """A population: a split of a corpus, the same with canaries planted in it, or its IID twin."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, user: int) -> Records: ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded records, trimmed to the longest of them.
+
+    Attributes:
+        inputs: int64 [records, time], BOS first; PAD beyond the record's end.
+        targets: int64 [records, time], the next word, EOS last where the record is short enough; PAD elsewhere.
+    """
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+
+def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
+    """The chosen records of a user as one batch.
+
+    A sequence is BOS, the words, and EOS where there are fewer than `layout.record_words`; inputs are all but the
+    last token, targets all but the first.
+
+    Args:
+        records: the user's records.
+        chosen: int64 [n], indices into them.
+        layout: the corpus' token layout.
+    """
+    starts = records.offsets[chosen]
+    lengths = records.offsets[chosen + 1] - starts
+    ends_with_eos = lengths < layout.record_words
+    time = int((lengths + ends_with_eos).max(initial=1))
+    position = np.arange(time)[None, :]
+    is_word = position < lengths[:, None]
+    flat = np.where(is_word, starts[:, None] + position, 0)
+    words = np.where(is_word, records.tokens[flat] if records.words else 0, layout.pad).astype(np.int64)
+    targets = words.copy()
+    targets[ends_with_eos, lengths[ends_with_eos]] = layout.eos
+    inputs = np.full_like(targets, layout.pad)
+    inputs[:, 0] = layout.bos
+    inputs[:, 1:] = words[:, :-1]
+    inputs[targets == layout.pad] = layout.pad
+    return Batch(inputs, targets)

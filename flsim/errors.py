@@ -1,0 +1,13 @@
+"""What can be wrong with a run, as the command line reports it."""
+
+
+class InputError(ValueError):
+    """The user's input is wrong. The message is one line: what is wrong, where, and what to do."""
+
+
+class RunFailed(RuntimeError):
+    """A run stopped for a reason outside its input: a client that keeps failing, an evaluation that could not finish."""
+
+
+class Diverged(RunFailed):
+    """Training produced values that are not finite. The message names the round and the likely cause."""

@@ -1,0 +1,72 @@
+"""Files and folders that are whole or absent: written beside their place, then renamed into it."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flsim.errors import InputError
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `path` on success and vanishes on any exception.
+
+    Raises:
+        InputError: `path` exists already, or its parent cannot be written.
+    """
+    refuse_existing(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be created ({error.strerror})") from error
+    try:
+        yield partial
+        partial.chmod(0o755)  # mkdtemp makes it private
+        refuse_existing(path)
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises InputError where `path` exists: nothing of the user's is ever overwritten."""
+    if path.exists():
+        raise InputError(f"{path}: exists already; name another folder, or remove it first")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path`; what is written there replaces `path` in one step, durably."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with new_file(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def digest(*parts: bytes | str) -> str:
+    """sha256, in hexadecimal, of the parts' digests: where one part ends matters."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
+    return whole.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,117 @@
+"""The paper's next-word model: one layer of CIFG-LSTM with a recurrent projection and tied embeddings.
+
+Coupled input and forget gates: Greff et al., "LSTM: A Search Space Odyssey" (2017). Recurrent projection: Sak, Senior and
+Beaufays, "Long Short-Term Memory Based Recurrent Neural Network Architectures for Large Vocabulary Speech Recognition"
+(2014), section 2. Sizes: Hard et al. (2018), as used by Thakkar et al. (2020), section 4.1.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flsim.errors import InputError
+from flsim.rng import stream
+
+Params = dict[str, Tensor]
+State = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class ModelHParams:
+    """Sizes of the network.
+
+    Attributes:
+        embedding: D, size of the input embedding and of the recurrent projection, which are tied.
+        units: H, number of cells.
+    """
+
+    embedding: int = 96
+    units: int = 670
+
+    def __post_init__(self) -> None:
+        for name, value in (("embedding", self.embedding), ("units", self.units)):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1, found {value}")
+
+
+class LanguageModel(Protocol):
+    """What an attacker needs of a model; every tensor of a state has one row per sequence."""
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        """Read int64 [N, L >= 1] tokens from an empty state; the state and the next token's log-probs [N, V]."""
+        ...
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        """Read one more token, int64 [N], each; the new state and the next token's log-probs [N, V]."""
+        ...
+
+
+class CIFGLanguageModel(nn.Module):
+    """x_t = E[w_t];  f, o, g = gates of [x_t, r_{t-1}];  c_t = f c_{t-1} + (1 - f) g;  r_t = (o tanh c_t) P.
+
+    The next word's logits are r_t E' + b. Shapes: B batch, T time, D embedding, H units, V vocabulary.
+    """
+
+    def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
+        super().__init__()
+        size, embedding, units = vocabulary_size, hparams.embedding, hparams.units
+        self.embedding = nn.Parameter(torch.zeros(size, embedding))  # E [V, D]
+        self.input_weight = nn.Parameter(torch.zeros(embedding, 3 * units))  # [D, 3H]: f, o, g
+        self.recurrent_weight = nn.Parameter(torch.zeros(embedding, 3 * units))  # [D, 3H]
+        self.gate_bias = nn.Parameter(torch.zeros(3 * units))  # [3H]
+        self.projection = nn.Parameter(torch.zeros(units, embedding))  # P [H, D]
+        self.output_bias = nn.Parameter(torch.zeros(size))  # b [V]
+
+    def initialize(self, seed: int) -> "CIFGLanguageModel":
+        """Glorot-uniform weights, embeddings of unit expected norm, zero biases, as a function of the seed alone."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("bias"):
+                    parameter.zero_()
+                    continue
+                fan_in, fan_out = parameter.shape
+                bound = (3 / fan_out) ** 0.5 if name == "embedding" else (6 / (fan_in + fan_out)) ** 0.5
+                values = stream(seed, "model", name).uniform(-bound, bound, parameter.shape)
+                parameter.copy_(torch.from_numpy(values))
+        return self
+
+    def cell(self, gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """One step from the gates' summed inputs [B, 3H] and c_{t-1} [B, H] to (r_t [B, D], c_t [B, H])."""
+        forget, output, candidate = gates.chunk(3, dim=-1)
+        keep = torch.sigmoid(forget)
+        memory = keep * memory + (1 - keep) * torch.tanh(candidate)
+        return (torch.sigmoid(output) * torch.tanh(memory)) @ self.projection, memory
+
+    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Outputs r [B, T, D] over tokens int64 [B, T], and the state (r_T [B, D], c_T [B, H])."""
+        inputs = self.embedding[tokens] @ self.input_weight + self.gate_bias  # [B, T, 3H]
+        output, memory = self.empty_state(len(tokens)) if state is None else state
+        outputs = []
+        for time in range(tokens.shape[1]):
+            output, memory = self.cell(inputs[:, time] + output @ self.recurrent_weight, memory)
+            outputs.append(output)
+        return torch.stack(outputs, dim=1), (output, memory)
+
+    def empty_state(self, rows: int) -> State:
+        units, embedding = self.projection.shape
+        return self.projection.new_zeros(rows, embedding), self.projection.new_zeros(rows, units)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        return outputs @ self.embedding.T + self.output_bias
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, T, V] of the token that follows each of tokens int64 [B, T]."""
+        return self.logits(self.read(tokens)[0])
+
+    @torch.no_grad()
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        _, state = self.read(tokens)
+        return state, self.logits(state[0]).log_softmax(-1)
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        _, state = self.read(tokens[:, None], state)
+        return state, self.logits(state[0]).log_softmax(-1)

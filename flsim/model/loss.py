@@ -1,0 +1,29 @@
+"""Next-word loss and accuracy as mergeable (sum, count), over real positions only."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flsim.model.cifg import CIFGLanguageModel
+
+
+def loss_sum(model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, int]:
+    """Summed cross-entropy in nats, and the number of positions it is over.
+
+    Args:
+        model: the model.
+        inputs: int64 [B, T].
+        targets: int64 [B, T]; positions that are `pad` do not count, and no logits are computed for them.
+    """
+    outputs, _ = model.read(inputs)
+    real = targets != pad
+    return cross_entropy(model.logits(outputs[real]), targets[real], reduction="sum"), int(real.sum())
+
+
+@torch.no_grad()
+def predictions(model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of the n real positions: its target [n], its cross-entropy in nats [n], the model's first choice [n]."""
+    outputs, _ = model.read(inputs)
+    real = targets != pad
+    logits = model.logits(outputs[real])
+    return targets[real], cross_entropy(logits, targets[real], reduction="none"), logits.argmax(-1)

@@ -1,0 +1,43 @@
+"""What an evaluation says: one number per (run, round, metric, canary)."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+import pyarrow as pa
+
+SCHEMA = pa.schema(
+    [
+        ("run", pa.string()),
+        ("round", pa.int64()),
+        ("metric", pa.string()),
+        ("canary", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+KEY = ["run", "round", "metric", "canary"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        run: the run's name.
+        round: number of completed rounds of the evaluated model.
+        metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs`` and ``bs`` (1 if memorized);
+            of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``.
+        canary: its id; empty for a metric of the model.
+        value: the number.
+    """
+
+    run: str
+    round: int
+    metric: str
+    canary: str
+    value: float
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a table with the columns of `SCHEMA`."""
+    return pd.DataFrame([asdict(row) for row in rows], columns=SCHEMA.names).astype({"round": "int64", "value": "float64"})
