@@ -1,0 +1,146 @@
+"""Planting: which record of which user is replaced by which canary. An overlay, so that the corpus is never rewritten.
+
+Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and of records, as there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase
+from flsim.data.corpus import Corpus, Split
+from flsim.errors import InputError
+from flsim.rng import stream
+
+REDRAWS = 100
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Replaced records of a split, in ascending order, each with the canary that replaces it.
+
+    Attributes:
+        records: int64 [n], indices over all records of the split.
+        canaries: uint16 [n], indices into the list of canaries.
+    """
+
+    records: NDArray[np.int64]
+    canaries: NDArray[np.uint16]
+
+    def canary_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each of int64 [m] records, the canary that replaces it, or -1."""
+        if not len(self.records):
+            return np.full(len(records), -1)
+        at = np.minimum(np.searchsorted(self.records, records), len(self.records) - 1)
+        return np.where(self.records[at] == records, self.canaries[at].astype(np.int64), -1)
+
+
+@dataclass(frozen=True)
+class Planting:
+    """An overlay and how it came about.
+
+    Attributes:
+        canaries: the planted phrases.
+        overlay: what they replace.
+        planned_sharers: int64 [canaries], users drawn with probability p_u.
+        sharers: int64 [canaries], users that hold at least one copy.
+        planned_insertions: int64 [canaries], records drawn with probability p_e among the sharers'.
+        insertions: int64 [canaries], records replaced: those planned, less the ones another canary won.
+    """
+
+    canaries: tuple[Canary, ...]
+    overlay: Overlay
+    planned_sharers: NDArray[np.int64]
+    sharers: NDArray[np.int64]
+    planned_insertions: NDArray[np.int64]
+    insertions: NDArray[np.int64]
+
+
+def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Canary, ...]:
+    """Distinct phrases that occur nowhere in the corpus, in any split; one that does is drawn again.
+
+    Raises:
+        InputError: canaries are longer than records can be, or the vocabulary is too small for that many.
+    """
+    layout = corpus.layout
+    if hparams.length > layout.record_words:
+        raise InputError(
+            f"canaries of {hparams.length} words would be cut: records of this corpus hold {layout.record_words}; "
+            f"set canaries.length to at most that"
+        )
+    wanted = configurations(hparams)
+    attempts = [0] * len(wanted)
+    phrases = [draw_phrase(seed, index, 0, hparams.length, layout) for index in range(len(wanted))]
+    splits = [corpus.split(name) for name in ("train", "heldout", "test")]
+    for _ in range(REDRAWS):
+        taken = set().union(*(occurring(split, phrases) for split in splits))
+        rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or phrase in phrases[:i]]
+        if not rejected:
+            digits = len(str(len(phrases) - 1))
+            return tuple(
+                Canary(f"c{index:0{digits}d}", phrase, p_u, p_e)
+                for index, (phrase, (p_u, p_e)) in enumerate(zip(phrases, wanted, strict=True))
+            )
+        for i in rejected:
+            attempts[i] += 1
+            phrases[i] = draw_phrase(seed, i, attempts[i], hparams.length, layout)
+    raise InputError(
+        f"no {len(phrases)} different phrases of {hparams.length} words found that the corpus does not contain; "
+        f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
+    )
+
+
+def occurring(split: Split, phrases: Iterable[tuple[int, ...]], chunk: int = 2**22) -> set[tuple[int, ...]]:
+    """Those of the phrases that occur inside a record of the split. Reads it once, `chunk` words at a time."""
+    wanted = set(phrases)
+    length = len(next(iter(wanted)))
+    first = np.array(sorted({phrase[0] for phrase in wanted}), np.uint16)
+    found: set[tuple[int, ...]] = set()
+    for start in range(0, split.words, chunk):
+        window = np.asarray(split.tokens[start : start + chunk + length - 1])
+        candidates = np.flatnonzero(np.isin(window[: len(window) - length + 1], first))
+        grams = np.lib.stride_tricks.sliding_window_view(window, length)[candidates] if len(candidates) else ()
+        for position, gram in zip(start + candidates, map(tuple, np.asarray(grams).tolist()), strict=True):
+            if gram in wanted and gram not in found:
+                record = np.searchsorted(split.record_offsets, position, side="right") - 1
+                if position + length <= split.record_offsets[record + 1]:
+                    found.add(gram)
+    return found
+
+
+def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
+    """Draw sharers and replaced records of every canary.
+
+    Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e, all
+    independently. Where several canaries claim a record, one of them gets it, chosen uniformly.
+    """
+    claims: list[NDArray[np.int64]] = []
+    planned_sharers = []
+    for index, canary in enumerate(canaries):
+        sharers = np.flatnonzero(stream(seed, "sharers", index).random(len(split)) < canary.p_u)
+        planned_sharers.append(len(sharers))
+        chosen = [_chosen_records(split, int(user), index, canary.p_e, seed) for user in sharers]
+        claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
+    records = np.concatenate(claims)
+    claimant = np.repeat(np.arange(len(canaries)), [len(claim) for claim in claims])
+    priority = stream(seed, "collisions").random(len(records))
+    order = np.lexsort((priority, records))
+    records, claimant = records[order], claimant[order]
+    wins = np.diff(records, prepend=-1) != 0
+    overlay = Overlay(records[wins], claimant[wins].astype(np.uint16))
+    holders = np.searchsorted(split.user_offsets, overlay.records, side="right") - 1
+    return Planting(
+        canaries,
+        overlay,
+        planned_sharers=np.array(planned_sharers),
+        sharers=np.array([len(np.unique(holders[overlay.canaries == c])) for c in range(len(canaries))]),
+        planned_insertions=np.array([len(claim) for claim in claims]),
+        insertions=np.bincount(overlay.canaries, minlength=len(canaries)),
+    )
+
+
+def _chosen_records(split: Split, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:
+    first, last = int(split.user_offsets[user]), int(split.user_offsets[user + 1])
+    return first + np.flatnonzero(stream(seed, "insertions", canary, user).random(last - first) < p_e)

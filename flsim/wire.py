@@ -1,0 +1,112 @@
+"""Requests and replies of a round as Flower messages: the one codec, and the one place in flsim that knows Flower."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from flsim.model.cifg import Params
+from flsim.train.update import UpdateSum
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """What a node is asked to do in a round.
+
+    Attributes:
+        run: path of the run folder.
+        config: digest of its configuration, which the node must find there.
+        round: the round, from 0.
+        shard: index of the shard the users belong to.
+        users: int64 [n], this round's cohort within the shard.
+        params: the global model's parameters.
+    """
+
+    run: str
+    config: str
+    round: int
+    shard: int
+    users: NDArray[np.int64]
+    params: Params
+
+
+@dataclass(frozen=True)
+class ShardReply:
+    """What a node answers: the sum over its users, and which process on which Ray node made it."""
+
+    round: int
+    shard: int
+    update: UpdateSum
+    worker: str
+
+
+def encode_request(request: RoundRequest) -> RecordDict:
+    return RecordDict(
+        {
+            "params": _arrays(request.params),
+            "request": ConfigRecord(
+                {
+                    "run": request.run,
+                    "config": request.config,
+                    "round": request.round,
+                    "shard": request.shard,
+                    "users": [int(user) for user in request.users],
+                }
+            ),
+        }
+    )
+
+
+def decode_request(content: RecordDict) -> RoundRequest:
+    record = content.config_records["request"]
+    return RoundRequest(
+        run=str(record["run"]),
+        config=str(record["config"]),
+        round=int(record["round"]),
+        shard=int(record["shard"]),
+        users=np.array(record["users"], np.int64),
+        params=_params(content.array_records["params"]),
+    )
+
+
+def encode_reply(reply: ShardReply) -> RecordDict:
+    update = reply.update
+    return RecordDict(
+        {
+            "delta": _arrays(update.delta),
+            "counts": MetricRecord(
+                {
+                    "round": reply.round,
+                    "shard": reply.shard,
+                    "weight": update.weight,
+                    "users": update.users,
+                    "loss": update.loss,
+                    "tokens": update.tokens,
+                }
+            ),
+            "origin": ConfigRecord({"worker": reply.worker}),
+        }
+    )
+
+
+def decode_reply(content: RecordDict) -> ShardReply:
+    counts = content.metric_records["counts"]
+    update = UpdateSum(
+        _params(content.array_records["delta"]),
+        float(counts["weight"]),
+        int(counts["users"]),
+        float(counts["loss"]),
+        int(counts["tokens"]),
+    )
+    origin = str(content.config_records["origin"]["worker"])
+    return ShardReply(int(counts["round"]), int(counts["shard"]), update, origin)
+
+
+def _arrays(params: Params) -> ArrayRecord:
+    return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in params.items()})
+
+
+def _params(arrays: ArrayRecord) -> Params:
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
