@@ -42,9 +42,11 @@ def save(folder: Path, state: ServerState, provenance: Provenance) -> Path:
     path = folder / checkpoint_name(state.round)
     metadata = {name: str(value) for name, value in asdict(provenance).items()}
     with new_file(path) as partial:
-        save_file({name: value.contiguous() for name, value in state.params.items()}, partial, {
-            **metadata, "round": str(state.round)
-        })
+        save_file(
+            {name: value.contiguous() for name, value in state.params.items()},
+            partial,
+            {**metadata, "round": str(state.round)},
+        )
     return path
 
 
@@ -67,9 +69,7 @@ def load(path: Path) -> tuple[ServerState, Provenance]:
         state = ServerState(int(metadata["round"]), params)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({_first_line(error)})") from error
-    expected = {
-        name: value.shape for name, value in model_of(provenance).named_parameters()
-    }
+    expected = {name: value.shape for name, value in model_of(provenance).named_parameters()}
     if expected != {name: value.shape for name, value in params.items()}:
         raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
     return state, provenance

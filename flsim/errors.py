@@ -5,8 +5,8 @@ class InputError(ValueError):
     """The user's input is wrong. The message is one line: what is wrong, where, and what to do."""
 
 
-class RunFailed(RuntimeError):
-    """A run stopped for a reason outside its input: a client that keeps failing, an evaluation that could not finish."""
+class RunFailed(RuntimeError):  # noqa: N818 (an outcome of a run, as in its status)
+    """A run stopped for a reason outside its input: a client that keeps failing, an evaluation that did not finish."""
 
 
 class Diverged(RunFailed):

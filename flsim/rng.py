@@ -26,5 +26,5 @@ def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
 
 
 def _plain(key: int | str) -> int | str:
-    """numpy integers count as Python's, so that a key's spelling does not depend on where it came from."""
+    """Numpy integers count as Python's, so that a key's spelling does not depend on where it came from."""
     return key if isinstance(key, str) else int(key)

@@ -1,5 +1,7 @@
 """Which users take part in a round: a pure function of (seed, round, population)."""
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,4 +31,4 @@ def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:
     if not 1 <= shards <= population:
         raise InputError(f"system.shards must be between 1 and the {population:,} training users, found {shards:,}")
     bounds = [population * shard // shards for shard in range(shards + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))

@@ -113,8 +113,8 @@ def occurring(split: Split, phrases: Iterable[tuple[int, ...]], chunk: int = 2**
 def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """Draw sharers and replaced records of every canary.
 
-    Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e, all
-    independently. Where several canaries claim a record, one of them gets it, chosen uniformly.
+    Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
+    all independently. Where several canaries claim a record, one of them gets it, chosen uniformly.
     """
     claims: list[NDArray[np.int64]] = []
     planned_sharers = []

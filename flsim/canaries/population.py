@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from flsim.canaries.planting import Overlay, Planting
@@ -109,7 +110,12 @@ def write_population(folder: Path, corpus: Corpus, planting: Planting, world: Wo
     collisions = int(planting.planned_insertions.sum() - planting.insertions.sum())
     write_json(
         folder / "population.json",
-        {"world": world, "corpus": corpus.digest, "collisions": collisions, "insertions": len(planting.overlay.records)},
+        {
+            "world": world,
+            "corpus": corpus.digest,
+            "collisions": collisions,
+            "insertions": len(planting.overlay.records),
+        },
     )
 
 
@@ -122,7 +128,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
     about = json.loads((folder / "population.json").read_text(encoding="utf-8"))
     if about["corpus"] != corpus.digest:
         raise InputError(
-            f"{corpus.path}: changed since canaries were planted in it ({folder}); restore that corpus or start a new run"
+            f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
         )
     canaries = read_canaries(folder)
     overlay = Overlay(memory_map(folder / "overlay.i64", "<i8"), memory_map(folder / "overlay.u16", "<u2"))
@@ -152,8 +158,5 @@ def roster(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
 
 def read_canaries(folder: Path) -> tuple[Canary, ...]:
     """The canaries of a roster."""
-    rows = pd.read_parquet(folder / "roster.parquet", columns=["canary", "tokens", "p_u", "p_e"])
-    return tuple(
-        Canary(row.canary, tuple(int(token) for token in row.tokens), float(row.p_u), float(row.p_e))
-        for row in rows.itertuples()
-    )
+    rows = pq.read_table(folder / "roster.parquet", columns=["canary", "tokens", "p_u", "p_e"]).to_pylist()
+    return tuple(Canary(row["canary"], tuple(row["tokens"]), row["p_u"], row["p_e"]) for row in rows)

@@ -1,8 +1,8 @@
 """The paper's next-word model: one layer of CIFG-LSTM with a recurrent projection and tied embeddings.
 
-Coupled input and forget gates: Greff et al., "LSTM: A Search Space Odyssey" (2017). Recurrent projection: Sak, Senior and
-Beaufays, "Long Short-Term Memory Based Recurrent Neural Network Architectures for Large Vocabulary Speech Recognition"
-(2014), section 2. Sizes: Hard et al. (2018), as used by Thakkar et al. (2020), section 4.1.
+Coupled input and forget gates: Greff et al., "LSTM: A Search Space Odyssey" (2017). Recurrent projection: Sak, Senior
+and Beaufays, "Long Short-Term Memory Based Recurrent Neural Network Architectures for Large Vocabulary Speech
+Recognition" (2014), section 2. Sizes: Hard et al. (2018), as used by Thakkar et al. (2020), section 4.1.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from flsim.errors import InputError
 from flsim.rng import stream
@@ -86,7 +87,7 @@ class CIFGLanguageModel(nn.Module):
 
     def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Outputs r [B, T, D] over tokens int64 [B, T], and the state (r_T [B, D], c_T [B, H])."""
-        inputs = self.embedding[tokens] @ self.input_weight + self.gate_bias  # [B, T, 3H]
+        inputs = embedding(tokens, self.embedding) @ self.input_weight + self.gate_bias  # [B, T, 3H]
         output, memory = self.empty_state(len(tokens)) if state is None else state
         outputs = []
         for time in range(tokens.shape[1]):

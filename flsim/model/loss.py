@@ -21,7 +21,9 @@ def loss_sum(model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int
 
 
 @torch.no_grad()
-def predictions(model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def predictions(
+    model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """For each of the n real positions: its target [n], its cross-entropy in nats [n], the model's first choice [n]."""
     outputs, _ = model.read(inputs)
     real = targets != pad

@@ -25,7 +25,7 @@ class Row:
     Attributes:
         run: the run's name.
         round: number of completed rounds of the evaluated model.
-        metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs`` and ``bs`` (1 if memorized);
+        metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs``, ``bs`` (memorized: 1);
             of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``.
         canary: its id; empty for a metric of the model.
         value: the number.
@@ -40,4 +40,6 @@ class Row:
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a table with the columns of `SCHEMA`."""
-    return pd.DataFrame([asdict(row) for row in rows], columns=SCHEMA.names).astype({"round": "int64", "value": "float64"})
+    return pd.DataFrame([asdict(row) for row in rows], columns=SCHEMA.names).astype(
+        {"round": "int64", "value": "float64"}
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flsim.data.records import Batch, Records, Users, batch
 from flsim.data.vocabulary import Layout
@@ -79,7 +80,7 @@ def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: 
 
 def train_user(model: CIFGLanguageModel, batches: Iterable[Batch], hparams: LocalHParams) -> tuple[float, int]:
     """SGD over the batches, in place. Returns the summed loss (nats) before each step, and its number of positions."""
-    parameters = list(model.parameters())
+    parameters: list[Tensor] = list(model.parameters())
     device = parameters[0].device
     total, tokens = 0.0, 0
     for step in batches:
@@ -94,7 +95,7 @@ def train_user(model: CIFGLanguageModel, batches: Iterable[Batch], hparams: Loca
 
 @torch.no_grad()
 def _restore(model: CIFGLanguageModel, start: Params, weight: float) -> Params:
-    """weight x (parameters - start) in float64, and the parameters back at start."""
+    """Weight x (parameters - start) in float64, and the parameters back at start."""
     delta = {}
     for name, parameter in model.named_parameters():
         delta[name] = ((parameter - start[name]).to(torch.float64) * weight).cpu()

@@ -1,0 +1,51 @@
+"""Flower ClientApp: decode, open the shard, train, reply. No mathematics, and nothing kept between messages but caches.
+
+Any process may serve any shard: the corpus is memory-mapped, and a user's batches depend on the request alone.
+"""
+
+import os
+import socket
+from functools import lru_cache
+from pathlib import Path
+
+import ray
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flsim.checkpoint import model_of
+from flsim.errors import InputError
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.runs import Run
+from flsim.train.local import train_cohort
+from flsim.wire import ShardReply, decode_request, encode_reply
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flower's signature)
+    """Train this round's users of one shard."""
+    request = decode_request(message.content)
+    run, model = _open(request.run, request.config)
+    model.load_state_dict(request.params)
+    update = train_cohort(model, run.users, request.users.tolist(), run.config.local, run.config.seed, request.round)
+    reply = ShardReply(request.round, request.shard, update, _worker())
+    return Message(encode_reply(reply), reply_to=message)
+
+
+@lru_cache(maxsize=4)
+def _open(path: str, config: str) -> tuple[Run, CIFGLanguageModel]:
+    """The run folder and a model to load parameters into, once per process."""
+    run = Run.open(Path(path))
+    if run.config.digest != config:
+        raise InputError(f"{path}: its config.toml is not the one that the server trains with")
+    torch.set_num_threads(run.config.system.cpus_per_client)
+    device = "cuda" if run.config.system.gpus_per_client and torch.cuda.is_available() else "cpu"
+    return run, model_of(run.provenance).to(device)
+
+
+def _worker() -> str:
+    """Where this is: the Ray node (the host, outside Ray) and the process."""
+    node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else socket.gethostname()
+    return f"{node}/{os.getpid()}"

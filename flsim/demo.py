@@ -1,0 +1,47 @@
+"""The demo: both worlds on a built-in corpus, from nothing to a table, a test and a plot."""
+
+import importlib
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import typer
+
+from flsim import config
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.files import refuse_existing
+from flsim.progress import say
+from flsim.results.compare import paired_exposure
+from flsim.results.plots import plot_rounds
+from flsim.results.store import read_run
+from flsim.results.tables import memorization_table, to_csv, to_markdown
+from flsim.runs import Run
+
+CORPUS = SyntheticHParams()
+
+
+def run_demo(out: Path, seed: int) -> None:
+    """Build the corpus, train IID and non-IID, and print the table and the comparison.
+
+    Args:
+        out: new folder: corpus/, iid/, non-iid/, table.md, table.csv, memorization.png.
+        seed: of everything.
+
+    Raises:
+        InputError: `out` exists.
+    """
+    refuse_existing(out)
+    make_synthetic(out / "corpus", CORPUS, seed)
+    with resources.as_file(resources.files("experiments") / "demo.toml") as file:
+        settings = config.load(file, [f"seed={seed}", f"data.corpus='{(out / 'corpus').resolve()}'"])
+    for world in ("iid", "non-iid"):
+        run = Run.create(replace(settings, data=replace(settings.data, world=world)), out / world)
+        importlib.import_module("server.launch").simulate(run)
+    iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
+    table = memorization_table([iid, non_iid])
+    (out / "table.md").write_text(to_markdown(table), encoding="utf-8")
+    (out / "table.csv").write_text(to_csv(table), encoding="utf-8")
+    plot_rounds([iid, non_iid], out / "memorization.png")
+    typer.echo(to_markdown(table))
+    typer.echo(str(paired_exposure(iid, non_iid)))
+    say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")

@@ -1,0 +1,209 @@
+"""A run folder: everything that belongs to a run, and the only place that knows where it lies.
+
+config.toml      all settings, defaults included
+planted/         planted canaries, roster, IID twin (flsim.canaries.population)
+checkpoints/     round-000010.safetensors, ...
+rows/            round-000010.parquet, ...: what evaluation found
+rounds.jsonl     a line per round: loss, seconds, who trained
+run.json         name, setting, status, round
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from flsim import checkpoint, config, federated
+from flsim.canaries.planting import draw_canaries, plant
+from flsim.canaries.population import Population, open_population, write_population
+from flsim.canaries.spec import Canary
+from flsim.data.corpus import Corpus
+from flsim.errors import InputError
+from flsim.evaluation.evaluate import evaluate
+from flsim.federated import ServerState
+from flsim.files import new_file, new_folder, write_json
+from flsim.results.rows import Row
+from flsim.results.store import write_rows
+from flsim.sampling import fixed_size_cohort, shard_ranges
+
+Status = Literal["running", "completed", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    path: Path
+    config: config.Config
+
+    @classmethod
+    def create(cls, settings: config.Config, path: Path) -> "Run":
+        """Check the corpus, plant the canaries, and make the folder: whole, or not at all.
+
+        Raises:
+            InputError: anything that can be known to be wrong before training.
+        """
+        with new_folder(path) as folder:
+            corpus = Corpus.open(settings.data.corpus, verify=True)
+            train = corpus.split("train")
+            fixed_size_cohort(settings.seed, 0, len(train), settings.training.cohort)
+            shard_ranges(len(train), settings.system.shards)
+            planting = plant(train, draw_canaries(corpus, settings.canaries, settings.seed), settings.seed)
+            config.dump(settings, folder / "config.toml")
+            (folder / "planted").mkdir()
+            write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
+            (folder / "checkpoints").mkdir()
+            (folder / "rows").mkdir()
+            cls(folder, settings)._write_status("running", 0, None, path.name)
+        return cls(path, settings)
+
+    @classmethod
+    def reopen(cls, settings: config.Config, path: Path) -> "Run":
+        """A run to be continued with `settings`, which may differ in rounds and in the use of machines.
+
+        Raises:
+            InputError: there is no such run, or it was started with settings that give other results.
+        """
+        if cls.open(path).config.digest != settings.digest:
+            raise InputError(
+                f"{path}: was started with other settings; resume it with the same ones, or name a new --out"
+            )
+        with new_file(path / "config.toml") as partial:
+            config.dump(settings, partial)
+        return cls(path, settings)
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Raises InputError where `path` is not a run folder."""
+        if not (path / "config.toml").is_file():
+            raise InputError(f"{path}: not a run folder (it has no config.toml); make one with `flsim run`")
+        return cls(path, config.load(path / "config.toml"))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return Corpus.open(self.config.data.corpus)
+
+    @cached_property
+    def _population(self) -> tuple[Population, tuple[Canary, ...]]:
+        return open_population(self.path / "planted", self.corpus)
+
+    @property
+    def users(self) -> Population:
+        """The training users."""
+        return self._population[0]
+
+    @property
+    def canaries(self) -> tuple[Canary, ...]:
+        return self._population[1]
+
+    @property
+    def provenance(self) -> checkpoint.Provenance:
+        sizes = self.config.model
+        return checkpoint.Provenance(
+            self.name,
+            self.config.digest,
+            self.corpus.digest,
+            self.corpus.layout.vocabulary_size,
+            sizes.embedding,
+            sizes.units,
+        )
+
+    def latest_state(self) -> ServerState:
+        """The newest checkpoint's state, or a new model's where there is none."""
+        newest = checkpoint.latest(self.path / "checkpoints")
+        if newest is None:
+            return federated.init(self.corpus.layout.vocabulary_size, self.config.model, self.config.seed)
+        return self.load(newest)
+
+    def load(self, path: Path) -> ServerState:
+        """A checkpoint of this run.
+
+        Raises:
+            InputError: it is damaged, of another model, of another configuration, or of another corpus.
+        """
+        state, found = checkpoint.load(path)
+        sizes = ("vocabulary_size", "embedding", "units")
+        ours, theirs = self.provenance, found
+        if any(getattr(ours, name) != getattr(theirs, name) for name in sizes):
+            raise InputError(
+                f"{path}: a checkpoint of another model ("
+                + ", ".join(f"{name} {getattr(theirs, name):,}" for name in sizes)
+                + f"); {self.path} has "
+                + ", ".join(f"{name} {getattr(ours, name):,}" for name in sizes)
+            )
+        if ours.corpus != theirs.corpus:
+            raise InputError(
+                f"{path}: trained on another corpus than {self.config.data.corpus} is now; restore it or train again"
+            )
+        if ours.config != theirs.config:
+            raise InputError(f"{path}: trained with other settings than {self.path / 'config.toml'}; name its own run")
+        return state
+
+    def save(self, state: ServerState) -> Path:
+        """Write a checkpoint, then remove older ones that are neither evaluated nor the newest."""
+        folder = self.path / "checkpoints"
+        path = checkpoint.save(folder, state, self.provenance)
+        for older in folder.glob(f"*{checkpoint.SUFFIX}"):
+            if older.name < path.name and not self.is_evaluated_at(int(older.stem.removeprefix("round-"))):
+                older.unlink()
+        return path
+
+    def is_evaluated_at(self, round_: int) -> bool:
+        """Whether the schedule asks for an evaluation after that many rounds."""
+        return round_ % self.config.evaluation.every == 0 or round_ == self.config.training.rounds
+
+    def is_saved_at(self, round_: int) -> bool:
+        return self.is_evaluated_at(round_) or round_ % self.config.system.checkpoint_every == 0
+
+    def unevaluated(self) -> list[Path]:
+        """Checkpoints that the schedule wants evaluated and that have no rows yet, oldest first."""
+        return [
+            path
+            for path in sorted((self.path / "checkpoints").glob(f"*{checkpoint.SUFFIX}"))
+            if self.is_evaluated_at(int(path.stem.removeprefix("round-")))
+            and not (self.path / "rows" / f"{path.stem}.parquet").exists()
+        ]
+
+    def mark(self, status: Status, round_: int, reason: str | None = None) -> None:
+        """Write run.json."""
+        self._write_status(status, round_, reason, self.name)
+
+    def _write_status(self, status: Status, round_: int, reason: str | None, name: str) -> None:
+        about = {"name": name, "setting": self.config.setting, "status": status, "reason": reason}
+        write_json(self.path / "run.json", {**about, "round": round_, "rounds": self.config.training.rounds})
+
+    def log_round(self, **values: Any) -> None:
+        """Append a line to rounds.jsonl."""
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+
+def evaluate_checkpoint(run: Path, path: str | Path, device: str = "cpu") -> list[Row]:
+    """Measure a checkpoint and store its rows in the run; measuring it again changes nothing.
+
+    Raises:
+        InputError: the checkpoint is not the run's, or the corpus changed since.
+        Diverged: its parameters are not finite.
+    """
+    opened = Run.open(Path(run))
+    state = opened.load(Path(path))
+    model = checkpoint.model_of(opened.provenance)
+    model.load_state_dict(state.params)
+    rows = evaluate(
+        model.to(torch.device(device)),
+        opened.canaries,
+        opened.corpus.split("test"),
+        opened.config.evaluation,
+        opened.config.seed,
+        opened.name,
+        state.round,
+    )
+    write_rows(opened.path, state.round, rows)
+    return rows

@@ -1,0 +1,93 @@
+"""Both Flower apps on Ray in this process: the one place that starts Ray and Flower's simulation."""
+
+import importlib
+import logging
+import os
+import warnings
+from threading import Event
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from flsim.errors import InputError, RunFailed
+from flsim.runs import Run
+from server import rounds
+
+
+def simulate(run: Run, address: str | None = None) -> None:
+    """Train a run on Ray, with a Flower node per shard.
+
+    Ray is initialised here, in the main thread, before Flower: a Ray call in the server's thread would race with
+    Flower's own initialisation.
+
+    Args:
+        run: the run; it says the number of shards and the resources of a client.
+        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
+
+    Raises:
+        InputError: no cluster at that address, or no node of it can hold a client.
+        RunFailed: as `server.rounds.train`.
+    """
+    _connect(address)
+    system = run.config.system
+    resources = {
+        "num_cpus": system.cpus_per_client,
+        "num_gpus": system.gpus_per_client,
+        # A client process that dies is replaced and its task done again; without this the pool stays poisoned.
+        "max_restarts": -1,
+        "max_task_retries": 2,
+    }
+    _check_resources(resources)
+    stop = Event()
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 (Flower's signature)
+        rounds.train(grid, run, stop)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run_simulation(
+                server_app,
+                importlib.import_module("clients.app").app,
+                num_supernodes=system.shards,
+                backend_config={"client_resources": resources},
+            )
+    except KeyboardInterrupt:
+        raise RunFailed("interrupted; `flsim run --resume` continues from the newest checkpoint") from None
+    finally:
+        stop.set()
+        ray.shutdown()
+
+
+def _connect(address: str | None) -> None:
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    options = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is None:
+            ray.init(include_dashboard=False, **options)
+        else:
+            ray.init(address=address, **options)
+    except (ConnectionError, ValueError) as error:
+        raise InputError(
+            f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
+        ) from error
+
+
+def _check_resources(client: dict[str, float]) -> None:
+    """Raises InputError where Flower's pool would come out empty."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fits = any(node.get("CPU", 0) >= client["num_cpus"] and node.get("GPU", 0) >= client["num_gpus"] for node in nodes)
+    if not fits:
+        ray.shutdown()
+        raise InputError(
+            f"a client needs {client['num_cpus']:g} CPUs and {client['num_gpus']:g} GPUs; no Ray node has them; lower "
+            f"system.cpus_per_client or system.gpus_per_client"
+        )

@@ -1,0 +1,167 @@
+"""The loop of rounds, as in the paper's Algorithm 1: draw a cohort, train it, sum, step, save, have it evaluated.
+
+It is not Flower's Strategy: that averages the replies that it got and goes on; here a missing one fails the run.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from threading import Event
+
+from flsim.evaluation.service import EvaluationService
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flsim import federated
+from flsim.errors import Diverged, RunFailed
+from flsim.federated import ServerState
+from flsim.progress import progress
+from flsim.runs import Run, evaluate_checkpoint
+from flsim.sampling import fixed_size_cohort, shard_ranges
+from flsim.train.update import UpdateSum
+from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_request
+
+POLL = 0.005  # seconds; Grid.send_and_receive would sleep 0.1
+EVALUATION_DEADLINE = 24 * 3600.0  # seconds to wait, after the last round, for what is still being evaluated
+
+
+def train(grid: Grid, run: Run, stop: Event) -> ServerState:
+    """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
+
+    Args:
+        grid: Flower's message layer, with a node per shard.
+        run: the run; its status, checkpoints, rows and log are kept up to date.
+        stop: set from outside to end after the current poll.
+
+    Raises:
+        Diverged: values that are not finite; names the round and the last good checkpoint.
+        RunFailed: a shard kept failing, an evaluation failed, or `stop` was set.
+    """
+    settings = run.config.system
+    evaluation = EvaluationService(partial(evaluate_checkpoint, run.path), num_gpus=settings.gpus_for_evaluation)
+    state = run.latest_state()
+    send = partial(exchange, grid, wait_for_nodes(grid, settings.shards, settings.deadline), stop)
+    try:
+        state = train_rounds(
+            run, state, partial(send, deadline=settings.deadline, retries=settings.retries), evaluation
+        )
+        with progress(f"{run.name}: waiting for evaluations", 1) as advance:
+            evaluation.drain(EVALUATION_DEADLINE)
+            advance(1)
+    except Diverged as error:
+        newest = max((run.path / "checkpoints").glob("round-*"), default=None)
+        reason = f"{error}; last good checkpoint: {newest or 'none'}"
+        evaluation.drain(EVALUATION_DEADLINE)
+        run.mark("diverged", state.round, reason)
+        raise Diverged(reason) from error
+    except BaseException as error:
+        run.mark("failed", state.round, str(error) or type(error).__name__)
+        raise
+    finally:
+        evaluation.close()
+    run.mark("completed", state.round)
+    return state
+
+
+Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
+
+
+def train_rounds(run: Run, state: ServerState, send: Send, evaluation: EvaluationService) -> ServerState:
+    """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
+    rounds = run.config.training.rounds
+    for path in run.unevaluated():
+        evaluation.submit(path)
+    with progress(run.name, rounds, start=state.round) as advance:
+        while state.round < rounds:
+            began = time.monotonic()
+            replies = send(requests(run, state))
+            total = reduce(UpdateSum.merge, (reply.update for reply in replies), UpdateSum.zero(state.params))
+            state = federated.apply(state, total, run.config.training)
+            if run.is_saved_at(state.round):
+                path = run.save(state)
+                run.mark("running", state.round)
+                if run.is_evaluated_at(state.round):
+                    evaluation.submit(path)
+            evaluation.poll()
+            loss = total.loss / max(total.tokens, 1)
+            run.log_round(
+                round=state.round,
+                loss=loss,
+                users=total.users,
+                examples=int(total.weight),
+                seconds=round(time.monotonic() - began, 3),
+                workers=sorted({reply.worker for reply in replies}),
+            )
+            advance(state.round, f"loss {loss:.3f}")
+    return state
+
+
+def requests(run: Run, state: ServerState) -> list[RoundRequest]:
+    """One request per shard that holds users of this round's cohort, in shard order."""
+    population = len(run.users)
+    cohort = fixed_size_cohort(run.config.seed, state.round, population, run.config.training.cohort)
+    return [
+        RoundRequest(str(run.path.resolve()), run.config.digest, state.round, shard, users, state.params)
+        for shard, (first, last) in enumerate(shard_ranges(population, run.config.system.shards))
+        if len(users := cohort[(first <= cohort) & (cohort < last)])
+    ]
+
+
+def exchange(
+    grid: Grid, nodes: Sequence[int], stop: Event, asked: Sequence[RoundRequest], deadline: float, retries: int
+) -> list[ShardReply]:
+    """Send each request to its shard's node and collect all replies, in the requests' order.
+
+    A shard that answers with an error, or not within `deadline` seconds, is asked again, at most `retries` times.
+
+    Raises:
+        RunFailed: a shard failed each time, with its last reason; or `stop` was set.
+    """
+    replies: dict[int, ShardReply] = {}
+    for _ in range(1 + retries):
+        missing = [request for request in asked if request.shard not in replies]
+        if not missing:
+            break
+        failures = _ask(grid, nodes, stop, missing, deadline, replies)
+    if failures:
+        shard, reason = min(failures.items())
+        raise RunFailed(f"round {asked[0].round + 1}: shard {shard} failed {1 + retries} times, last with: {reason}")
+    return [replies[request.shard] for request in asked]
+
+
+def _ask(
+    grid: Grid,
+    nodes: Sequence[int],
+    stop: Event,
+    asked: Sequence[RoundRequest],
+    deadline: float,
+    replies: dict[int, ShardReply],
+) -> dict[int, str]:
+    """One attempt: fills `replies`, returns the reasons of the shards that failed."""
+    messages = [
+        Message(encode_request(request), dst_node_id=nodes[request.shard], message_type="train") for request in asked
+    ]
+    shard_of = dict(zip(grid.push_messages(messages), (request.shard for request in asked), strict=True))
+    failures: dict[int, str] = {}
+    until = time.monotonic() + deadline
+    while shard_of and time.monotonic() < until:
+        if stop.is_set():
+            raise RunFailed("interrupted; `flsim run --resume` continues from the newest checkpoint")
+        for message in grid.pull_messages(list(shard_of)):
+            shard = shard_of.pop(message.metadata.reply_to_message_id)
+            if message.has_error():
+                failures[shard] = message.error.reason or f"Flower error {message.error.code}"
+            else:
+                replies[shard] = decode_reply(message.content)
+        time.sleep(POLL)
+    return failures | dict.fromkeys(shard_of.values(), f"no reply within {deadline:g} s")
+
+
+def wait_for_nodes(grid: Grid, shards: int, deadline: float) -> list[int]:
+    """Ids of as many nodes as there are shards, in ascending order."""
+    until = time.monotonic() + deadline
+    while len(nodes := sorted(grid.get_node_ids())) < shards:
+        if time.monotonic() > until:
+            raise RunFailed(f"only {len(nodes)} of {shards} Flower nodes came up within {deadline:g} s")
+        time.sleep(POLL)
+    return nodes[:shards]
