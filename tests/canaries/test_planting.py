@@ -1,0 +1,265 @@
+"""Planting fits its Binomial expectations, resolves collisions fairly, and never loses a record."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from flsim.canaries.planting import Overlay, Planting, draw_canaries, occurring, plant
+from flsim.canaries.population import Population, make_twin, open_population, write_population
+from flsim.canaries.spec import Canary, CanaryHParams, configurations
+from flsim.data.corpus import Corpus, Split
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.errors import InputError
+
+MakeCorpus = Callable[..., Corpus]
+
+
+def split_of(users: int, records: int, words: int = 8, vocabulary_size: int = 1_000, seed: int = 0) -> Split:
+    """A split in memory: every user has `records` records of `words` random words."""
+    tokens = np.random.default_rng(seed).integers(1, vocabulary_size - 4, users * records * words, endpoint=True)
+    return Split(
+        Layout(vocabulary_size),
+        tokens.astype(np.uint16),
+        np.arange(users * records + 1) * words,
+        np.arange(users + 1) * records,
+        Path("nowhere"),
+    )
+
+
+def canaries_of(*pairs: tuple[float, float], length: int = 5) -> tuple[Canary, ...]:
+    return tuple(Canary(f"c{i}", tuple(range(1 + i, 1 + i + length)), p_u, p_e) for i, (p_u, p_e) in enumerate(pairs))
+
+
+def population_of(split: Split, planting: Planting) -> Population:
+    return Population(split, tuple(np.array(c.tokens, np.uint16) for c in planting.canaries), planting.overlay)
+
+
+def test_sharers_and_insertions_fit_their_binomial_expectations() -> None:
+    """10,000 users of 50 records, 90 canaries. Where planting is right each p-value is uniform, so each of the two
+    Kolmogorov-Smirnov tests rejects falsely once in 10,000 seeds; the seed is fixed."""
+    users, records = 10_000, 50
+    grid = [(p_u, p_e) for p_u in (0.02, 0.006, 0.002) for p_e in (0.01, 0.1, 1.0) for _ in range(10)]
+    planting = plant(split_of(users, records, words=1), canaries_of(*grid), seed=1)
+    sharer_p, insertion_p = [], []
+    for index, (p_u, p_e) in enumerate(grid):
+        sharer_p.append(randomized_cdf(stats.binom(users, p_u), planting.planned_sharers[index], index))
+        if p_e < 1:
+            draws = planting.planned_sharers[index] * records
+            insertion_p.append(randomized_cdf(stats.binom(draws, p_e), planting.planned_insertions[index], index))
+        else:
+            assert planting.planned_insertions[index] == planting.planned_sharers[index] * records
+    assert stats.kstest(sharer_p, "uniform").pvalue > 1e-4
+    assert stats.kstest(insertion_p, "uniform").pvalue > 1e-4
+
+
+def randomized_cdf(law: stats.rv_discrete, value: int, seed: int) -> float:
+    """Uniform on [0, 1] exactly, though the law is discrete."""
+    return float(law.cdf(value) - np.random.default_rng(seed).random() * law.pmf(value))
+
+
+def test_expected_insertions_at_paper_like_frequencies() -> None:
+    """The mean over canaries is p_u p_e records, within four standard errors (false alarm 1 in 16,000; fixed seed)."""
+    users, records, p_u, p_e = 10_000, 50, 0.005, 0.1
+    planting = plant(split_of(users, records, words=1), canaries_of(*[(p_u, p_e)] * 60), seed=2)
+    expected = users * p_u * records * p_e
+    variance = users * p_u * (records * p_e * (1 - p_e) + (1 - p_u) * (records * p_e) ** 2)
+    standard_error = (variance / 60) ** 0.5
+    assert abs(planting.planned_insertions.mean() - expected) < 4 * standard_error
+
+
+def test_roster_counts_are_what_users_hold() -> None:
+    split = split_of(200, 20)
+    planting = plant(split, canaries_of((0.1, 0.5), (0.2, 1.0), (0.3, 0.1)), seed=3)
+    population = population_of(split, planting)
+    held = [Counter(tuple(record.tolist()) for record in population[user]) for user in range(len(population))]
+    for index, canary in enumerate(planting.canaries):
+        assert planting.insertions[index] == sum(counts[canary.tokens] for counts in held)
+        assert planting.sharers[index] == sum(canary.tokens in counts for counts in held)
+        assert planting.insertions[index] <= planting.planned_insertions[index]
+        assert planting.sharers[index] <= planting.planned_sharers[index]
+
+
+def test_records_without_a_canary_are_untouched() -> None:
+    split = split_of(50, 10)
+    planting = plant(split, canaries_of((0.5, 0.3)), seed=4)
+    population = population_of(split, planting)
+    replaced = set(planting.overlay.records.tolist())
+    for user in range(50):
+        for position, (planted, original) in enumerate(zip(population[user], split[user], strict=True)):
+            if user * 10 + position not in replaced:
+                np.testing.assert_array_equal(planted, original)
+            else:
+                assert tuple(planted.tolist()) == planting.canaries[0].tokens
+
+
+def test_a_contested_record_goes_to_each_claimant_equally_often() -> None:
+    """Two canaries claim all 20,000 records: Binomial(20,000, 1/2), two-sided p above 1e-4 (fixed seed)."""
+    planting = plant(split_of(1_000, 20, words=1), canaries_of((1.0, 1.0), (1.0, 1.0)), seed=5)
+    assert planting.planned_insertions.tolist() == [20_000, 20_000]
+    assert planting.insertions.sum() == 20_000
+    assert stats.binomtest(int(planting.insertions[0]), 20_000, 0.5).pvalue > 1e-4
+
+
+def test_planting_depends_on_the_seed_alone() -> None:
+    split = split_of(100, 10)
+    canaries = canaries_of((0.3, 0.3), (0.1, 1.0))
+    first, again, other = (plant(split, canaries, seed) for seed in (6, 6, 7))
+    np.testing.assert_array_equal(first.overlay.records, again.overlay.records)
+    np.testing.assert_array_equal(first.overlay.canaries, again.overlay.canaries)
+    assert first.overlay.records.tolist() != other.overlay.records.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=2, max_size=12),
+    p_u=st.sampled_from([0.2, 0.7, 1.0]),
+    p_e=st.sampled_from([0.1, 0.5, 1.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_the_twin_is_a_permutation_of_the_planted_records(sizes: list[int], p_u: float, p_e: float, seed: int) -> None:
+    """No record and no canary copy is lost, gained or cut, whatever the users' sizes."""
+    rng = np.random.default_rng(seed)
+    records = [[rng.integers(1, 96, rng.integers(1, 20)).tolist() for _ in range(size)] for size in sizes]
+    flat = Records.of([record for user in records for record in user])
+    split = Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *sizes]), Path("nowhere"))
+    planting = plant(split, canaries_of((p_u, p_e), (p_u, 0.5)), seed)
+    real = population_of(split, planting)
+    twin = Population(split, real.phrases, real.overlay, make_twin(split, planting, seed))
+    assert len(twin) == len(real)
+    everything = [
+        Counter(tuple(record.tolist()) for user in range(len(world)) for record in world[user])
+        for world in (real, twin)
+    ]
+    assert everything[0] == everything[1]
+    indices = np.concatenate([twin.record_indices(user) for user in range(len(twin))])
+    assert sorted(indices.tolist()) == list(range(split.records))
+
+
+def test_synthetic_users_of_the_twin_have_equal_numbers_of_words() -> None:
+    """Each is within one record (20 words at most) of the mean on either side."""
+    split = split_of(100, 50, words=7)
+    planting = plant(split, canaries_of((0.2, 0.5)), seed=8)
+    twin = Population(split, population_of(split, planting).phrases, planting.overlay, make_twin(split, planting, 8))
+    words = np.array([twin[user].words for user in range(100)])
+    assert abs(words - words.mean()).max() <= 20
+
+
+def test_the_twin_scatters_a_sharers_copies() -> None:
+    split = split_of(200, 50)
+    planting = plant(split, canaries_of((0.01, 1.0)), seed=9)
+    real = population_of(split, planting)
+    twin = Population(split, real.phrases, real.overlay, make_twin(split, planting, 9))
+    phrase = planting.canaries[0].tokens
+    holders = [sum(any(tuple(r.tolist()) == phrase for r in world[u]) for u in range(200)) for world in (real, twin)]
+    assert holders[0] == planting.sharers[0]
+    assert holders[1] > 5 * holders[0]
+
+
+def test_a_phrase_that_occurs_is_drawn_again(make_corpus: MakeCorpus) -> None:
+    """The canary drawn first is put into the corpus, in each split in turn; the second draw must differ."""
+    clean = make_corpus([[[1, 2]]], vocabulary_size=200, name="clean")
+    hparams = CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=1)
+    first = draw_canaries(clean, hparams, seed=0)[0].tokens
+    for split in ("train", "test", "heldout"):
+        users = {"train": [[[1, 2]]], split: [[[3, *first, 4], [5]]]}
+        corpus = make_corpus(vocabulary_size=200, name=split, **users)
+        second = draw_canaries(corpus, hparams, seed=0)[0].tokens
+        assert second != first
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    records=st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=20),
+    phrases=st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=5),
+    chunk=st.integers(1, 20),
+)
+def test_occurring_equals_a_search_record_by_record(
+    records: list[list[int]], phrases: list[tuple[int, ...]], chunk: int
+) -> None:
+    flat = Records.of(records)
+    split = Split(Layout(8), flat.tokens, flat.offsets, np.array([0, len(records)]), Path("nowhere"))
+    naive = {p for p in phrases for r in records if any(tuple(r[i : i + 3]) == p for i in range(len(r) - 2))}
+    assert occurring(split, phrases, chunk) == naive
+
+
+def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: MakeCorpus) -> None:
+    corpus = make_corpus([[[1]]], vocabulary_size=6)  # two words: four phrases of two
+    four = CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=4, length=2)
+    assert len({canary.tokens for canary in draw_canaries(corpus, four, seed=0)}) == 4
+    with pytest.raises(InputError, match="no 5 different phrases"):
+        draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=5, length=2), seed=0)
+
+
+def test_a_canary_that_records_would_cut_is_refused(make_corpus: MakeCorpus) -> None:
+    corpus = make_corpus([[[1]]], record_words=4, vocabulary_size=100)
+    with pytest.raises(InputError, match="canaries of 5 words would be cut: records of this corpus hold 4"):
+        draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=1), seed=0)
+
+
+def test_canary_words_are_uniform_over_the_vocabularys_words(make_corpus: MakeCorpus) -> None:
+    """Chi-squared over 8 words and 5,000 draws, rejected falsely once in 10,000 (fixed seed); no special tokens."""
+    corpus = make_corpus([[[1]]], vocabulary_size=12)
+    hparams = CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=1_000, length=5)
+    counts = Counter(token for canary in draw_canaries(corpus, hparams, seed=0) for token in canary.tokens)
+    assert set(counts) == set(range(1, 9))
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-4
+
+
+def test_the_papers_grid_has_90_canaries() -> None:
+    grid = configurations(CanaryHParams())
+    assert len(grid) == 90
+    assert Counter(Counter(grid).values()) == {10: 9}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"p_e": (1.5,)}, r"p_e must be a probability above 0 and at most 1, found 1\.5"),
+        ({"p_u": (0.0,)}, "p_u must be a probability"),
+        ({"p_u": (float("nan"),)}, "p_u must be a probability"),
+        ({"p_u": (0.1, 0.1)}, "p_u must list different"),
+        ({"p_e": ()}, "p_e must list different"),
+        ({"count": 0}, "count must be at least 1, found 0"),
+        ({"length": 1}, "length must be at least 2"),
+    ],
+)
+def test_bad_specs_are_refused(change: dict[str, tuple[float, ...]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CanaryHParams(**change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+def test_a_population_reads_back_as_written(
+    make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]], tmp_path: Path, world: str
+) -> None:
+    corpus = make_corpus(random_users(12, 6, 96), vocabulary_size=100)
+    planting = plant(corpus.split("train"), canaries_of((0.5, 0.5), (0.3, 1.0)), seed=1)
+    write_population(tmp_path, corpus, planting, world, seed=1)  # type: ignore[arg-type]
+    population, canaries = open_population(tmp_path, corpus)
+    assert canaries == planting.canaries
+    expected = population_of(corpus.split("train"), planting)
+    if world == "iid":
+        twin = make_twin(corpus.split("train"), planting, seed=1)
+        expected = Population(expected.split, expected.phrases, expected.overlay, twin)
+    for user in range(12):
+        np.testing.assert_array_equal(population[user].tokens, expected[user].tokens)
+        np.testing.assert_array_equal(population[user].offsets, expected[user].offsets)
+
+
+def test_a_population_refuses_another_corpus(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    corpus, other = make_corpus([[[1]]], name="one"), make_corpus([[[2]]], name="two")
+    write_population(tmp_path, corpus, plant(corpus.split("train"), canaries_of((1.0, 1.0)), 0), "non-iid", 0)
+    with pytest.raises(InputError, match="changed since canaries were planted"):
+        open_population(tmp_path, other)
+
+
+def test_an_empty_overlay_replaces_nothing() -> None:
+    nothing = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
+    assert nothing.canary_of(np.arange(3)).tolist() == [-1, -1, -1]

@@ -1,0 +1,57 @@
+"""Fixtures: small corpora that tests write themselves."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.files import new_folder
+
+MakeCorpus = Callable[..., Corpus]
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_corpus(tmp_path: Path) -> MakeCorpus:
+    """Write a corpus: `train`, `heldout` and `test` are lists of users, each a list of records, each a list of ids."""
+
+    def make(
+        train: Sequence[list[list[int]]],
+        test: Sequence[list[list[int]]] = (),
+        heldout: Sequence[list[list[int]]] = (),
+        vocabulary_size: int = 12,
+        record_words: int = 20,
+        name: str = "corpus",
+    ) -> Corpus:
+        layout = Layout(vocabulary_size, record_words)
+        words = tuple(f"w{index}" for index in range(layout.words))
+        vocabulary = Vocabulary(words, tuple(range(layout.words, 0, -1)))
+        path = tmp_path / name
+        with new_folder(path) as folder, CorpusWriter(folder, vocabulary, layout) as writer:
+            for split, users in (("train", train), ("heldout", heldout), ("test", test)):
+                for index, records in enumerate(users):
+                    writer.splits[split].add(f"{split}{index}", Records.of(records))
+            writer.finish(dropped={}, sources=[], parameters={})
+        return Corpus.open(path, verify=True)
+
+    return make
+
+
+@pytest.fixture
+def random_users() -> Callable[..., list[list[list[int]]]]:
+    """Users with random records of 1 to 9 words."""
+
+    def make(users: int, records: int, words: int, seed: int = 0) -> list[list[list[int]]]:
+        rng = np.random.default_rng(seed)
+        return [
+            [rng.integers(1, words, rng.integers(1, 9), endpoint=True).tolist() for _ in range(records)]
+            for _ in range(users)
+        ]
+
+    return make

@@ -1,0 +1,201 @@
+"""Local training against an independent loop, and the laws of sums of updates."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.errors import Diverged, InputError
+from flsim.federated import FedAvgHParams, ServerState, apply, init
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.rng import stream
+from flsim.train.local import LocalHParams, local_batches, train_cohort
+from flsim.train.update import UpdateSum
+
+LAYOUT = Layout(12, record_words=6)
+SIZES = ModelHParams(embedding=3, units=5)
+
+
+class InMemory:
+    """A population of given users."""
+
+    layout = LAYOUT
+
+    def __init__(self, users: list[list[list[int]]]) -> None:
+        self.users = users
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __getitem__(self, user: int) -> Records:
+        return Records.of(self.users[user])
+
+
+def model_of(seed: int = 0) -> CIFGLanguageModel:
+    return CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(seed).double()
+
+
+def naive_loss(p: Params, records: list[list[int]]) -> tuple[Tensor, int]:
+    """Mean cross-entropy, record by record and word by word from the equations; no padding, no batching."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    units = p["projection"].shape[0]
+    for words in records:
+        sequence = [LAYOUT.bos, *words, *([LAYOUT.eos] if len(words) < LAYOUT.record_words else [])]
+        r = torch.zeros(p["projection"].shape[1], dtype=torch.float64)
+        c = torch.zeros(units, dtype=torch.float64)
+        for word, following in itertools.pairwise(sequence):
+            z = p["embedding"][word] @ p["input_weight"] + r @ p["recurrent_weight"] + p["gate_bias"]
+            f, o, g = torch.sigmoid(z[:units]), torch.sigmoid(z[units : 2 * units]), torch.tanh(z[2 * units :])
+            c = f * c + (1 - f) * g
+            r = (o * torch.tanh(c)) @ p["projection"]
+            total = total - torch.log_softmax(p["embedding"] @ r + p["output_bias"], 0)[following]
+            count += 1
+    return total / count, count
+
+
+def naive_user(
+    model: CIFGLanguageModel, records: list[list[int]], hparams: LocalHParams, seed: int, user: int
+) -> Params:
+    params = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
+    rng = stream(seed, "local", 0, user)
+    for _ in range(hparams.epochs):
+        order = rng.permutation(len(records))
+        for first in range(0, len(records), hparams.batch_size):
+            chosen = [records[i] for i in order[first : first + hparams.batch_size]]
+            gradients = torch.autograd.grad(naive_loss(params, chosen)[0], list(params.values()))
+            params = {
+                name: (value - hparams.learning_rate * gradient).detach().requires_grad_()
+                for (name, value), gradient in zip(params.items(), gradients, strict=True)
+            }
+    return {name: params[name].detach() - value for name, value in model.named_parameters()}
+
+
+records_strategy = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), max_size=7)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    users=st.lists(records_strategy, min_size=1, max_size=4),
+    epochs=st.integers(1, 2),
+    batch_size=st.integers(1, 8),
+    seed=st.integers(0, 100),
+)
+def test_the_engine_equals_a_loop_over_words(
+    users: list[list[list[int]]], epochs: int, batch_size: int, seed: int
+) -> None:
+    """Unequal lengths, empty users and users smaller than a batch included: padding leaks nowhere. float64, 1e-10."""
+    hparams = LocalHParams(epochs, batch_size, learning_rate=0.5)
+    model = model_of()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    total = train_cohort(model, InMemory(users), range(len(users)), hparams, seed, 0)
+    for name in before:
+        expected = sum(
+            (
+                len(records) * naive_user(model, records, hparams, seed, user)[name]
+                for user, records in enumerate(users)
+            ),
+            torch.zeros_like(before[name]),
+        )
+        torch.testing.assert_close(total.delta[name], expected, rtol=0, atol=1e-10)
+        assert torch.equal(model.state_dict()[name], before[name])
+    assert total.weight == sum(len(records) for records in users)
+    assert total.users == len(users)
+
+
+def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
+    records = [[1, 2], [3, 4, 5]]
+    model = model_of()
+    loss, count = naive_loss({n: v.detach() for n, v in model.named_parameters()}, records)
+    total = train_cohort(model, InMemory([records]), [0], LocalHParams(batch_size=2), 0, 0)
+    assert total.tokens == count == 7
+    assert total.loss == pytest.approx(float(loss) * count, abs=1e-12)
+
+
+def test_one_user_in_one_batch_is_one_step_of_gradient_descent() -> None:
+    """FedAvg with server learning rate 1 is then plain SGD."""
+    records = [[1, 2], [3, 4, 5], [9]]
+    model = model_of()
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    total = train_cohort(model, InMemory([records]), [0], LocalHParams(batch_size=3, learning_rate=0.1), 0, 0)
+    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+    gradients = torch.autograd.grad(naive_loss(leaves, records)[0], list(leaves.values()))
+    after = apply(ServerState(0, params), total, FedAvgHParams())
+    for (name, value), gradient in zip(params.items(), gradients, strict=True):
+        torch.testing.assert_close(after.params[name], value - 0.1 * gradient, rtol=0, atol=1e-12)
+    assert after.round == 1
+
+
+def test_any_grouping_into_shards_gives_the_same_sum(random_users: Callable[..., list[list[list[int]]]]) -> None:
+    users = InMemory(random_users(9, 5, 8))
+    model, hparams = model_of().float(), LocalHParams(batch_size=2)
+    whole = train_cohort(model, users, range(9), hparams, 0, 3)
+    for cuts in ([3, 6], [1], [2, 4, 8]):
+        bounds = [0, *cuts, 9]
+        parts = [train_cohort(model, users, range(a, b), hparams, 0, 3) for a, b in itertools.pairwise(bounds)]
+        total = UpdateSum.zero(dict(model.named_parameters()))
+        for part in parts:
+            total = total.merge(part)
+        for name, value in whole.delta.items():
+            torch.testing.assert_close(total.delta[name], value, rtol=1e-13, atol=1e-13)
+        assert (total.weight, total.users, total.tokens) == (whole.weight, whole.users, whole.tokens)
+
+
+def test_zero_is_the_identity_of_merge() -> None:
+    update = train_cohort(model_of(), InMemory([[[1, 2]]]), [0], LocalHParams(), 0, 0)
+    zero = UpdateSum.zero(update.delta)
+    for merged in (update.merge(zero), zero.merge(update)):
+        assert merged.weight == update.weight
+        assert merged.loss == update.loss
+        assert all(torch.equal(merged.delta[name], value) for name, value in update.delta.items())
+
+
+def test_a_user_without_records_changes_nothing_and_a_cohort_of_them_neither() -> None:
+    total = train_cohort(model_of(), InMemory([[], []]), [0, 1], LocalHParams(), 0, 0)
+    assert (total.weight, total.users, total.tokens) == (0.0, 2, 0)
+    state = init(LAYOUT.vocabulary_size, SIZES, 0)
+    after = apply(state, total, FedAvgHParams())
+    assert all(torch.equal(after.params[name], value) for name, value in state.params.items())
+
+
+def test_batches_are_all_records_once_an_epoch_in_a_new_order() -> None:
+    records = Records.of([[1 + i % 8] for i in range(10)])
+    for epochs in (1, 3):
+        batches = list(local_batches(records, LAYOUT, LocalHParams(epochs, 4), stream(0, "t")))
+        assert [len(b.inputs) for b in batches] == [4, 4, 2] * epochs
+        for epoch in range(epochs):
+            seen = np.concatenate([b.targets[:, 0] for b in batches[3 * epoch : 3 * epoch + 3]])
+            assert sorted(seen.tolist()) == sorted(record[0] for record in records)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_stop_the_run(value: float) -> None:
+    state = init(LAYOUT.vocabulary_size, SIZES, 0)
+    total = UpdateSum.zero(state.params)
+    total.delta["gate_bias"][3] = value
+    with pytest.raises(Diverged, match=r"round 1: local training gave values that are not finite"):
+        apply(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1), FedAvgHParams())
+    with pytest.raises(Diverged, match="round 1"):
+        apply(state, UpdateSum(UpdateSum.zero(state.params).delta, 1.0, 1, value, 1), FedAvgHParams())
+
+
+def test_a_finite_update_that_overflows_the_model_stops_the_run() -> None:
+    state = init(LAYOUT.vocabulary_size, SIZES, 0)
+    total = UpdateSum.zero(state.params)
+    total.delta["gate_bias"][0] = 1e39  # finite in float64, not in float32
+    with pytest.raises(Diverged, match="round 1: the averaged model overflows"):
+        apply(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1), FedAvgHParams())
+
+
+@pytest.mark.parametrize(
+    "change", [{"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}]
+)
+def test_bad_settings_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(change))} must be"):
+        LocalHParams(**change)  # type: ignore[arg-type]
