@@ -1,0 +1,144 @@
+"""What is measured of one model: every canary by RS, exposure and BS, and the model's utility."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flsim.canaries.spec import Canary
+from flsim.data.records import Users
+from flsim.data.vocabulary import Layout
+from flsim.errors import Diverged, InputError
+from flsim.evaluation.utility import utility
+from flsim.memorization.beam_search import beam_search
+from flsim.memorization.exposure import exposure
+from flsim.memorization.random_sampling import random_sampling, references
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.results.rows import Row
+from flsim.rng import stream
+
+
+@dataclass(frozen=True)
+class EvaluationHParams:
+    """How a model is measured; the defaults are the paper's (section 4.1, "Evaluation Methods").
+
+    Attributes:
+        references: |R|, number of random continuations that a canary is ranked among.
+        beam_width: of Beam Search.
+        prefix: number of a canary's words that the attacker knows.
+        test_users: utility is measured on this many test users, drawn once from the seed; on all where there are fewer,
+            or where it is None.
+    """
+
+    references: int = 2_000_000
+    beam_width: int = 5
+    prefix: int = 1
+    test_users: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("references", "beam_width", "prefix", "test_users"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, found {value}")
+
+
+def evaluate(
+    model: CIFGLanguageModel,
+    canaries: Sequence[Canary],
+    test: Users,
+    hparams: EvaluationHParams,
+    seed: int,
+    run: str,
+    round: int,
+) -> list[Row]:
+    """All measurements of one model, as a function of the arguments alone; the order of canaries does not matter.
+
+    R is one draw from the seed for all canaries, rounds and runs, so that their exposures are paired.
+
+    Args:
+        model: on any device.
+        canaries: what was planted.
+        test: users whose text holds no canary.
+        hparams: how to measure.
+        seed: the experiment's.
+        run: the run's name.
+        round: number of completed rounds.
+
+    Returns:
+        Five rows for each canary, in the order of their ids, then four of the model; see `flsim.results.rows.Row`.
+
+    Raises:
+        Diverged: a parameter or a score is not finite.
+        InputError: a canary is no longer than the prefix, or model and test users do not fit.
+    """
+    _refuse_mismatch(model, canaries, test, hparams)
+    try:
+        _refuse_non_finite(model)
+        of_canaries = _measure_canaries(model, canaries, test.layout, hparams, seed)
+        of_model = _measure_utility(model, test, hparams, seed)
+    except Diverged as error:
+        raise Diverged(f"run {run}, round {round}: {error}") from error
+    of_model["references"] = hparams.references
+    rows = [Row(run, round, name, id_, float(value)) for id_, values in of_canaries for name, value in values.items()]
+    return rows + [Row(run, round, name, "", float(value)) for name, value in of_model.items()]
+
+
+def _refuse_mismatch(
+    model: CIFGLanguageModel, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams
+) -> None:
+    if len(model.embedding) != test.layout.vocabulary_size:
+        raise InputError(
+            f"the model knows {len(model.embedding):,} tokens, but the test users' corpus has "
+            f"{test.layout.vocabulary_size:,}; evaluate it on the corpus that it was trained on"
+        )
+    if not len(test):
+        raise InputError("the corpus has no test users to measure utility on; import it with a larger test split")
+    for canary in canaries:
+        if len(canary.tokens) <= hparams.prefix:
+            raise InputError(
+                f"a prefix of {hparams.prefix} leaves nothing of canary {canary.id}, which has {len(canary.tokens)} "
+                f"words; lower the prefix"
+            )
+
+
+def _refuse_non_finite(model: CIFGLanguageModel) -> None:
+    """A model with NaN compares false with everything: every canary would come out as memorized."""
+    for name, parameter in model.named_parameters():
+        bad = parameter.numel() - int(parameter.isfinite().sum())
+        if bad:
+            raise Diverged(f"{bad:,} of {parameter.numel():,} values of parameter {name} are not finite")
+
+
+def _measure_canaries(
+    model: CIFGLanguageModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams, seed: int
+) -> list[tuple[str, dict[str, float]]]:
+    """(id, metric -> value) of each canary, in the order of ids."""
+    device = model.embedding.device
+    lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
+    drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
+    measured = []
+    for canary in sorted(canaries, key=lambda canary: canary.id):
+        tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
+        prefix, continuation = tokens[: 1 + hparams.prefix], tokens[1 + hparams.prefix :]
+        sampled = random_sampling(model, prefix, continuation, drawn[len(continuation)])
+        found, _ = beam_search(model, prefix, len(continuation), hparams.beam_width, layout)
+        values = {
+            "log_perplexity": sampled.log_perplexity,
+            "rank": sampled.rank,
+            "exposure": exposure(sampled.rank, sampled.references),
+            "rs": float(sampled.memorized),
+            "bs": float(torch.equal(found[0], continuation)),
+        }
+        measured.append((canary.id, values))
+    return measured
+
+
+def _measure_utility(model: CIFGLanguageModel, test: Users, hparams: EvaluationHParams, seed: int) -> dict[str, float]:
+    wanted = min(hparams.test_users or len(test), len(test))
+    chosen = stream(seed, "test users").choice(len(test), wanted, replace=False)
+    measured = utility(model, test, sorted(map(int, chosen)))
+    return {
+        "accuracy": measured.accuracy,
+        "accuracy_all_tokens": measured.accuracy_all_tokens,
+        "perplexity": measured.perplexity,
+    }

@@ -1,0 +1,129 @@
+"""Utility of a model on a population's text: Recall@1 and perplexity, as mergeable sums.
+
+Thakkar et al. (2020), section 4.1, "Evaluation Methods"; words only, as in TensorFlow Federated's benchmarks.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flsim.data.records import Batch, Records, Users, batch
+from flsim.data.vocabulary import Layout
+from flsim.errors import Diverged
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.loss import predictions
+
+POOL_WORDS = 2**16  # records of as many users as hold these are sorted by length together
+LOGITS = 2**22  # logits in one batch
+
+
+@dataclass(frozen=True)
+class Utility:
+    """Sums over targets; ``Utility()`` is the identity of `merge`, which is associative and commutative up to rounding.
+
+    Attributes:
+        cross_entropy: summed, nats.
+        tokens: number of targets, EOS and OOV included.
+        correct_tokens: of these, how many were the model's first choice.
+        words: number of targets that are words.
+        correct_words: of these, how many were the model's first choice.
+    """
+
+    cross_entropy: float = 0.0
+    tokens: int = 0
+    correct_tokens: int = 0
+    words: int = 0
+    correct_words: int = 0
+
+    def merge(self, other: "Utility") -> "Utility":
+        return Utility(
+            self.cross_entropy + other.cross_entropy,
+            self.tokens + other.tokens,
+            self.correct_tokens + other.correct_tokens,
+            self.words + other.words,
+            self.correct_words + other.correct_words,
+        )
+
+    @property
+    def accuracy(self) -> float:
+        """Recall@1 over targets that are words; the first choice is among all tokens. NaN without any."""
+        return self.correct_words / self.words if self.words else math.nan
+
+    @property
+    def accuracy_all_tokens(self) -> float:
+        """Recall@1 over all targets, EOS and OOV included. NaN without any."""
+        return self.correct_tokens / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the mean cross-entropy over all targets; infinite beyond float64. NaN without any."""
+        if not self.tokens:
+            return math.nan
+        try:
+            return math.exp(self.cross_entropy / self.tokens)
+        except OverflowError:
+            return math.inf
+
+
+def utility(model: CIFGLanguageModel, users: Users, chosen: Iterable[int] | None = None) -> Utility:
+    """Measure a model on every record of a population.
+
+    Args:
+        model: the model, on any device.
+        users: the population.
+        chosen: indices of the users to measure on; all where None.
+
+    Raises:
+        Diverged: a cross-entropy is not finite.
+    """
+    total = Utility()
+    for part in _batches(users, range(len(users)) if chosen is None else chosen):
+        total = total.merge(_measure(model, part, users.layout))
+    return total
+
+
+def _measure(model: CIFGLanguageModel, part: Batch, layout: Layout) -> Utility:
+    device = model.embedding.device
+    inputs, targets = (torch.from_numpy(side).to(device) for side in (part.inputs, part.targets))
+    target, nats, choice = predictions(model, inputs, targets, layout.pad)
+    loss = float(nats.double().sum())
+    if not math.isfinite(loss):
+        raise Diverged("a cross-entropy is not finite; the model's values overflow")
+    correct, word = choice == target, (target >= 1) & (target <= layout.words)
+    return Utility(loss, len(target), int(correct.sum()), int(word.sum()), int((correct & word).sum()))
+
+
+def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
+    """All records of the chosen users, those of like length together, so that little is padding."""
+    layout = users.layout
+    positions = max(1, LOGITS // layout.vocabulary_size)
+    for records in _pools(users, chosen):
+        lengths = np.minimum(np.diff(records.offsets) + 1, layout.record_words)
+        order = np.argsort(-lengths, kind="stable")
+        first = 0
+        while first < len(order):
+            last = first + max(1, positions // int(lengths[order[first]]))
+            yield batch(records, order[first:last], layout)
+            first = last
+
+
+def _pools(users: Users, chosen: Iterable[int]) -> Iterator[Records]:
+    """The chosen users' records, joined until there are `POOL_WORDS` words."""
+    pool: list[Records] = []
+    for user in chosen:
+        pool.append(users[user])
+        if sum(records.words for records in pool) >= POOL_WORDS:
+            yield _join(pool)
+            pool = []
+    if pool:
+        yield _join(pool)
+
+
+def _join(pool: list[Records]) -> Records:
+    lengths: list[NDArray[np.int64]] = [np.diff(records.offsets) for records in pool]
+    offsets = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
+    return Records(np.concatenate([records.tokens for records in pool]), offsets)
