@@ -37,6 +37,11 @@ def checkpoint_name(round_: int) -> str:
     return f"round-{round_:06d}{SUFFIX}"
 
 
+def round_of(path: Path) -> int:
+    """The round that a checkpoint's name says."""
+    return int(path.stem.removeprefix("round-"))
+
+
 def save(folder: Path, state: ServerState, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``; it is whole or absent. Returns the path."""
     path = folder / checkpoint_name(state.round)

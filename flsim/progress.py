@@ -40,7 +40,7 @@ def progress(title: str, total: float, start: float = 0) -> Iterator[Advance]:
             TextColumn("{task.fields[note]}"),
         )
         with Progress(*columns, console=console) as bars:
-            task = bars.add_task(title, total=total, completed=start, note="")
+            task = bars.add_task(title, total=total, completed=int(start), note="")
             yield lambda done, note="": bars.update(task, completed=done, note=note)
         return
     last = began = time.monotonic()

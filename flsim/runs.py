@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 import torch
 
-from flsim import checkpoint, config, federated
+from flsim import checkpoint, federated
 from flsim.canaries.planting import draw_canaries, plant
 from flsim.canaries.population import Population, open_population, write_population
 from flsim.canaries.spec import Canary
+from flsim.config import Config, dump, load
 from flsim.data.corpus import Corpus
 from flsim.errors import InputError
 from flsim.evaluation.evaluate import evaluate
@@ -37,10 +38,10 @@ class Run:
     """A run on disk."""
 
     path: Path
-    config: config.Config
+    config: Config
 
     @classmethod
-    def create(cls, settings: config.Config, path: Path) -> "Run":
+    def create(cls, settings: Config, path: Path) -> "Run":
         """Check the corpus, plant the canaries, and make the folder: whole, or not at all.
 
         Raises:
@@ -52,16 +53,17 @@ class Run:
             fixed_size_cohort(settings.seed, 0, len(train), settings.training.cohort)
             shard_ranges(len(train), settings.system.shards)
             planting = plant(train, draw_canaries(corpus, settings.canaries, settings.seed), settings.seed)
-            config.dump(settings, folder / "config.toml")
+            dump(settings, folder / "config.toml")
             (folder / "planted").mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
             (folder / "checkpoints").mkdir()
             (folder / "rows").mkdir()
-            cls(folder, settings)._write_status("running", 0, None, path.name)
-        return cls(path, settings)
+        run = cls(path, settings)
+        run.mark("running")
+        return run
 
     @classmethod
-    def reopen(cls, settings: config.Config, path: Path) -> "Run":
+    def reopen(cls, settings: Config, path: Path) -> "Run":
         """A run to be continued with `settings`, which may differ in rounds and in the use of machines.
 
         Raises:
@@ -72,7 +74,7 @@ class Run:
                 f"{path}: was started with other settings; resume it with the same ones, or name a new --out"
             )
         with new_file(path / "config.toml") as partial:
-            config.dump(settings, partial)
+            dump(settings, partial)
         return cls(path, settings)
 
     @classmethod
@@ -80,7 +82,7 @@ class Run:
         """Raises InputError where `path` is not a run folder."""
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); make one with `flsim run`")
-        return cls(path, config.load(path / "config.toml"))
+        return cls(path, load(path / "config.toml"))
 
     @property
     def name(self) -> str:
@@ -151,7 +153,7 @@ class Run:
         folder = self.path / "checkpoints"
         path = checkpoint.save(folder, state, self.provenance)
         for older in folder.glob(f"*{checkpoint.SUFFIX}"):
-            if older.name < path.name and not self.is_evaluated_at(int(older.stem.removeprefix("round-"))):
+            if older.name < path.name and not self.is_evaluated_at(checkpoint.round_of(older)):
                 older.unlink()
         return path
 
@@ -167,17 +169,22 @@ class Run:
         return [
             path
             for path in sorted((self.path / "checkpoints").glob(f"*{checkpoint.SUFFIX}"))
-            if self.is_evaluated_at(int(path.stem.removeprefix("round-")))
+            if self.is_evaluated_at(checkpoint.round_of(path))
             and not (self.path / "rows" / f"{path.stem}.parquet").exists()
         ]
 
-    def mark(self, status: Status, round_: int, reason: str | None = None) -> None:
-        """Write run.json."""
-        self._write_status(status, round_, reason, self.name)
-
-    def _write_status(self, status: Status, round_: int, reason: str | None, name: str) -> None:
-        about = {"name": name, "setting": self.config.setting, "status": status, "reason": reason}
-        write_json(self.path / "run.json", {**about, "round": round_, "rounds": self.config.training.rounds})
+    def mark(self, status: Status, reason: str | None = None) -> None:
+        """Write run.json: the status, and the round of the newest checkpoint."""
+        newest = checkpoint.latest(self.path / "checkpoints")
+        about = {
+            "name": self.name,
+            "setting": self.config.setting,
+            "status": status,
+            "reason": reason,
+            "round": checkpoint.round_of(newest) if newest else 0,
+            "rounds": self.config.training.rounds,
+        }
+        write_json(self.path / "run.json", about)
 
     def log_round(self, **values: Any) -> None:
         """Append a line to rounds.jsonl."""

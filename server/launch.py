@@ -1,9 +1,11 @@
 """Both Flower apps on Ray in this process: the one place that starts Ray and Flower's simulation."""
 
 import importlib
+import io
 import logging
 import os
 import warnings
+from contextlib import redirect_stdout
 from threading import Event
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -16,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from flsim.errors import InputError, RunFailed
+from flsim.progress import say
 from flsim.runs import Run
 from server import rounds
 
@@ -52,7 +55,7 @@ def simulate(run: Run, address: str | None = None) -> None:
         rounds.train(grid, run, stop)
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(_RayMessages()):
             warnings.simplefilter("ignore")
             run_simulation(
                 server_app,
@@ -79,6 +82,20 @@ def _connect(address: str | None) -> None:
         raise InputError(
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error
+
+
+class _RayMessages(io.TextIOBase):
+    """Ray prints its messages on standard output, which is for results: they go to standard error, line by line."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if "ClientAppActor.terminate" not in line:  # Flower ends its clients so, and Ray would retry that
+                say(line)
+        return len(text)
 
 
 def _check_resources(client: dict[str, float]) -> None:

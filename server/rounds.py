@@ -5,15 +5,16 @@ It is not Flower's Strategy: that averages the replies that it got and goes on; 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from threading import Event
 
-from flsim.evaluation.service import EvaluationService
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flsim import federated
+from flsim import checkpoint, federated
 from flsim.errors import Diverged, RunFailed
+from flsim.evaluation.service import EvaluationService
 from flsim.federated import ServerState
 from flsim.progress import progress
 from flsim.runs import Run, evaluate_checkpoint
@@ -37,29 +38,32 @@ def train(grid: Grid, run: Run, stop: Event) -> ServerState:
         Diverged: values that are not finite; names the round and the last good checkpoint.
         RunFailed: a shard kept failing, an evaluation failed, or `stop` was set.
     """
-    settings = run.config.system
-    evaluation = EvaluationService(partial(evaluate_checkpoint, run.path), num_gpus=settings.gpus_for_evaluation)
+    system = run.config.system
+    nodes = wait_for_nodes(grid, system.shards, system.deadline)
+    evaluation = EvaluationService(partial(evaluate_checkpoint, run.path), system.gpus_for_evaluation)
+
+    def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
+        return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
+
     state = run.latest_state()
-    send = partial(exchange, grid, wait_for_nodes(grid, settings.shards, settings.deadline), stop)
     try:
-        state = train_rounds(
-            run, state, partial(send, deadline=settings.deadline, retries=settings.retries), evaluation
-        )
-        with progress(f"{run.name}: waiting for evaluations", 1) as advance:
+        state = train_rounds(run, state, send, evaluation)
+        with progress(f"{run.name}: evaluating", total=1) as advance:
             evaluation.drain(EVALUATION_DEADLINE)
             advance(1)
     except Diverged as error:
-        newest = max((run.path / "checkpoints").glob("round-*"), default=None)
+        with suppress(RunFailed):
+            evaluation.drain(EVALUATION_DEADLINE)  # what was good before still counts
+        newest = checkpoint.latest(run.path / "checkpoints")
         reason = f"{error}; last good checkpoint: {newest or 'none'}"
-        evaluation.drain(EVALUATION_DEADLINE)
-        run.mark("diverged", state.round, reason)
+        run.mark("diverged", reason)
         raise Diverged(reason) from error
     except BaseException as error:
-        run.mark("failed", state.round, str(error) or type(error).__name__)
+        run.mark("failed", str(error) or type(error).__name__)
         raise
     finally:
         evaluation.close()
-    run.mark("completed", state.round)
+    run.mark("completed")
     return state
 
 
@@ -79,7 +83,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluation: Evaluatio
             state = federated.apply(state, total, run.config.training)
             if run.is_saved_at(state.round):
                 path = run.save(state)
-                run.mark("running", state.round)
+                run.mark("running")
                 if run.is_evaluated_at(state.round):
                     evaluation.submit(path)
             evaluation.poll()
@@ -108,7 +112,7 @@ def requests(run: Run, state: ServerState) -> list[RoundRequest]:
 
 
 def exchange(
-    grid: Grid, nodes: Sequence[int], stop: Event, asked: Sequence[RoundRequest], deadline: float, retries: int
+    grid: Grid, nodes: Sequence[int], asked: Sequence[RoundRequest], deadline: float, retries: int, stop: Event
 ) -> list[ShardReply]:
     """Send each request to its shard's node and collect all replies, in the requests' order.
 
@@ -122,7 +126,7 @@ def exchange(
         missing = [request for request in asked if request.shard not in replies]
         if not missing:
             break
-        failures = _ask(grid, nodes, stop, missing, deadline, replies)
+        failures = _ask(grid, nodes, missing, deadline, stop, replies)
     if failures:
         shard, reason = min(failures.items())
         raise RunFailed(f"round {asked[0].round + 1}: shard {shard} failed {1 + retries} times, last with: {reason}")
@@ -132,9 +136,9 @@ def exchange(
 def _ask(
     grid: Grid,
     nodes: Sequence[int],
-    stop: Event,
     asked: Sequence[RoundRequest],
     deadline: float,
+    stop: Event,
     replies: dict[int, ShardReply],
 ) -> dict[int, str]:
     """One attempt: fills `replies`, returns the reasons of the shards that failed."""
