@@ -1,0 +1,76 @@
+"""The model's equations in plain numpy, one token and one gate at a time, and attacks by enumeration."""
+
+from functools import cache
+from itertools import pairwise, product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+
+D, H = 3, 5
+LAYOUT = Layout(8)  # four words
+WORDS = range(1, LAYOUT.words + 1)
+Phrase = tuple[int, ...]
+
+
+def random_model(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> CIFGLanguageModel:
+    """Normal weights, biases too, of the given standard deviation."""
+    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(D, H)).to(dtype)
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(scale * rng.normal(size=tuple(parameter.shape))))
+    return model
+
+
+def all_phrases(length: int) -> list[Phrase]:
+    return list(product(WORDS, repeat=length))
+
+
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (1 + np.tanh(x / 2)) / 2
+
+
+class Oracle:
+    """Scores by the equations alone: P(s|p) = sum of -log Pr(s_i | p, s_<i)."""
+
+    def __init__(self, model: CIFGLanguageModel) -> None:
+        self.p = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
+        self.costs = cache(self._costs)
+
+    def _costs(self, tokens: Phrase) -> NDArray[np.float64]:
+        """-log Pr of each token after these, [V]."""
+        p, c, r = self.p, np.zeros(H), np.zeros(D)
+        for token in tokens:
+            x = p["embedding"][token]
+            f_in, o_in, g_in = (
+                x @ p["input_weight"][:, k * H : (k + 1) * H]
+                + r @ p["recurrent_weight"][:, k * H : (k + 1) * H]
+                + p["gate_bias"][k * H : (k + 1) * H]
+                for k in range(3)
+            )
+            f, o, g = sigmoid(f_in), sigmoid(o_in), np.tanh(g_in)
+            c = f * c + (1 - f) * g
+            r = (o * np.tanh(c)) @ p["projection"]
+        logits = p["embedding"] @ r + p["output_bias"]
+        return np.asarray(logits.max() + np.log(np.exp(logits - logits.max()).sum()) - logits)
+
+    def score(self, prefix: Phrase, phrase: Phrase) -> float:
+        return float(sum(self.costs(prefix + phrase[:i])[word] for i, word in enumerate(phrase)))
+
+    def scores(self, prefix: Phrase, phrases: list[Phrase]) -> NDArray[np.float64]:
+        return np.array([self.score(prefix, phrase) for phrase in phrases])
+
+    def beam(self, prefix: Phrase, length: int, width: int) -> tuple[list[Phrase], list[float], float]:
+        """Phrases and scores, best first; and the closest two scores that an order was decided on."""
+        beams: list[tuple[float, Phrase]] = [(0.0, ())]
+        closest = np.inf
+        for _ in range(length):
+            longer = [(score + self.costs(prefix + s)[word], (*s, word)) for score, s in beams for word in WORDS]
+            longer.sort(key=lambda scored: scored[0])
+            closest = min([closest, *(b[0] - a[0] for a, b in pairwise(longer[: width + 1]))])
+            beams = longer[:width]
+        return [s for _, s in beams], [float(score) for score, _ in beams], float(closest)

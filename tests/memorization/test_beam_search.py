@@ -1,0 +1,101 @@
+"""Beam search against enumeration, and against a naive beam."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+
+from flsim.errors import Diverged
+from flsim.memorization.beam_search import beam_search
+from flsim.memorization.score import log_perplexity
+
+BOS = (LAYOUT.bos,)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0]),
+    prefix=st.lists(st.integers(0, 7), max_size=4),
+    length=st.integers(1, 4),
+)
+def test_a_beam_as_wide_as_the_space_enumerates_it(seed: int, scale: float, prefix: list[int], length: int) -> None:
+    model, p = random_model(seed, scale), (*BOS, *prefix)
+    tokens, scores = beam_search(model, torch.tensor(p), length, 4**length, LAYOUT)
+    found = [tuple(row) for row in tokens.tolist()]
+    assert sorted(found) == all_phrases(length)
+    expected = Oracle(model).scores(p, found)
+    np.testing.assert_allclose(scores, expected, rtol=1e-9, atol=1e-9)
+    assert bool((scores.diff() >= 0).all())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.1, 1.0, 3.0]),
+    prefix=st.lists(st.integers(1, 4), max_size=2),
+    length=st.integers(1, 5),
+    width=st.integers(1, 9),
+)
+def test_equals_a_naive_beam(seed: int, scale: float, prefix: list[int], length: int, width: int) -> None:
+    model, p = random_model(seed, scale), (*BOS, *prefix)
+    phrases, scores, closest = Oracle(model).beam(p, length, width)
+    assume(closest > 1e-9)
+    tokens, found = beam_search(model, torch.tensor(p), length, width, LAYOUT)
+    assert [tuple(row) for row in tokens.tolist()] == phrases
+    np.testing.assert_allclose(found, scores, rtol=1e-9)
+
+
+def test_a_float32_model() -> None:
+    model = random_model(11, dtype=torch.float32)
+    phrases, scores, closest = Oracle(model).beam(BOS, 4, 5)
+    assert closest > 1e-4  # far above float32's rounding of scores
+    tokens, found = beam_search(model, torch.tensor(BOS), 4, 5, LAYOUT)
+    assert [tuple(row) for row in tokens.tolist()] == phrases
+    np.testing.assert_allclose(found, scores, rtol=1e-5)
+    torch.testing.assert_close(found, log_perplexity(model, torch.tensor(BOS), tokens), rtol=1e-6, atol=0)
+
+
+def test_ties_go_to_the_beam_ahead_then_to_the_lower_id() -> None:
+    """A uniform model: all continuations tie, so the first in lexicographic order stay."""
+    tokens, _ = beam_search(random_model(0, scale=0.0), torch.tensor(BOS), 3, 6, LAYOUT)
+    assert [tuple(row) for row in tokens.tolist()] == all_phrases(3)[:6]
+
+
+def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
+    """Of 8 equal tokens, those that are no words get e times the weight: -log Pr(word) = log(4 + 4e)."""
+    model = random_model(0, scale=0.0)
+    with torch.no_grad():
+        model.output_bias[[LAYOUT.pad, LAYOUT.oov, LAYOUT.bos, LAYOUT.eos]] = 1.0
+    tokens, scores = beam_search(model, torch.tensor(BOS), 3, 64, LAYOUT)
+    assert sorted(set(tokens.flatten().tolist())) == [1, 2, 3, 4]
+    np.testing.assert_allclose(scores, 3 * math.log(4 + 4 * math.e), rtol=1e-12)
+
+
+def test_there_are_no_more_beams_than_continuations() -> None:
+    tokens, scores = beam_search(random_model(0), torch.tensor(BOS), 2, 100, LAYOUT)
+    assert tokens.shape == (16, 2)
+    assert scores.shape == (16,)
+
+
+def test_a_narrow_beam_can_miss_what_a_wide_one_finds() -> None:
+    """The wider beam's best is at most as surprising, for some models strictly less."""
+    better = 0
+    for seed in range(20):
+        model = random_model(seed)
+        (_, narrow), (_, wide) = (beam_search(model, torch.tensor(BOS), 4, width, LAYOUT) for width in (1, 256))
+        assert wide[0] <= narrow[0] + 1e-12
+        better += bool(wide[0] < narrow[0] - 1e-9)
+    assert better
+
+
+def test_values_that_are_not_finite_are_refused() -> None:
+    model = random_model(0)
+    with torch.no_grad():
+        model.gate_bias[0] = math.nan
+    with pytest.raises(Diverged, match="not finite"):
+        beam_search(model, torch.tensor(BOS), 2, 5, LAYOUT)

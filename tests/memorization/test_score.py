@@ -1,0 +1,66 @@
+"""Log-perplexity against the equations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+
+from flsim.errors import Diverged
+from flsim.memorization import score
+from flsim.memorization.score import log_perplexity
+
+PHRASES = all_phrases(4)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0]),
+    prefix=st.lists(st.integers(0, 7), max_size=4),
+    length=st.integers(1, 4),
+)
+def test_equals_the_equations(seed: int, scale: float, prefix: list[int], length: int) -> None:
+    model, p, phrases = random_model(seed, scale), (LAYOUT.bos, *prefix), all_phrases(length)
+    scores = log_perplexity(model, torch.tensor(p), torch.tensor(phrases))
+    assert scores.dtype == torch.float64
+    np.testing.assert_allclose(scores, Oracle(model).scores(p, phrases), rtol=1e-9, atol=1e-9)
+
+
+def test_a_model_in_float32_is_summed_in_float64() -> None:
+    """Its log-probabilities carry a rounding of about 1e-7 each; the sum of four adds none."""
+    model = random_model(3, dtype=torch.float32)
+    scores = log_perplexity(model, torch.tensor([LAYOUT.bos]), torch.tensor(PHRASES))
+    assert scores.dtype == torch.float64
+    np.testing.assert_allclose(scores, Oracle(model).scores((LAYOUT.bos,), PHRASES), rtol=1e-5)
+
+
+def test_a_uniform_model_needs_log_v_nats_a_word() -> None:
+    scores = log_perplexity(random_model(0, scale=0.0), torch.tensor([LAYOUT.bos]), torch.tensor(PHRASES))
+    np.testing.assert_allclose(scores, 4 * math.log(8), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 255, 256])
+def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prefix, phrases = random_model(1), torch.tensor([LAYOUT.bos, 2]), torch.tensor(PHRASES)
+    whole = log_perplexity(model, prefix, phrases)
+    monkeypatch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+    torch.testing.assert_close(log_perplexity(model, prefix, phrases), whole, rtol=1e-12, atol=0)
+
+
+def test_probabilities_of_all_phrases_of_all_tokens_sum_to_one() -> None:
+    pairs = torch.cartesian_prod(torch.arange(8), torch.arange(8))
+    scores = log_perplexity(random_model(5), torch.tensor([LAYOUT.bos, 1]), pairs)
+    assert float((-scores).exp().sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    model = random_model(0)
+    with torch.no_grad():
+        model.output_bias[2] = value
+    with pytest.raises(Diverged, match="not finite"):
+        log_perplexity(model, torch.tensor([LAYOUT.bos]), torch.tensor(PHRASES))
