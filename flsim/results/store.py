@@ -1,0 +1,180 @@
+"""What a run found, on disk: one Parquet file per evaluated round, each whole or absent.
+
+Storing the same evaluation again replaces its file by itself, so a repeated or interrupted evaluation adds nothing.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flsim.errors import Diverged, InputError
+from flsim.files import new_file
+from flsim.results.rows import KEY, SCHEMA, Row, frame
+
+STATUSES = ("running", "completed", "diverged", "failed")
+ROSTER = ("canary", "tokens", "p_u", "p_e")
+
+
+@dataclass(frozen=True, eq=False)
+class RunResults:
+    """What is known about a run without opening any checkpoint.
+
+    Attributes:
+        name: the run's name.
+        setting: what it trains, in the words of a table, e.g. ``"Non-IID, FedAvg, b_u = 16"``.
+        status: ``running``, ``completed``, ``diverged`` or ``failed``.
+        reason: why it diverged or failed; None otherwise.
+        round: number of completed rounds.
+        rounds: number of rounds it is to train.
+        rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.
+        roster: a row per planted canary, with at least its id, words and configuration.
+    """
+
+    name: str
+    setting: str
+    status: str
+    reason: str | None
+    round: int
+    rounds: int
+    rows: pd.DataFrame
+    roster: pd.DataFrame
+
+    @property
+    def evaluated(self) -> list[int]:
+        """Evaluated rounds, ascending."""
+        return sorted(int(value) for value in self.rows["round"].unique())
+
+    def evaluation(self, round: int | None = None) -> int:
+        """The evaluated round to look at: the given one, or the last.
+
+        Raises:
+            InputError: it was not evaluated.
+        """
+        if not self.evaluated:
+            raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or leave it out")
+        if round is not None and round not in self.evaluated:
+            found = self.evaluated if len(self.evaluated) < 10 else [*self.evaluated[:4], "...", *self.evaluated[-4:]]
+            raise InputError(
+                f"run {self.name}: round {round} was not evaluated; choose of {', '.join(map(str, found))}"
+            )
+        return self.evaluated[-1] if round is None else round
+
+    def of_canaries(self, metric: str, round: int) -> "pd.Series[float] | None":
+        """A metric of every canary, indexed by its id in the roster's order; None where it was not measured.
+
+        Raises:
+            InputError: it was measured of some canaries only, so that counts and means would mislead.
+        """
+        at = self.rows[(self.rows["metric"] == metric) & (self.rows["round"] == round) & (self.rows["canary"] != "")]
+        if at.empty:
+            return None
+        values = pd.Series(at["value"].to_numpy(), index=at["canary"].tolist(), dtype="float64")
+        missing = [canary for canary in self.roster["canary"] if canary not in values.index]
+        if missing:
+            raise InputError(
+                f"run {self.name}, round {round}: {metric} of {len(missing)} canaries is missing, the first "
+                f"{missing[0]}; evaluate that checkpoint again"
+            )
+        return values.loc[self.roster["canary"].tolist()]
+
+    def of_model(self, metric: str, round: int) -> float | None:
+        """A metric of the model; None where it was not measured."""
+        at = self.rows[(self.rows["metric"] == metric) & (self.rows["round"] == round) & (self.rows["canary"] == "")]
+        return None if at.empty else float(at["value"].iloc[0])
+
+
+def write_rows(run_folder: Path, round: int, rows: Sequence[Row]) -> None:
+    """Store the measurements of one round, in ``rows/round-000010.parquet``; earlier ones of that round are replaced.
+
+    Args:
+        run_folder: the run's folder.
+        round: number of completed rounds of the evaluated model.
+        rows: all its measurements, in any order.
+
+    Raises:
+        ValueError: no rows, rows of another round or of several runs, or a key that occurs twice.
+        Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
+    """
+    wrong = sorted({row.round for row in rows} - {round})
+    if wrong or len({row.run for row in rows}) != 1:
+        raise ValueError(f"rows of one run and of round {round} are needed, found {len(rows)} rows, of rounds {wrong}")
+    for row in rows:
+        if row.canary and not math.isfinite(row.value):
+            raise Diverged(f"run {row.run}, round {round}: {row.metric} {row.canary} is {row.value}; nothing is stored")
+    table = frame(rows).sort_values(KEY)
+    if table.duplicated(KEY).any():
+        raise ValueError(f"{_first_duplicate(table)} is measured twice")
+    path = run_folder / "rows" / f"round-{round:06d}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    with new_file(path) as partial:
+        pq.write_table(pa.Table.from_pandas(table, SCHEMA, preserve_index=False), partial)
+
+
+def read_run(run_folder: Path) -> RunResults:
+    """Everything a table, a comparison or a plot needs of a run.
+
+    Raises:
+        InputError: not a run folder, no roster, or a file that is damaged or belongs to another run or round.
+    """
+    about = _read_about(run_folder)
+    roster = _read_roster(run_folder / "planted" / "roster.parquet")
+    known = {"", *roster["canary"]}
+    tables = [SCHEMA.empty_table().to_pandas()]
+    for path in sorted((run_folder / "rows").glob("round-*.parquet")):
+        rows = _read_parquet(path, SCHEMA.names)
+        foreign = rows[(rows["run"] != about["name"]) | ~rows["canary"].isin(known)]
+        if not foreign.empty or {f"round-{value:06d}" for value in rows["round"]} != {path.stem}:
+            raise InputError(f"{path}: holds rows of another run, round or canary; remove it and evaluate that round")
+        if rows.duplicated(KEY).any():
+            raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
+        if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
+            raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
+        tables.append(rows)
+    return RunResults(**about, rows=pd.concat(tables[1:] or tables, ignore_index=True), roster=roster)
+
+
+def _read_about(run_folder: Path) -> dict[str, Any]:
+    path = run_folder / "run.json"
+    if not path.is_file():
+        raise InputError(f"{run_folder}: not a run folder (it has no run.json); name the folder that a run wrote")
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        kept = {name: about[name] for name in ("name", "setting", "status", "reason", "round", "rounds")}
+        lines_are_whole = all(isinstance(kept[name], str) and kept[name].isprintable() for name in ("name", "setting"))
+        if not (lines_are_whole and kept["name"] and kept["setting"].strip() and kept["status"] in STATUSES):
+            raise ValueError
+        return {**kept, "round": int(kept["round"]), "rounds": int(kept["rounds"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
+
+
+def _read_roster(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
+    roster = _read_parquet(path, ROSTER)
+    if roster.empty or roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
+        raise InputError(f"{path}: canaries need different ids, and there must be some; restore it")
+    return roster
+
+
+def _read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    try:
+        table: pd.DataFrame = pq.ParquetFile(path).read().to_pandas()
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: damaged, not a readable Parquet file; remove or restore it") from error
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise InputError(f"{path}: has no column {missing[0]}; remove or restore it")
+    return table
+
+
+def _first_duplicate(rows: pd.DataFrame) -> str:
+    first = rows[rows.duplicated(KEY)].iloc[0]
+    return f"{first['metric']} {first['canary']}".strip()

@@ -1,0 +1,66 @@
+"""Run folders as a run leaves them, without any checkpoint."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flsim.results.rows import Row
+from flsim.results.store import write_rows
+
+MakeRun = Callable[..., Path]
+
+GRID = tuple(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))
+
+
+def canary_id(index: int) -> str:
+    return f"c{index:02d}"
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Write a run folder.
+
+    `rounds` maps an evaluated round to {metric: one value per canary, or a number of the model}. There are `copies`
+    canaries in each configuration of `grid`.
+    """
+
+    def make(
+        rounds: Mapping[int, Mapping[str, Sequence[float] | float]] | None = None,
+        name: str = "iid",
+        grid: Sequence[tuple[float, float]] = GRID,
+        copies: int = 1,
+        shift: int = 0,
+        **about: object,
+    ) -> Path:
+        folder = tmp_path / name
+        (folder / "planted").mkdir(parents=True)
+        configurations = [pair for pair in grid for _ in range(copies)]
+        count = len(configurations)
+        pd.DataFrame(
+            {
+                "canary": [canary_id(index) for index in range(count)],
+                "tokens": [[index + 1 + shift, 2, 3, 4, 5] for index in range(count)],
+                "words": [["a", "b", "c", "d", "e"]] * count,
+                "p_u": [p_u for p_u, _ in configurations],
+                "p_e": [p_e for _, p_e in configurations],
+                **{f"{kind}{what}": [3] * count for kind in ("planned_", "") for what in ("sharers", "insertions")},
+            }
+        ).to_parquet(folder / "planted" / "roster.parquet")
+        last = max(rounds, default=0) if rounds else 0
+        described = {"name": name, "setting": "IID, FedAvg, b_u = 16", "status": "completed", "reason": None}
+        (folder / "run.json").write_text(json.dumps({**described, "round": last, "rounds": last, **about}))
+        for round_, metrics in (rounds or {}).items():
+            rows = []
+            for metric, values in metrics.items():
+                if isinstance(values, int | float):
+                    rows.append(Row(name, round_, metric, "", float(values)))
+                else:
+                    rows += [Row(name, round_, metric, canary_id(i), float(v)) for i, v in enumerate(values)]
+            write_rows(folder, round_, rows)
+        return folder
+
+    return make

@@ -1,0 +1,184 @@
+"""Rows on disk: whole or absent, once each, and never another run's."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flsim.errors import Diverged, InputError
+from flsim.results.rows import SCHEMA, Row
+from flsim.results.store import read_run, write_rows
+
+MakeRun = Callable[..., Path]
+
+NINE = [0.0] * 9
+ROWS = [Row("iid", 10, "rs", f"c{index:02d}", float(index % 2)) for index in range(9)]
+ROWS += [Row("iid", 10, "accuracy", "", 0.25), Row("iid", 10, "rank", "c00", 1.0)]
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_run(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_written_is_read(make_run: MakeRun) -> None:
+    folder = make_run()
+    write_rows(folder, 10, ROWS)
+    write_rows(folder, 5, [Row("iid", 5, "accuracy", "", 0.125)])
+    run = read_run(folder)
+    assert (run.name, run.setting, run.status, run.reason) == ("iid", "IID, FedAvg, b_u = 16", "completed", None)
+    assert run.evaluated == [5, 10]
+    stored = {Row(**{str(name): value for name, value in row.items()}) for row in run.rows.to_dict("records")}
+    assert stored == {*ROWS, Row("iid", 5, "accuracy", "", 0.125)}
+    assert pq.read_schema(folder / "rows" / "round-000010.parquet").equals(SCHEMA)
+    rs = run.of_canaries("rs", 10)
+    assert rs is not None
+    assert rs.tolist() == [float(index % 2) for index in range(9)]
+    assert run.of_canaries("bs", 10) is None
+    assert run.of_model("accuracy", 5) == 0.125
+    assert run.of_model("perplexity", 5) is None
+
+
+def test_evaluating_twice_adds_nothing(make_run: MakeRun) -> None:
+    """The same rows in any order are the same file, byte for byte."""
+    folder = make_run()
+    write_rows(folder, 10, ROWS)
+    before = {path.name: path.read_bytes() for path in (folder / "rows").iterdir()}
+    write_rows(folder, 10, ROWS[::-1])
+    assert {path.name: path.read_bytes() for path in (folder / "rows").iterdir()} == before
+
+
+def test_a_round_measured_anew_replaces_its_rows(make_run: MakeRun) -> None:
+    folder = make_run()
+    write_rows(folder, 10, ROWS)
+    write_rows(folder, 10, [Row("iid", 10, "accuracy", "", 0.5)])
+    assert read_run(folder).rows["value"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [Row("iid", 11, "accuracy", "", 0.5)],
+        [*ROWS, Row("iid", 11, "accuracy", "", 0.5)],
+        [*ROWS, Row("other", 10, "accuracy", "", 0.5)],
+        [*ROWS, Row("iid", 10, "accuracy", "", 0.5)],
+    ],
+    ids=["none", "another round", "two rounds", "two runs", "a key twice"],
+)
+def test_rows_that_do_not_belong_are_refused(make_run: MakeRun, rows: list[Row]) -> None:
+    folder = make_run()
+    with pytest.raises(ValueError, match=r"rows of one run|accuracy is measured twice"):
+        write_rows(folder, 10, rows)
+    assert not (folder / "rows").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_canary_without_a_finite_value_is_never_stored(make_run: MakeRun, value: float) -> None:
+    folder = make_run()
+    with pytest.raises(Diverged, match="iid, round 10: exposure c03"):
+        write_rows(folder, 10, [*ROWS, Row("iid", 10, "exposure", "c03", value)])
+    assert not (folder / "rows").exists()
+
+
+def test_infinite_perplexity_of_a_finite_model_is_a_measurement(make_run: MakeRun) -> None:
+    folder = make_run({10: {"perplexity": math.inf}})
+    assert read_run(folder).of_model("perplexity", 10) == math.inf
+
+
+def test_a_run_without_rows_is_a_run(make_run: MakeRun) -> None:
+    run = read_run(make_run(status="running"))
+    assert run.evaluated == []
+    assert run.rows.dtypes.to_dict() == read_run(make_run({1: {"rs": NINE}}, name="b")).rows.dtypes.to_dict()
+    with pytest.raises(InputError, match="not evaluated yet"):
+        run.evaluation()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.status = "completed"  # type: ignore[misc]
+
+
+def test_what_a_killed_write_left_behind_is_not_read(make_run: MakeRun) -> None:
+    folder = make_run({10: {"rs": NINE}})
+    (folder / "rows" / ".round-000020.parquet.partial-1").write_bytes(b"PAR1")
+    assert read_run(folder).evaluated == [10]
+
+
+def test_folders_that_are_not_runs_are_named(make_run: MakeRun, tmp_path: Path) -> None:
+    assert str(tmp_path / "nowhere") in refusal(tmp_path / "nowhere")
+    assert "not a run folder" in refusal(tmp_path)
+    folder = make_run({10: {"rs": NINE}})
+    (folder / "planted" / "roster.parquet").unlink()
+    assert "roster.parquet: no such file" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"name": "iid", "setting": "a\nb", "status": "completed", "reason": None, "round": 1, "rounds": 1}),
+        json.dumps({"name": "iid", "setting": "a", "status": "perhaps", "reason": None, "round": 1, "rounds": 1}),
+        json.dumps({"name": "iid", "setting": "a", "status": "running", "reason": None, "round": "x", "rounds": 1}),
+    ],
+)
+def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
+    folder = make_run()
+    (folder / "run.json").write_text(about)
+    assert "run.json: does not describe a run" in refusal(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 500, -1])
+def test_a_damaged_file_is_named(make_run: MakeRun, kept: int) -> None:
+    folder = make_run({10: {"rs": NINE}, 20: {"rs": NINE}})
+    path = folder / "rows" / "round-000020.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert refusal(folder).startswith(f"{path}: damaged")
+    (folder / "planted" / "roster.parquet").write_bytes(b"not Parquet")
+    assert "roster.parquet: damaged" in refusal(folder)
+
+
+def store(folder: Path, name: str, rows: list[Row]) -> None:
+    """What another program might have left there."""
+    frame = pd.DataFrame([dataclasses.asdict(row) for row in rows])
+    pq.write_table(pa.Table.from_pandas(frame, SCHEMA, preserve_index=False), folder / "rows" / name)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([*ROWS, ROWS[0]], "rs c00 occurs twice"),
+        ([Row("iid", 11, "rs", "c00", 1.0)], "another run, round or canary"),
+        ([Row("non-iid", 10, "rs", "c00", 1.0)], "another run, round or canary"),
+        ([Row("iid", 10, "rs", "c99", 1.0)], "another run, round or canary"),
+        ([Row("iid", 10, "exposure", "c00", math.nan)], "not finite"),
+    ],
+)
+def test_rows_that_cannot_be_this_runs_are_named(make_run: MakeRun, rows: list[Row], said: str) -> None:
+    folder = make_run({5: {"rs": NINE}})
+    store(folder, "round-000010.parquet", rows)
+    message = refusal(folder)
+    assert "round-000010.parquet: " in message
+    assert said in message
+
+
+def test_a_file_of_another_kind_is_named(make_run: MakeRun) -> None:
+    folder = make_run({5: {"rs": NINE}})
+    pd.DataFrame({"run": ["iid"]}).to_parquet(folder / "rows" / "round-000005.parquet")
+    assert "has no column round" in refusal(folder)
+
+
+def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
+    run = read_run(make_run({10: {"rs": NINE[:8]}}))
+    with pytest.raises(InputError, match="rs of 1 canaries is missing, the first c08"):
+        run.of_canaries("rs", 10)
+    with pytest.raises(InputError, match="round 7 was not evaluated; choose of 10"):
+        run.evaluation(7)

@@ -1,0 +1,295 @@
+"""Tables: the paper's columns and wording, from rows and rosters alone."""
+
+import io
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pandas.testing import assert_frame_equal
+
+from flsim.errors import InputError
+from flsim.results import tables
+from flsim.results.store import RunResults, read_run
+from flsim.results.tables import memorization_table
+
+MakeRun = Callable[..., Path]
+
+# (p_u, p_e) of the paper as exact numbers and in its words, in the order of its grid.
+P_U = {"1/5K": Fraction(1, 5_000), "3/50K": Fraction(3, 50_000), "1/50K": Fraction(1, 50_000)}
+P_E = {"1%": Fraction(1, 100), "10%": Fraction(1, 10), "100%": Fraction(1)}
+PAPER = [(f"{u}, {e}", P_U[u], P_E[e]) for u in P_U for e in P_E]
+EXPOSURE = [float(value) for value in range(9)]
+
+
+def memorized(*names: str, copies: int = 1) -> list[float]:
+    """1 for every canary of the named configurations, in the order of the paper's grid."""
+    return [float(name in names) for name, _, _ in PAPER for _ in range(copies)]
+
+
+def roster(pairs: list[tuple[float, float]]) -> pd.DataFrame:
+    return pd.DataFrame(pairs, columns=["p_u", "p_e"])
+
+
+@settings(deadline=None)  # the machine's load is not the test's matter
+@given(st.sets(st.integers(0, 8), min_size=1), st.randoms())
+def test_lowest_is_by_insertions_then_by_sharers(chosen: set[int], random: Random) -> None:
+    """Against exact arithmetic: the grid is full of products that floating point only nearly gets equal."""
+    picked = [PAPER[index] for index in chosen]
+    random.shuffle(picked)
+    expected = min(picked, key=lambda one: (one[1] * one[2], one[1]))[0]
+    assert tables.lowest(roster([(float(p_u), float(p_e)) for _, p_u, p_e in picked])) == expected
+
+
+def test_lowest_of_none_is_a_dash() -> None:
+    assert tables.lowest(roster([])) == "-"
+
+
+@pytest.mark.parametrize(
+    ("p_u", "written"),
+    [
+        (1 / 5_000, "1/5K"),
+        (3 / 50_000, "3/50K"),
+        (0.05, "1/20"),
+        (0.03, "3/100"),
+        (0.02, "1/50"),
+        (1.0, "1"),
+        (1 / 3, "1/3"),
+        (1e-6, "1/1M"),
+        (0.999, "999/1K"),
+        (0.123456789, "0.123457"),
+        (1e-12, "1e-12"),
+    ],
+)
+def test_user_shares_are_written_as_the_paper_does(p_u: float, written: str) -> None:
+    assert tables.user_share(p_u) == written
+
+
+def read_share(text: str) -> Fraction:
+    units = text.replace("K", "000").replace("M", "000000")
+    return Fraction(units)
+
+
+@settings(deadline=None)
+@given(st.fractions(Fraction(1, 10**6), 1, max_denominator=10**6).filter(lambda p: p.numerator <= 999))
+def test_simple_user_shares_are_exact(p_u: Fraction) -> None:
+    assert read_share(tables.user_share(float(p_u))) == p_u
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0, 1, exclude_min=True, allow_subnormal=False), st.floats(0, 1, exclude_min=True, allow_subnormal=False)
+)
+def test_any_configuration_reads_back_to_six_digits(p_u: float, p_e: float) -> None:
+    share, percent = tables.lowest(roster([(p_u, p_e)])).split(", ")
+    assert float(read_share(share)) == pytest.approx(p_u, rel=5.1e-6, abs=0)
+    assert float(percent.removesuffix("%")) / 100 == pytest.approx(p_e, rel=5.1e-6, abs=0)
+
+
+def paper_row(
+    make_run: MakeRun, name: str, setting: str, rs: list[float], bs: list[float], acc: float, perp: float
+) -> RunResults:
+    exposure = np.linspace(0, 20, 90)
+    measured = {"rs": rs, "bs": bs, "exposure": exposure, "accuracy": acc, "perplexity": perp, "references": 2e6}
+    return read_run(make_run({800: {"rs": bs, "bs": bs}, 8_000: measured}, name=name, copies=10, setting=setting))
+
+
+def of_ten(counts: dict[str, int]) -> list[float]:
+    """Which of 90 canaries are memorized, where so many of a configuration's ten are."""
+    return [float(index < counts.get(name, 0)) for name, _, _ in PAPER for index in range(10)]
+
+
+@pytest.fixture
+def table_1(make_run: MakeRun) -> pd.DataFrame:
+    """Two rows of the paper's Table 1, with canaries that give its counts and its lowest configurations.
+
+    Exposure, which the paper does not have, is spread evenly from 0 to 20 bits.
+    """
+    often = dict.fromkeys(["1/5K, 100%", "3/50K, 100%", "1/5K, 10%", "1/50K, 100%", "3/50K, 10%"], 10)
+    iid = of_ten({**often, "1/5K, 1%": 6, "1/50K, 10%": 10}), of_ten({**often, "1/50K, 10%": 6})
+    non_iid = of_ten({"1/5K, 100%": 10, "1/5K, 10%": 10, "1/5K, 1%": 6}), of_ten({"1/5K, 100%": 2})
+    return memorization_table(
+        [
+            paper_row(make_run, "a", "IID, FedAvg, b_u = 500", *iid, acc=0.246, perp=57.5),
+            paper_row(make_run, "b", "Non-IID, FedAvg, b_u = 5000", *non_iid, acc=0.2451, perp=58.2),
+        ]
+    )
+
+
+def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
+    assert tables.to_markdown(table_1, width=100) == (
+        "| Setting                     | RS /90 | Lowest     | BS /90 | Lowest     | Bits | Acc. % | Perp. |\n"
+        "| --------------------------- | -----: | ---------- | -----: | ---------- | ---: | -----: | ----: |\n"
+        "| IID, FedAvg, b_u = 500      |     66 | 1/50K, 10% |     56 | 1/50K, 10% | 10.0 |   24.6 |  57.5 |\n"
+        "| Non-IID, FedAvg, b_u = 5000 |     26 | 1/5K, 1%   |      2 | 1/5K, 100% | 10.0 |   24.5 |  58.2 |\n"
+        "\n" + tables.LEGEND
+    )
+
+
+def test_cells_lose_their_padding_only_where_that_helps(table_1: pd.DataFrame) -> None:
+    widths = {width: len(tables.to_markdown(table_1, width).splitlines()[0]) for width in (100, 99, 90, 84, 83, 80)}
+    full, tight = widths[100], min(widths.values())
+    assert full - tight == 2 * 8
+    for width, used in widths.items():
+        assert used == (tight if tight <= width < full else full)
+
+
+def test_rounds_other_than_the_last(table_1: pd.DataFrame, make_run: MakeRun) -> None:
+    run = read_run(make_run({5: {"rs": memorized("1/5K, 1%")}, 10: {"rs": memorized()}}))
+    assert memorization_table([run])["rs"].tolist() == [0]
+    early = memorization_table([run], round=5)
+    assert (early["round"].item(), early["rs"].item(), early["rs_lowest"].item()) == (5, 1, "1/5K, 1%")
+    with pytest.raises(InputError, match="round 7 was not evaluated"):
+        memorization_table([run], round=7)
+
+
+def test_what_was_not_measured_is_blank_not_zero(make_run: MakeRun) -> None:
+    row = memorization_table([read_run(make_run({5: {"rs": memorized(), "accuracy": math.nan}}))]).iloc[0]
+    assert (row["rs"], row["rs_lowest"]) == (0, "-")
+    for column in ("bs", "bs_lowest", "mean_exposure", "exposure_low", "accuracy", "perplexity", "references"):
+        assert row[column] is pd.NA
+
+
+def test_the_interval_is_students_t(make_run: MakeRun) -> None:
+    """Of the exposures 0 to 8: mean 4, variance 7.5, and t at 97.5% with 8 degrees of freedom is 2.306."""
+    row = memorization_table([read_run(make_run({5: {"exposure": EXPOSURE}}))]).iloc[0]
+    half = 2.306 * math.sqrt(7.5 / 9)
+    assert row["mean_exposure"] == 4
+    assert (row["exposure_low"], row["exposure_high"]) == pytest.approx((4 - half, 4 + half), abs=1e-3)
+
+
+@pytest.mark.parametrize("round_", [None, 10])
+def test_a_diverged_run_shows_its_status_and_no_result(make_run: MakeRun, round_: int | None) -> None:
+    metrics = {"rs": memorized("1/5K, 1%"), "bs": memorized(), "exposure": EXPOSURE, "accuracy": 0.25}
+    row = memorization_table([read_run(make_run({10: metrics}, status="diverged"))], round_).iloc[0]
+    assert row["status"] == "diverged"
+    assert row["canaries"] == 9
+    for column in set(tables.COLUMNS) - {"setting", "run", "canaries", "status"}:
+        assert row[column] is pd.NA
+
+
+def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
+    metrics = {"rs": memorized("1/5K, 1%"), "bs": memorized()}
+    folders = [
+        make_run({10: metrics, 20: metrics}, name="done", setting="A"),
+        make_run({10: metrics}, name="slow", setting="B", status="running"),
+        make_run({10: metrics}, name="dead", setting="C", status="failed", reason="a client keeps failing"),
+        make_run({10: metrics}, name="wild", setting="D", status="diverged"),
+        make_run(name="new", setting="E", status="running"),
+    ]
+    runs = [read_run(folder) for folder in folders]
+    assert not any((folder / "checkpoints").exists() for folder in folders)
+    head, _, *lines = tables.to_markdown(memorization_table(runs)).splitlines()[:7]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
+    assert [(line[0], line[1], line[2], line[-1]) for line in cells] == [
+        ("Setting", "Round", "RS /9", "Status"),
+        ("A", "20", "1", "completed"),
+        ("B", "10", "1", "running"),
+        ("C", "10", "1", "failed"),
+        ("D", "", "", "diverged"),
+        ("E", "", "", "running"),
+    ]
+    late = memorization_table(runs, round=20)
+    assert late["rs"].fillna(-1).tolist() == [1, -1, -1, -1, -1]
+    assert tables.to_markdown(memorization_table(runs[:1])).splitlines()[0].count("|") == 9
+
+
+def test_equal_settings_are_told_apart_and_other_counts_are_said(make_run: MakeRun) -> None:
+    runs = [
+        read_run(make_run({10: {"rs": memorized("1/5K, 1%", copies=copies)}}, name=f"seed-{copies}", copies=copies))
+        for copies in (1, 2)
+    ]
+    head, _, first, second = tables.to_markdown(memorization_table(runs)).splitlines()[:4]
+    assert re.split(r" *\| *", head)[1:5] == ["Setting", "Run", "RS", "Lowest"]
+    assert "seed-1" in first
+    assert "1/9" in first
+    assert "2/18" in second
+
+
+def test_markdown_cells_cannot_break_out(make_run: MakeRun) -> None:
+    run = read_run(make_run({10: {"rs": memorized()}}, setting=r"a|b \ *c* <d>"))
+    line = tables.to_markdown(memorization_table([run])).splitlines()[2]
+    assert re.split(r"(?<!\\)\|", line)[1].strip() == r"a\|b \\ \*c\* \<d>"
+
+
+LINE = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1).filter(str.strip)
+NUMBER = st.floats(0, allow_nan=False) | st.none()
+COUNT = st.integers(0, 2**53) | st.none()
+LOWEST = st.sampled_from(["-", *(name for name, _, _ in PAPER)]) | st.none()
+STATUS = st.sampled_from(["completed", "running", "failed", "diverged"])
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> pd.DataFrame:
+    kinds = {"string": LOWEST, "Int64": COUNT, "Float64": NUMBER}
+    values = {name: kinds[kind] for name, kind in tables.COLUMNS.items()}
+    values |= {"setting": LINE, "run": LINE, "status": STATUS, "canaries": st.integers(1, 999)}
+    rows = draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=4))
+    return pd.DataFrame(rows, columns=list(tables.COLUMNS)).astype(tables.COLUMNS)
+
+
+@settings(deadline=None)
+@given(frames())
+def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
+    assert_frame_equal(tables.from_csv(tables.to_csv(table)), table, check_exact=True)
+
+
+def test_csv_for_any_program(table_1: pd.DataFrame) -> None:
+    """Machine names, accuracy as a fraction, numbers that plain `read_csv` understands."""
+    table = pd.read_csv(io.StringIO(tables.to_csv(table_1)))
+    assert list(table.columns) == list(tables.COLUMNS)
+    assert table["accuracy"].tolist() == [0.246, 0.2451]
+    assert table["rs"].tolist() == [66, 26]
+    assert table["perplexity"].tolist() == [57.5, 58.2]
+
+
+def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: Path) -> None:
+    tables.write_parquet(table_1, tmp_path / "table.parquet")
+    assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table_1, check_exact=True)
+    assert [path.name for path in tmp_path.glob("*table*")] == ["table.parquet"]
+
+
+def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
+    assert tables.to_latex(table_1).splitlines() == [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{tabular}{lrlrlrrr}",
+        r"\toprule",
+        r"Setting & RS /90 & Lowest $(p_u, p_e)$ & BS /90 & Lowest $(p_u, p_e)$ & Exposure (bits) & Acc. \% & Perp. \\",
+        r"\midrule",
+        r"IID, FedAvg, $b_u = 500$ & 66 & 1/50K, 10\% & 56 & 1/50K, 10\% & 10.0 & 24.6 & 57.5 \\",
+        r"Non-IID, FedAvg, $b_u = 5000$ & 26 & 1/5K, 1\% & 2 & 1/5K, 100\% & 10.0 & 24.5 & 58.2 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+HOSTILE = r"\input{x} & 100% $b_x$ #1 {~^} <|> _b_u = 16"
+
+
+def test_latex_escapes_what_it_would_otherwise_obey(make_run: MakeRun) -> None:
+    text = tables.to_latex(memorization_table([read_run(make_run({10: {"rs": memorized()}}, setting=HOSTILE))]))
+    assert text.splitlines()[5].startswith(
+        r"\textbackslash{}input\{x\} \& 100\% \$b\_x\$ \#1 \{\textasciitilde{}\textasciicircum{}\} "
+        r"\textless{}\textbar{}\textgreater{} \_b\_u = 16 & 0 & - & "
+    )
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        read_run(make_run({10: {"rs": memorized()}}, setting=HOSTILE)),
+        read_run(make_run({10: {"rs": memorized()}}, setting="IID, FedAvg, b_u = 500", name="b", status="running")),
+    ]
+    body = tables.to_latex(memorization_table(runs))
+    document = f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{body}\\end{{document}}\n"
+    (tmp_path / "table.tex").write_text(document)
+    subprocess.run(["pdflatex", "-halt-on-error", "table.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
