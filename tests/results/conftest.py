@@ -20,6 +20,21 @@ def canary_id(index: int) -> str:
     return f"c{index:02d}"
 
 
+def roster(configurations: Sequence[tuple[float, float]], shift: int) -> pd.DataFrame:
+    """A canary per configuration; `shift` makes them other phrases."""
+    count = len(configurations)
+    return pd.DataFrame(
+        {
+            "canary": [canary_id(index) for index in range(count)],
+            "tokens": [[index + 1 + shift, 2, 3, 4, 5] for index in range(count)],
+            "words": [["a", "b", "c", "d", "e"]] * count,
+            "p_u": [p_u for p_u, _ in configurations],
+            "p_e": [p_e for _, p_e in configurations],
+            **{f"{kind}{what}": [3] * count for kind in ("planned_", "") for what in ("sharers", "insertions")},
+        }
+    )
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Write a run folder.
@@ -39,17 +54,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         folder = tmp_path / name
         (folder / "planted").mkdir(parents=True)
         configurations = [pair for pair in grid for _ in range(copies)]
-        count = len(configurations)
-        pd.DataFrame(
-            {
-                "canary": [canary_id(index) for index in range(count)],
-                "tokens": [[index + 1 + shift, 2, 3, 4, 5] for index in range(count)],
-                "words": [["a", "b", "c", "d", "e"]] * count,
-                "p_u": [p_u for p_u, _ in configurations],
-                "p_e": [p_e for _, p_e in configurations],
-                **{f"{kind}{what}": [3] * count for kind in ("planned_", "") for what in ("sharers", "insertions")},
-            }
-        ).to_parquet(folder / "planted" / "roster.parquet")
+        roster(configurations, shift).to_parquet(folder / "planted" / "roster.parquet")
         last = max(rounds, default=0) if rounds else 0
         described = {"name": name, "setting": "IID, FedAvg, b_u = 16", "status": "completed", "reason": None}
         (folder / "run.json").write_text(json.dumps({**described, "round": last, "rounds": last, **about}))
