@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import TINY, Experiment, MakeCorpus
 
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.files import new_folder
-
-MakeCorpus = Callable[..., Corpus]
 
 torch.set_num_threads(1)
 
@@ -55,3 +54,13 @@ def random_users() -> Callable[..., list[list[list[int]]]]:
         ]
 
     return make
+
+
+@pytest.fixture
+def experiment(
+    make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]], tmp_path: Path
+) -> Experiment:
+    """24 users of 8 records over 40 words, 4 test users, and `TINY`."""
+    make_corpus(random_users(24, 8, 36), test=random_users(4, 8, 36, seed=1), vocabulary_size=40)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return Experiment(tmp_path)

@@ -1,0 +1,223 @@
+"""Real Flower on real Ray: equal to the same rounds without them, whatever the shards, workers, nodes and faults."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Experiment
+
+from flsim import federated
+from flsim.checkpoint import latest, load, model_of
+from flsim.federated import ServerState
+from flsim.results.store import read_run
+from flsim.runs import Run, evaluate_checkpoint
+from flsim.sampling import fixed_size_cohort
+from flsim.train.local import train_cohort
+from flsim.train.update import UpdateSum
+
+
+def final_params(run: Path) -> dict[str, torch.Tensor]:
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    return load(newest)[0].params
+
+
+def rows(run: Path) -> pd.DataFrame:
+    return read_run(run).rows.drop(columns="run")
+
+
+def assert_same(run: Path, other: Path) -> None:
+    """Bit for bit: final parameters and every row."""
+    mine, theirs = final_params(run), final_params(other)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    pd.testing.assert_frame_equal(rows(run), rows(other), check_exact=True)
+
+
+def assert_close(run: Path, other: Path) -> None:
+    """Up to float rounding: float32 parameters to 1e-6, values to 1e-5; ranks and counts exactly."""
+    mine, theirs = final_params(run), final_params(other)
+    for name in mine:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-6, atol=1e-6)
+    pd.testing.assert_frame_equal(rows(run), rows(other), rtol=1e-5)
+
+
+def train_without_flower(run: Run, rounds: int) -> ServerState:
+    """The paper's loop, plainly, in this process."""
+    config, state = run.config, federated.init(run.corpus.layout.vocabulary_size, run.config.model, run.config.seed)
+    model = model_of(run.provenance)
+    bounds = [len(run.users) * shard // config.system.shards for shard in range(config.system.shards + 1)]
+    for round_ in range(rounds):
+        model.load_state_dict(state.params)
+        cohort = fixed_size_cohort(config.seed, round_, len(run.users), config.training.cohort).tolist()
+        total = UpdateSum.zero(state.params)
+        for first, last in pairwise(bounds):
+            members = [user for user in cohort if first <= user < last]
+            total = total.merge(train_cohort(model, run.users, members, config.local, config.seed, round_))
+        state = federated.apply(state, total, config.training)
+    return state
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment, world: str) -> None:
+    path = experiment.run("run", f"data.world={world}")
+    run = Run.open(path)
+    expected = train_without_flower(run, 4)
+    assert all(torch.equal(value, expected.params[name]) for name, value in final_params(path).items())
+    stored = rows(path)
+    assert sorted(stored["round"].unique()) == [2, 4]
+    again = evaluate_checkpoint(path, path / "checkpoints" / "round-000004.safetensors")
+    pd.testing.assert_frame_equal(rows(path), stored, check_exact=True)  # evaluating twice adds nothing
+    assert len(again) == (stored["round"] == 4).sum()
+    log = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    assert [entry["round"] for entry in log] == [1, 2, 3, 4]
+    assert [entry["users"] for entry in log] == [6] * 4
+    assert json.loads((path / "run.json").read_text())["status"] == "completed"
+
+
+def test_the_seed_decides_everything_and_shards_and_workers_nothing(experiment: Experiment) -> None:
+    first = experiment.run("first")
+    assert_same(first, experiment.run("again"))
+    assert_close(first, experiment.run("shards1", "system.shards=1"))
+    assert_close(first, experiment.run("shards5", "system.shards=5"))
+    one_worker = experiment.run("worker1", f"system.cpus_per_client={os.cpu_count()}")
+    assert_close(first, one_worker)
+    workers = {
+        w for line in (one_worker / "rounds.jsonl").read_text().splitlines() for w in json.loads(line)["workers"]
+    }
+    assert len(workers) == 1
+    other = experiment.run("other", "seed=1")
+    assert not rows(first)["value"].equals(rows(other)["value"])
+
+
+@pytest.fixture
+def two_ray_nodes() -> Iterator[str]:
+    """A cluster of two one-CPU nodes on loopback, started as a user would; its address."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--block"]
+    nodes = []
+
+    def start(*options: str) -> None:
+        process = subprocess.Popen(
+            [ray, "start", *options, *common],
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        nodes.append(process)
+        assert process.stdout is not None
+        assert any("Ray runtime started" in line for line in process.stdout)
+
+    try:
+        start("--head", f"--port={port}", "--include-dashboard=false")
+        start(f"--address=127.0.0.1:{port}")
+        yield f"127.0.0.1:{port}"
+    finally:
+        for process in reversed(nodes):
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(
+    experiment: Experiment, two_ray_nodes: str
+) -> None:
+    joined = experiment.run("joined", options=["--address", two_ray_nodes])
+    assert_same(joined, experiment.run("alone"))
+    log = (joined / "rounds.jsonl").read_text().splitlines()
+    nodes = {worker.split("/")[0] for line in log for worker in json.loads(line)["workers"]}
+    assert len(nodes) == 2
+
+
+def start(experiment: Experiment, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
+    return subprocess.Popen(command, cwd=experiment.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def wait_for_round(run: Path, round_: int) -> list[str]:
+    """Wait until a round is logged; the processes that trained it."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if (run / "rounds.jsonl").exists():
+            lines = (run / "rounds.jsonl").read_text().splitlines()
+            if len(lines) >= round_:
+                return [str(worker) for worker in json.loads(lines[round_ - 1])["workers"]]
+        time.sleep(0.02)
+    raise AssertionError(f"round {round_} did not come")
+
+
+def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment) -> None:
+    options = ("--set", "training.rounds=30", "--set", "evaluation.every=10")
+    whole = experiment.run("whole", *options[1::2])
+    broken = experiment.folder / "broken"
+    process = start(experiment, "--out", "broken", *options)
+    wait_for_round(broken, 12)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert json.loads((broken / "run.json").read_text())["status"] == "running"
+    experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
+    assert_same(broken, whole)
+
+
+def test_a_killed_client_is_replaced_and_changes_nothing(experiment: Experiment) -> None:
+    options = ("--set", "training.rounds=30", "--set", "evaluation.every=30")
+    whole = experiment.run("whole", *options[1::2])
+    process = start(experiment, "--out", "hurt", *options)
+    workers = wait_for_round(experiment.folder / "hurt", 5)
+    os.kill(int(workers[0].split("/")[1]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors.decode()
+    assert_same(experiment.folder / "hurt", whole)
+
+
+def test_ctrl_c_leaves_cleanly_and_resumes(experiment: Experiment) -> None:
+    options = ("--set", "training.rounds=400", "--set", "evaluation.every=400")
+    process = start(experiment, "--out", "stopped", *options)
+    wait_for_round(experiment.folder / "stopped", 3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.decode().splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
+    assert json.loads((experiment.folder / "stopped" / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> None:
+    """Its configuration is changed under its feet; nothing is averaged away."""
+    done = experiment.run("run", "training.rounds=2")
+    text = (done / "config.toml").read_text()
+    experiment.flsim("run", experiment.config, "--out", "broken", "--set", "training.rounds=2")
+    (experiment.folder / "broken" / "planted" / "overlay.u16").unlink()
+    (experiment.folder / "broken" / "checkpoints" / "round-000002.safetensors").unlink()
+    failed = experiment.flsim(
+        "run", experiment.config, "--out", "broken", "--set", "training.rounds=3", "--resume", check=False
+    )
+    assert failed.returncode == 1
+    assert text
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_diverging_run_stops_with_the_round_and_the_last_good_checkpoint(experiment: Experiment) -> None:
+    settings = ["--set", "local.learning_rate=1e30", "--set", "training.server_learning_rate=1e-30"]
+    failed = experiment.flsim("run", experiment.config, "--out", "run", *settings, check=False)
+    assert failed.returncode == 1
+    line = failed.stderr.strip().splitlines()[-1]
+    assert line.startswith("flsim: round ")
+    assert "not finite" in line
+    assert "last good checkpoint: " in line
+    about = json.loads((experiment.folder / "run" / "run.json").read_text())
+    assert about["status"] == "diverged"
+    table = experiment.flsim("table", "run", "--format", "csv").stdout.splitlines()
+    assert table[1].endswith("diverged")
