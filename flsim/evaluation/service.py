@@ -11,7 +11,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from flsim.errors import Diverged, RunFailed
+from flsim.errors import Diverged, InputError, RunFailed
 
 RETRIES = 3  # of an evaluation whose process died: more, and one that needs too much memory would go on for ever
 NICENESS = 5  # training goes first
@@ -35,8 +35,11 @@ class _Evaluator:
 class EvaluationService:
     """Evaluates checkpoints while training goes on; the caller never waits before `drain`.
 
-    The actor starts with the first submission. Where its process dies it is started again, and what it had not finished
+    The actor starts with the first submission. Where its process dies it is started again, and what it was working on
     is done again; so the work must store what it finds, and storing it twice must change nothing.
+
+    The queue is held here, and the actor gets the next checkpoint when a call sees that it has finished one: Ray keeps
+    no order among the tasks that it retries on a restarted actor.
 
     >>> service = EvaluationService(functools.partial(evaluate_checkpoint, run_folder))     # doctest: +SKIP
     >>> service.submit(checkpoint); service.poll(); service.drain(timeout=3600)             # doctest: +SKIP
@@ -52,12 +55,13 @@ class EvaluationService:
         """
         self._work, self._num_gpus = work, num_gpus
         self._actor: Any = None
-        self._pending: deque[tuple[Path, Any]] = deque()
+        self._waiting: deque[Path] = deque()
+        self._running: tuple[Path, Any] | None = None
 
     @property
     def pending(self) -> int:
         """Submissions whose outcome no `poll` or `drain` has seen."""
-        return len(self._pending)
+        return len(self._waiting) + (self._running is not None)
 
     def submit(self, checkpoint: Path) -> None:
         """Queue a checkpoint; returns at once.
@@ -67,7 +71,9 @@ class EvaluationService:
         """
         if self._actor is None:
             self._actor = self._start()
-        self._pending.append((checkpoint, self._actor.evaluate.remote(str(checkpoint))))
+        self._waiting.append(checkpoint)
+        if self._running is None:
+            self._run_next()
 
     def poll(self) -> int:
         """The number of rows of evaluations that finished since the last look; does not wait.
@@ -77,8 +83,8 @@ class EvaluationService:
             RunFailed: an evaluation failed; names the checkpoint and the cause.
         """
         rows = 0
-        while self._pending and ray.wait([self._pending[0][1]], timeout=0)[0]:
-            rows += self._collect(None)
+        while self._running is not None and ray.wait([self._running[1]], timeout=0)[0]:
+            rows += self._collect(*self._running, None)
         return rows
 
     def drain(self, timeout: float) -> int:
@@ -93,16 +99,16 @@ class EvaluationService:
         """
         deadline = time.monotonic() + timeout
         rows = 0
-        while self._pending:
-            rows += self._collect(max(0.0, deadline - time.monotonic()))
+        while self._running is not None:
+            rows += self._collect(*self._running, max(0.0, deadline - time.monotonic()))
         return rows
 
     def close(self) -> None:
         """Stop the actor, and forget what is pending."""
         if self._actor is not None:
             ray.kill(self._actor)
-        self._actor = None
-        self._pending.clear()
+        self._actor = self._running = None
+        self._waiting.clear()
 
     def _start(self) -> Any:
         if not ray.is_initialized():
@@ -112,26 +118,28 @@ class EvaluationService:
         options = {"num_cpus": 0, "num_gpus": self._num_gpus, "max_restarts": -1, "max_task_retries": RETRIES}
         return ray.remote(_Evaluator).options(**options).remote(self._work, self._num_gpus)
 
-    def _collect(self, timeout: float | None) -> int:
-        """Wait for the oldest submission, and forget it unless the time is over."""
-        checkpoint, reply = self._pending[0]
+    def _run_next(self) -> None:
+        self._running = None
+        if self._waiting:
+            checkpoint = self._waiting.popleft()
+            self._running = checkpoint, self._actor.evaluate.remote(str(checkpoint))
+
+    def _collect(self, checkpoint: Path, reply: Any, timeout: float | None) -> int:
+        """Wait for what is running, then let the next one run, whatever came out."""
         try:
             rows = int(ray.get(reply, timeout=timeout))
         except GetTimeoutError:
             raise RunFailed(f"the evaluation of {checkpoint.name} did not finish in time") from None
-        except RayTaskError as error:
-            self._pending.popleft()
-            cause = error.cause
+        except RayError as error:
+            self._run_next()
+            cause = error.cause if isinstance(error, RayTaskError) else error
             kind = Diverged if isinstance(cause, Diverged) else RunFailed
             raise kind(f"the evaluation of {checkpoint.name} failed: {_said(cause)}") from error
-        except RayError as error:
-            self._pending.popleft()
-            raise RunFailed(f"the evaluation of {checkpoint.name} failed: {_said(error)}") from error
-        self._pending.popleft()
+        self._run_next()
         return rows
 
 
 def _said(error: BaseException) -> str:
-    """One line: what an exception says, or what it is where it says nothing."""
+    """One line: what an exception says, and of which type it is unless it is one of ours."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, Diverged) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, (InputError, RunFailed)) else f"{type(error).__name__}: {text}"

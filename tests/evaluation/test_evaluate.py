@@ -1,0 +1,171 @@
+"""All measurements of one model: what they are, and what they do not depend on."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import pytest
+import torch
+from helpers import MakeCorpus
+
+from flsim.canaries.spec import Canary
+from flsim.data.corpus import Split
+from flsim.errors import Diverged, InputError
+from flsim.evaluation.evaluate import EvaluationHParams, evaluate
+from flsim.evaluation.utility import utility
+from flsim.memorization.exposure import exposure
+from flsim.memorization.random_sampling import references
+from flsim.memorization.score import log_perplexity
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.results.rows import Row
+
+V, SEED = 12, 5
+HPARAMS = EvaluationHParams(references=300, beam_width=5)
+CANARIES = [
+    Canary(f"c{index}", tokens, 0.1, 1.0)
+    for index, tokens in enumerate([(1, 2, 3, 4), (8, 8, 1, 5), (2, 6, 7, 1), (3, 3, 3, 3)])
+]
+CANARY_METRICS = {"log_perplexity", "rank", "exposure", "rs", "bs"}
+MODEL_METRICS = {"references", "accuracy", "accuracy_all_tokens", "perplexity"}
+
+
+@pytest.fixture
+def model() -> CIFGLanguageModel:
+    """Opinionated, so that scores are far apart."""
+    model = CIFGLanguageModel(V, ModelHParams(4, 6)).initialize(1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    return model
+
+
+@pytest.fixture
+def population(make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]) -> Split:
+    users = random_users(10, 6, 8)
+    return make_corpus(train=users[:1], test=users, vocabulary_size=V).split("test")
+
+
+def measure(
+    model: CIFGLanguageModel,
+    test: Split,
+    canaries: Sequence[Canary] = CANARIES,
+    hparams: EvaluationHParams = HPARAMS,
+    run: str = "a",
+    round_: int = 12,
+) -> list[Row]:
+    return evaluate(model, canaries, test, hparams, SEED, run, round_)
+
+
+def by_key(rows: list[Row]) -> dict[tuple[str, str], float]:
+    return {(row.metric, row.canary): row.value for row in rows}
+
+
+def test_one_row_for_each_metric_of_each_canary_and_of_the_model(model: CIFGLanguageModel, population: Split) -> None:
+    rows = measure(model, population)
+    expected = {*product(CANARY_METRICS, ["c0", "c1", "c2", "c3"]), *product(MODEL_METRICS, [""])}
+    assert len(rows) == len(expected)
+    assert set(by_key(rows)) == expected
+    assert {(row.run, row.round) for row in rows} == {("a", 12)}
+
+
+@pytest.mark.parametrize("prefix", [1, 2, 3])
+def test_what_the_values_are(model: CIFGLanguageModel, population: Split, prefix: int) -> None:
+    """From scores of R and of all continuations, in full."""
+    values = by_key(measure(model, population, hparams=EvaluationHParams(300, beam_width=8**3, prefix=prefix)))
+    layout = population.layout
+    among = references(SEED, 300, 4 - prefix, layout)
+    everything = torch.tensor(list(product(range(1, 9), repeat=4 - prefix)))
+    for canary in CANARIES:
+        known = torch.tensor((layout.bos, *canary.tokens[:prefix]))
+        own = log_perplexity(model, known, torch.tensor([canary.tokens[prefix:]]))
+        rank = 1 + int((log_perplexity(model, known, among) <= own + 1e-9).sum())
+        best = everything[log_perplexity(model, known, everything).argmin()]
+        assert values["log_perplexity", canary.id] == pytest.approx(float(own), rel=1e-12)
+        assert values["rank", canary.id] == rank
+        assert values["exposure", canary.id] == exposure(rank, 300)
+        assert values["rs", canary.id] == (rank == 1)
+        assert values["bs", canary.id] == (tuple(best.tolist()) == canary.tokens[prefix:])
+    assert values["references", ""] == 300
+    assert values["perplexity", ""] == pytest.approx(utility(model, population).perplexity)
+
+
+def test_a_memorized_canary(model: CIFGLanguageModel, population: Split) -> None:
+    """A model that says 3 whatever it read: the canary 3 3 3 3 is memorized unless R holds it, no other one is."""
+    with torch.no_grad():
+        model.projection.zero_()
+        model.output_bias[3] = 40.0
+    assert [3, 3, 3] not in references(SEED, 50, 3, population.layout).tolist()
+    values = by_key(measure(model, population, hparams=EvaluationHParams(50)))
+    assert [values["rs", f"c{index}"] for index in range(4)] == [0, 0, 0, 1]
+    assert [values["bs", f"c{index}"] for index in range(4)] == [0, 0, 0, 1]
+    assert values["exposure", "c3"] == math.log2(51)
+
+
+def test_the_order_of_canaries_does_not_matter(model: CIFGLanguageModel, population: Split) -> None:
+    rows = measure(model, population)
+    assert measure(model, population, canaries=CANARIES[::-1]) == rows
+    alone = measure(model, population, canaries=CANARIES[2:3])
+    assert alone == [row for row in rows if row.canary in ("c2", "")]
+
+
+def test_measuring_again_changes_nothing(model: CIFGLanguageModel, population: Split) -> None:
+    before = [parameter.clone() for parameter in model.parameters()]
+    rows = measure(model, population)
+    assert measure(model, population) == rows
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_references_are_the_same_for_all_rounds_and_runs(model: CIFGLanguageModel, population: Split) -> None:
+    first, second = measure(model, population), measure(model, population, run="b", round_=13)
+    assert by_key(first) == by_key(second)
+    assert {(row.run, row.round) for row in second} == {("b", 13)}
+
+
+def test_users_that_are_chosen_are_the_same_every_time(model: CIFGLanguageModel, population: Split) -> None:
+    some, again, all_, more = (
+        by_key(measure(model, population, canaries=[], hparams=EvaluationHParams(1, test_users=count)))
+        for count in (3, 3, None, 1000)
+    )
+    assert some == again
+    assert all_ == more
+    assert some["perplexity", ""] != all_["perplexity", ""]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["embedding", "gate_bias"])
+def test_a_diverged_model_is_refused(model: CIFGLanguageModel, population: Split, name: str, value: float) -> None:
+    """Also where no canary and no user would have met the value: the embedding of the last token."""
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[-1] = value
+    with pytest.raises(Diverged, match=rf"^run a, round 12: 1 of [0-9,]+ values of parameter {name} are not finite$"):
+        measure(model, population)
+
+
+def test_a_model_that_overflows_is_refused(model: CIFGLanguageModel, population: Split) -> None:
+    """Finite parameters, and two logits that float64 cannot subtract."""
+    with torch.no_grad():
+        model.output_bias[1] = 1.5e308
+        model.output_bias[2] = -1.5e308
+    with pytest.raises(Diverged, match="run a, round 12: a log-probability is not finite"):
+        measure(model, population)
+
+
+@pytest.mark.parametrize("name", ["references", "beam_width", "prefix", "test_users"])
+def test_settings_below_one_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"^{name} must be at least 1, found 0$"):
+        EvaluationHParams(**{name: 0})
+
+
+def test_the_papers_settings_are_the_defaults() -> None:
+    assert EvaluationHParams() == EvaluationHParams(references=2_000_000, beam_width=5, prefix=1, test_users=None)
+
+
+def test_input_that_does_not_fit_is_refused(
+    model: CIFGLanguageModel, population: Split, make_corpus: MakeCorpus
+) -> None:
+    with pytest.raises(InputError, match="prefix of 4 leaves nothing of canary c0"):
+        measure(model, population, hparams=EvaluationHParams(10, prefix=4))
+    with pytest.raises(InputError, match="no test users"):
+        measure(model, make_corpus(train=[[[1]]], vocabulary_size=V, name="empty").split("test"))
+    with pytest.raises(InputError, match="knows 12 tokens, but the test users' corpus has 13"):
+        measure(model, make_corpus(train=[[[1]]], test=[[[1]]], vocabulary_size=13, name="other").split("test"))
