@@ -103,7 +103,7 @@ def lowest(roster: pd.DataFrame) -> str:
     Ordered by expected insertion frequency p_u * p_e, then by expected sharers p_u (section 4.2).
     """
     pairs = zip(roster["p_u"].astype(float), roster["p_e"].astype(float), strict=True)
-    # Products that are equal on paper, such as 1/5K * 1% and 1/50K * 10%, differ in their last bit.
+    # Products that are equal on paper, such as 1/10 * 10% and 1 * 1%, can differ in their last bit.
     pair = min(pairs, key=lambda pair: (float(f"{pair[0] * pair[1]:.12g}"), pair[0]), default=None)
     return "-" if pair is None else f"{user_share(pair[0])}, {100 * pair[1]:.6g}%"
 

@@ -43,11 +43,17 @@ def roster(pairs: list[tuple[float, float]]) -> pd.DataFrame:
 @settings(deadline=None)  # the machine's load is not the test's matter
 @given(st.sets(st.integers(0, 8), min_size=1), st.randoms())
 def test_lowest_is_by_insertions_then_by_sharers(chosen: set[int], random: Random) -> None:
-    """Against exact arithmetic: the grid is full of products that floating point only nearly gets equal."""
+    """Against exact arithmetic, over the paper's grid, which has ties of insertion frequency."""
     picked = [PAPER[index] for index in chosen]
     random.shuffle(picked)
     expected = min(picked, key=lambda one: (one[1] * one[2], one[1]))[0]
     assert tables.lowest(roster([(float(p_u), float(p_e)) for _, p_u, p_e in picked])) == expected
+
+
+def test_products_that_only_rounding_tells_apart_are_equal() -> None:
+    """10% * 10% and 100% * 1% are one in a hundred: fewer sharers decide, not the last bit."""
+    assert 0.1 * 0.1 > 1.0 * 0.01
+    assert tables.lowest(roster([(1.0, 0.01), (0.1, 0.1)])) == "1/10, 10%"
 
 
 def test_lowest_of_none_is_a_dash() -> None:
