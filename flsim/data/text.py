@@ -1,0 +1,78 @@
+"""From a post's HTML to sentences of words.
+
+What is done is what TensorFlow Federated publishes about its Stack Overflow data (docstring of
+`tff.simulation.datasets.stackoverflow.load_data`): "the bodies were parsed into sentences", then "1. Lowercase the
+text, 2. Unescape HTML symbols, 3. Remove non-ascii symbols, 4. Separate punctuation as individual tokens (except
+apostrophes and hyphens), 5. Removing extraneous whitespace, 6. Replacing URLS with a special token". Where that leaves
+a choice, the choice is written down at `plain_text` and `sentences`.
+"""
+
+import re
+
+from selectolax.lexbor import LexborHTMLParser
+
+URL = "<URL>"
+
+# What ends a sentence in a rendered page, `pre` included although its text is dropped.
+_BLOCKS = (
+    "address, article, aside, blockquote, br, caption, center, dd, details, div, dl, dt, fieldset, figcaption, figure, "
+    "footer, form, h1, h2, h3, h4, h5, h6, header, hr, li, main, nav, ol, p, pre, section, summary, table, tbody, td, "
+    "tfoot, th, thead, tr, ul"
+)
+_DROPPED = ["pre", "script", "style"]
+
+# Never the end of a sentence, although white space follows the full stop.
+_ABBREVIATIONS = (
+    "a.k.a", "al", "approx", "cf", "dr", "e.g", "eg", "eq", "eqs", "esp", "etc", "fig", "figs", "i.e", "ie", "incl",
+    "mr", "mrs", "pp", "prof", "resp", "viz", "vol", "vs", "w.r.t",
+)  # fmt: skip
+
+_WHITE_SPACE = re.compile(r"\s+")
+_WHITE_SPACE_IN_LINE = re.compile(r"[^\S\n]+")
+# Ends before punctuation that belongs to the sentence around it.
+_URL = re.compile(r"""(?<![a-z0-9])(?:https?://|ftp://|www\.)[^\s<>"]*[^\s<>".,:;!?'()\[\]{}*]""")
+_SENTENCE_END = re.compile(
+    r"([.!?])" + "".join(rf"(?<!\b{re.escape(word)}\.)" for word in _ABBREVIATIONS) + _WHITE_SPACE.pattern
+)
+_TOKEN = re.compile(rf"{URL}|[a-z0-9]+(?:['-][a-z0-9]+)*|[!-/:-@\[-`{{-~]")
+
+
+def plain_text(html: str) -> str:
+    """The text of an HTML fragment, one line for each block element.
+
+    The text of `pre`, `script` and `style` is dropped. Block elements and `br` begin and end lines; inline elements,
+    `code` included, leave no trace, so that a word may go through them. Character references are unescaped; white
+    space, line feeds included, is one space as in a rendered page. Any text is HTML: nothing is refused.
+    """
+    tree = LexborHTMLParser(_WHITE_SPACE.sub(" ", html))
+    for block in tree.css(_BLOCKS):
+        block.insert_before("\n")
+        block.insert_after("\n")
+    tree.strip_tags(_DROPPED)
+    return tree.body.text(deep=True, separator="") if tree.body else ""
+
+
+def sentences(text: str) -> list[list[str]]:
+    """The sentences of plain text, each a list of at least one token.
+
+    In this order:
+
+    1. lower case;
+    2. URLs (http, https, ftp, or beginning with www.) become the token ``<URL>``, which is thereby the only one with
+       capital letters; punctuation after a URL is not part of it;
+    3. runs of white space, Unicode's included, become one space; line feeds stay;
+    4. all other characters outside ASCII are removed, without a space in their place;
+    5. sentences end at line feeds, and after ``.``, ``!`` or ``?`` where white space follows, except after common
+       abbreviations (e.g. i.e. etc. vs. and the like): never inside ``3.14`` or ``os.path``. The mark stays in its
+       sentence;
+    6. tokens are words (letters and digits, with single apostrophes and hyphens inside) and single punctuation
+       characters; control characters are dropped;
+    7. sentences without tokens are dropped.
+
+    >>> sentences("Don't use e.g. os.path. Thanks!")
+    [["don't", 'use', 'e', '.', 'g', '.', 'os', '.', 'path', '.'], ['thanks', '!']]
+    """
+    text = _WHITE_SPACE_IN_LINE.sub(" ", _URL.sub(URL, text.lower()))
+    text = text.encode("ascii", "ignore").decode("ascii")
+    lines = _SENTENCE_END.sub(r"\1\n", text).split("\n")
+    return [tokens for tokens in map(_TOKEN.findall, lines) if tokens]
