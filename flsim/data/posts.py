@@ -5,6 +5,7 @@ source in memory, and adds what it leaves out to `dropped` under a reason that n
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +32,12 @@ class Post:
 
 
 class Source:
-    """A file, opened to be read once, front to back, and hashed on the way.
+    """A file, opened to be read once, front to back, and hashed on the way; a pipe will do.
+
+    Attributes:
+        size: bytes that are there to be read, as far as is known; 0 for a pipe.
+        bytes: bytes read so far.
+        head: the file's first bytes, to tell its format from.
 
     Raises:
         InputError: there is no such file, or it cannot be opened.
@@ -47,6 +53,7 @@ class Source:
             self._file = path.open("rb")
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        self.size = os.fstat(self._file.fileno()).st_size
         self.head = self._file.read(CHUNK)
 
     def __enter__(self) -> "Source":

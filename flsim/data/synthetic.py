@@ -54,9 +54,9 @@ class SyntheticHParams:
 
     def __post_init__(self) -> None:
         for name in ("users", "test_users", "heldout_users", "words_per_user", "topics"):
-            value = getattr(self, name)
-            if value < (0 if name == "heldout_users" else 1):
-                raise InputError(f"{name} must be at least 1, found {value}")
+            value, least = getattr(self, name), 0 if name == "heldout_users" else 1
+            if value < least:
+                raise InputError(f"{name} must be at least {least}, found {value}")
         for name in ("heterogeneity", "zipf"):
             value = getattr(self, name)
             if not 0 < value < np.inf:
