@@ -78,10 +78,10 @@ def synthetic(
     out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
     users: Annotated[int, typer.Option(help="Training users.")] = 400,
     words_per_user: Annotated[int, typer.Option(help="Words of each user.")] = 250,
-    vocabulary: Annotated[int, typer.Option(help="Token ids, the four special ones included.")] = 1_000,
+    vocabulary: Annotated[int, typer.Option(help="Token ids, the four special ones included.")] = 600,
     heterogeneity: Annotated[
         float, typer.Option(help="Dirichlet concentration of users' topics: small is heterogeneous.")
-    ] = 0.1,
+    ] = 0.5,
     seed: Annotated[int, typer.Option(help="Another seed, another corpus.")] = 0,
     as_json: Json = False,
 ) -> None:

@@ -71,7 +71,8 @@ class SystemHParams:
         gpus_for_evaluation: GPUs of the evaluator, to be left over by the clients; 0 evaluates on a CPU.
         checkpoint_every: rounds between two checkpoints; only the newest and the evaluated ones are kept.
         deadline: seconds that a round may take before missing replies are asked for again.
-        retries: times that a shard is asked again after an error or the deadline, before the run fails.
+        retries: times that a shard is asked again after an error or the deadline, before the run fails; with a pause
+            of 1, 2, 4, ... seconds before each, in which a client process that died comes back.
     """
 
     shards: int = 2
@@ -80,7 +81,7 @@ class SystemHParams:
     gpus_for_evaluation: float = 0.0
     checkpoint_every: int = 10
     deadline: float = 3600.0
-    retries: int = 2
+    retries: int = 3
 
     def __post_init__(self) -> None:
         _at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client, checkpoint_every=self.checkpoint_every)
@@ -121,7 +122,7 @@ class Config:
     def setting(self) -> str:
         """The row's name in a table, as in the paper's."""
         world = {"iid": "IID", "non-iid": "Non-IID"}[self.data.world]
-        return f"{world}, FedAvg, b_u = {self.training.cohort}"
+        return f"{world}, FedAvg, b_u={self.training.cohort}"
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:

@@ -40,7 +40,9 @@ def train(grid: Grid, run: Run, stop: Event) -> ServerState:
     """
     system = run.config.system
     nodes = wait_for_nodes(grid, system.shards, system.deadline)
-    evaluation = EvaluationService(partial(evaluate_checkpoint, run.path), system.gpus_for_evaluation)
+    device = "cuda" if system.gpus_for_evaluation else "cpu"
+    work = partial(evaluate_checkpoint, run.path.resolve(), device=device)
+    evaluation = EvaluationService(work, system.gpus_for_evaluation)
 
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
@@ -74,7 +76,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluation: Evaluatio
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
     rounds = run.config.training.rounds
     for path in run.unevaluated():
-        evaluation.submit(path)
+        evaluation.submit(path.resolve())
     with progress(run.name, rounds, start=state.round) as advance:
         while state.round < rounds:
             began = time.monotonic()
@@ -85,7 +87,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluation: Evaluatio
                 path = run.save(state)
                 run.mark("running")
                 if run.is_evaluated_at(state.round):
-                    evaluation.submit(path)
+                    evaluation.submit(path.resolve())
             evaluation.poll()
             loss = total.loss / max(total.tokens, 1)
             run.log_round(
@@ -116,17 +118,19 @@ def exchange(
 ) -> list[ShardReply]:
     """Send each request to its shard's node and collect all replies, in the requests' order.
 
-    A shard that answers with an error, or not within `deadline` seconds, is asked again, at most `retries` times.
+    A shard that answers with an error, or not within `deadline` seconds, is asked again, at most `retries` times, after
+    1, 2, 4, ... seconds: a client process that died takes about that long to come back.
 
     Raises:
         RunFailed: a shard failed each time, with its last reason; or `stop` was set.
     """
     replies: dict[int, ShardReply] = {}
-    for _ in range(1 + retries):
-        missing = [request for request in asked if request.shard not in replies]
-        if not missing:
+    failures = _ask(grid, nodes, asked, deadline, stop, replies)
+    for attempt in range(retries):
+        if not failures:
             break
-        failures = _ask(grid, nodes, missing, deadline, stop, replies)
+        stop.wait(2**attempt)
+        failures = _ask(grid, nodes, [r for r in asked if r.shard in failures], deadline, stop, replies)
     if failures:
         shard, reason = min(failures.items())
         raise RunFailed(f"round {asked[0].round + 1}: shard {shard} failed {1 + retries} times, last with: {reason}")

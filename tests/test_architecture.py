@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": {"model", "train"},
     "runs": {"data", "canaries", "sampling", "model", "federated", "checkpoint", "evaluation", "results", "config"},
     "demo": {"data", "canaries", "config", "runs", "results"},
+    "__main__": {"cli"},
     "cli": {"data", "config", "runs", "results", "demo"},
 }
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))

@@ -45,11 +45,11 @@ class SyntheticHParams:
     test_users: int = 40
     heldout_users: int = 40
     words_per_user: int = 250
-    vocabulary_size: int = 1_000
+    vocabulary_size: int = 600
     record_words: int = 20
-    topics: int = 10
-    heterogeneity: float = 0.1
-    zipf: float = 1.0
+    topics: int = 5
+    heterogeneity: float = 0.5
+    zipf: float = 1.2
     order: float = 0.7
 
     def __post_init__(self) -> None:
