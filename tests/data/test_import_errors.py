@@ -1,0 +1,219 @@
+"""Bad input: one line that says what, where and what to do; and nothing is left behind, whatever goes wrong."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dumps import dump, peak_kilobytes, question, write_dump, write_jsonl
+
+from flsim.data import importing
+from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.importing import ImportHParams, import_corpus
+from flsim.errors import InputError
+
+SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)
+TEXT = "a b c d e f g h. " * 3
+
+
+def import_folder(folder: Path, hparams: ImportHParams = SMALL, format: str | None = None) -> Corpus:
+    """Import all files of a folder, in order of name."""
+    return import_corpus(sorted(folder.iterdir()), folder.parent / "corpus", hparams, format)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    return folder
+
+
+def nothing_but(folder: Path) -> bool:
+    return list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"user,text\\n1,a\\n", r"a\.csv: neither XML nor JSON lines; give"),
+        ("a.txt", b"", r"a\.txt: neither XML nor JSON lines"),
+        ("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", r"a\.7z: compressed; unpack it first"),
+        ("a.xml", b"\x1f\x8b\x08", r"a\.xml: compressed"),
+        ("a.xml", b"", r"a\.xml: line 1, column 1: no element found"),
+        ("a.jsonl", b"", r"a\.jsonl: no text of any user in 0 posts"),
+        ("a.jsonl", b'{"user": 1, "text": "\xc3\xa9"}', r"a\.jsonl: no text of any user in 1 posts"),
+        ("a.jsonl", b"hello", r"a\.jsonl: line 1: not JSON"),
+        ("a.json", b'[{"user": 1, "text": "a"}]', r"a\.json: line 1: not a JSON object"),
+        ("a.xml", b'{"user": 1, "text": "a b c"}', "no user has 12 words; the longest, '1', has 3: import more text"),
+        ("a.jsonl", b"<users/>", "the root element is <users>"),
+    ],
+)
+def test_bad_sources(sources: Path, name: str, content: bytes, message: str) -> None:
+    (sources / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        import_folder(sources)
+    assert "\n" not in str(caught.value)
+    assert nothing_but(sources)
+
+
+def test_a_missing_source_is_found_before_anything_is_read(sources: Path) -> None:
+    broken = sources / "a.Posts.xml"
+    broken.write_text("<posts>")
+    with pytest.raises(InputError, match=r"no\.xml: cannot be read \(No such file or directory\)"):
+        import_corpus([broken, sources / "no.xml"], sources.parent / "corpus", SMALL)
+    assert nothing_but(sources)
+
+
+def test_folders_and_nothing_are_no_sources(sources: Path) -> None:
+    with pytest.raises(InputError, match="a folder; name the files in it"):
+        import_corpus([sources], sources.parent / "corpus", SMALL)
+    with pytest.raises(InputError, match="name at least one file"):
+        import_corpus([], sources.parent / "corpus", SMALL)
+    assert nothing_but(sources)
+
+
+def test_the_format_can_be_forced(sources: Path) -> None:
+    (sources / "a.txt").write_text(f'\n\n{{"user": 1, "text": "{TEXT}"}}')
+    assert len(import_folder(sources, format="jsonl").split("train")) == 1
+
+
+def test_a_forced_format_is_obeyed_and_must_exist(sources: Path) -> None:
+    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
+    with pytest.raises(InputError, match="line 1, column 1: "):
+        import_folder(sources, format="stackexchange")
+    with pytest.raises(InputError, match="format must be one of stackexchange, jsonl, found 'csv'"):
+        import_folder(sources, format="csv")
+    assert nothing_but(sources)
+
+
+def test_the_same_content_twice(sources: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        write_jsonl(sources / name, [(1, TEXT)])
+    with pytest.raises(InputError, match=r"b\.jsonl: the same content as .*a\.jsonl; give it once"):
+        import_folder(sources)
+    assert nothing_but(sources)
+
+
+def test_no_user_is_long_enough(sources: Path) -> None:
+    write_dump(sources / "ai.Posts.xml", [question("1", TEXT), question("2", TEXT * 2)])
+    with pytest.raises(InputError, match=re.escape("no user has 100 words; the longest, 'ai/2', has 36:")):
+        import_folder(sources, ImportHParams(8, 6, 100))
+    import_folder(sources, ImportHParams(8, 6, 36, heldout=0.0, test=0.0))  # what the message suggests
+
+
+def test_the_vocabulary_is_larger_than_the_corpus(sources: Path) -> None:
+    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
+    with pytest.raises(InputError, match=r"a\.jsonl: vocabulary of 100 asked for, but .* only 6 different words"):
+        import_folder(sources, ImportHParams(100, 6, 12, 0.0, 0.0))
+    import_folder(sources, ImportHParams(10, 6, 12, 0.0, 0.0))  # what the message suggests
+
+
+def test_nobody_is_left_to_train_on(sources: Path) -> None:
+    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
+    write_jsonl(sources / "b.jsonl", [(2, TEXT)])
+    with pytest.raises(
+        InputError, match=r"a\.jsonl and 1 more: no train users, since heldout and test took all of the 2"
+    ):
+        import_folder(sources, ImportHParams(8, 6, 12, heldout=0.49999, test=0.49999))
+    assert nothing_but(sources)
+
+
+def test_what_exists_is_not_overwritten(sources: Path) -> None:
+    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
+    corpus = import_folder(sources)
+    with pytest.raises(InputError, match="exists already"):
+        import_folder(sources)
+    Corpus.open(corpus.path, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocabulary_size": 4}, "vocabulary size must be between 5 and 65,536, found 4"),
+        ({"record_words": 0}, "record_words must be at least 1, found 0"),
+        ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
+        ({"heldout": -0.1}, "heldout must be a share of authors from 0 up to 1, found -0.1"),
+        ({"test": 1.0}, "test must be a share of authors from 0 up to 1, found 1.0"),
+        ({"test": float("nan")}, "test must be a share of authors from 0 up to 1, found nan"),
+        ({"heldout": 0.5, "test": 0.5}, r"heldout \+ test must be less than 1"),
+    ],
+)
+def test_hparams_that_make_no_sense(values: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ImportHParams(**values)  # type: ignore[arg-type]
+
+
+def test_a_cut_dump_leaves_nothing_wherever_it_is_cut(sources: Path) -> None:
+    content = dump([question(str(owner), f"<p>{TEXT}</p>") for owner in range(6)]).encode("utf-8-sig")
+    whole = content.index(b"</posts>") + len(b"</posts>")
+    path = sources / "a.Posts.xml"
+    for length in [*range(0, 60), *range(60, whole, 17), *range(whole - 12, whole)]:
+        path.write_bytes(content[:length])
+        with pytest.raises(InputError, match=r"a\.Posts\.xml: line \d+, column \d+: "):
+            import_folder(sources)
+        assert nothing_but(sources), length
+    path.write_bytes(content[:whole])
+    assert len(import_folder(sources).split("train")) == 6
+
+
+def test_cut_json_lines_leave_nothing_or_a_corpus(sources: Path) -> None:
+    path = write_jsonl(sources / "a.jsonl", [(owner, TEXT) for owner in range(4)])
+    content = path.read_bytes()
+    lines = content.count(b"\n")
+    ends = {0, *(index for index in range(len(content) + 1) if content[index : index + 1] in (b"", b"\n"))}
+    for length in {*range(0, len(content), 7), *ends, *(end + 1 for end in ends)}:
+        path.write_bytes(content[:length])
+        out = sources.parent / "corpus"
+        try:
+            corpus = import_folder(sources)
+        except InputError:
+            assert length <= 1 or content[length - 1 : length] != b"\n"
+            assert nothing_but(sources)
+        else:
+            assert len(corpus.split("train")) <= lines
+            out.rename(sources / "kept")
+            for file in sorted((sources / "kept").rglob("*"), reverse=True):
+                file.rmdir() if file.is_dir() else file.unlink()
+            (sources / "kept").rmdir()
+
+
+def stop(*arguments: object, **named: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda patch: patch.setattr(CorpusWriter, "finish", stop),
+        lambda patch: patch.setattr(importing, "sentences", stop),
+        lambda patch: patch.setattr(importing, "_encode", stop),
+    ],
+    ids=["manifest", "pass 1", "pass 3"],
+)
+def test_an_interrupt_leaves_nothing(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
+    break_it(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        import_folder(sources)
+    assert nothing_but(sources)
+
+
+IMPORT = """
+import sys
+from pathlib import Path
+from flsim.data import importing, spill
+importing.BUCKET = spill.BUFFERED = 2**20
+importing.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), importing.ImportHParams(100, words_per_user=500))
+"""
+
+
+def test_memory_is_bounded_by_a_bucket(tmp_path: Path) -> None:
+    def peak(posts: int) -> int:
+        text = "few different words make for little memory in counts. " * 30
+        rows = [(f"author{n % (posts // 4)}", f"{text} {chr(97 + n % 26)}{n % 9}") for n in range(posts)]
+        source = write_jsonl(tmp_path / f"{posts}.jsonl", rows)
+        return peak_kilobytes(IMPORT, source, tmp_path / f"corpus{posts}")
+
+    assert peak(8_000) < peak(1_000) + 6_000  # 13 MB and 1.6 MB

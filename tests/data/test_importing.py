@@ -1,0 +1,224 @@
+"""Import against an oracle: a naive import in the test, on posts whose tokens are known by construction."""
+
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dumps import folder_bytes, question, row, write_dump, write_jsonl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flsim.data import importing
+from flsim.data.balance import split_of
+from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.importing import ImportHParams, import_corpus
+from flsim.errors import InputError
+
+Sentence = list[str]
+Posts = list[tuple[str, list[Sentence]]]
+
+words = st.sampled_from(["a", "bee", "don't", "well-known", "7", "x1"])
+posts = st.lists(
+    st.tuples(
+        st.one_of(st.sampled_from(["u", "v", "w/1", "w#1"]), st.text(max_size=4)),
+        st.lists(st.lists(words, min_size=1, max_size=9), max_size=4),
+    ),
+    max_size=25,
+)
+
+
+def text_of(sentences: list[Sentence]) -> str:
+    """Sentences with a full stop each, ended by a space or a line feed, with irregular white space."""
+    ends = (". ", ".\n", ".  \t", ".\n\n")
+    return " ".join("  ".join(words).upper() + ends[index % 4] for index, words in enumerate(sentences))
+
+
+def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[str, list[Sentence]]], Counter[str]]:
+    """Split -> user -> records, and what was dropped, with nothing clever."""
+    authors: dict[str, list[Sentence]] = {}
+    dropped: Counter[str] = Counter()
+    for user, sentences in posts:
+        dropped["posts_without_words"] += not sentences
+        for sentence in sentences:
+            record = [*sentence, "."]
+            dropped["words_truncated"] += len(record[hparams.record_words :])
+            authors.setdefault(user, []).append(record[: hparams.record_words])
+    kept: dict[str, dict[str, list[Sentence]]] = {split: {} for split in SPLITS}
+    for author in sorted(authors, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
+        users: list[list[Sentence]] = [[]]
+        for record in authors[author]:
+            users[-1].append(record)
+            if sum(map(len, users[-1])) >= hparams.words_per_user:
+                users.append([])
+        remainder = users.pop()
+        reasons = (
+            ("remainder_records", "remainder_words") if users else ("records_of_short_users", "words_of_short_users")
+        )
+        dropped["users_too_short"] += not users
+        dropped[reasons[0]] += len(remainder)
+        dropped[reasons[1]] += sum(map(len, remainder))
+        split = split_of(author, hparams.heldout, hparams.test, hparams.seed)
+        kept[split].update((f"{author}#{number}", user) for number, user in enumerate(users))
+    return kept, dropped
+
+
+def decoded(corpus: Corpus, split: str) -> list[tuple[str, list[Sentence]]]:
+    users = corpus.split(split)
+    return [
+        (name, [corpus.vocabulary.decode(record.tolist()) for record in users[index]])
+        for index, name in enumerate(users.names)
+    ]
+
+
+def nonzero(counts: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count}
+
+
+def import_small(tmp_path: Path, sources: list[Path], name: str = "corpus", **changes: float) -> Corpus:
+    values = {"vocabulary_size": 8, "words_per_user": 12, "record_words": 6, "heldout": 0.0, "test": 0.0, **changes}
+    return import_corpus(sources, tmp_path / name, ImportHParams(**values))  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=100)
+@given(posts, st.integers(1, 10), st.integers(1, 25), st.integers(0, 3), st.sampled_from([0.0, 0.3]))
+def test_imports_what_a_naive_import_does(
+    tmp_path_factory: pytest.TempPathFactory,
+    posts: Posts,
+    record_words: int,
+    words_per_user: int,
+    words_left_out: int,
+    share: float,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("import")
+    written = [(user, text_of(sentences)) for user, sentences in posts]
+    sources = [write_jsonl(tmp_path / "one.jsonl", written[::2]), write_jsonl(tmp_path / "two.jsonl", written[1::2])]
+    sources[1].write_text(sources[1].read_text() + "\n")  # or it might be refused for being the same
+    hparams = ImportHParams(5, record_words, words_per_user, heldout=share, test=share)
+    kept, dropped = naive_import([*posts[::2], *posts[1::2]], hparams)
+    counts = Counter(word for user in kept["train"].values() for record in user for word in record)
+    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))[: max(1, len(counts) - words_left_out)]
+    if not vocabulary:
+        with pytest.raises(InputError):
+            import_corpus(sources, tmp_path / "corpus", hparams)
+        assert sorted(tmp_path.iterdir()) == sources
+        return
+    hparams = replace(hparams, vocabulary_size=len(vocabulary) + 4)
+    corpus = import_corpus(sources, tmp_path / "corpus", hparams)
+    assert list(corpus.vocabulary.words) == vocabulary
+    assert list(corpus.vocabulary.counts) == [counts[word] for word in vocabulary]
+    assert nonzero(corpus.manifest["dropped"]) == nonzero(dropped)
+    for split, users in kept.items():
+        known = [
+            (user, [[w if w in vocabulary else "<oov>" for w in r] for r in records]) for user, records in users.items()
+        ]
+        assert decoded(corpus, split) == known  # order of users too
+        oov_words = sum(record.count("<oov>") for _, records in known for record in records)
+        assert corpus.manifest["parameters"]["oov_words"][split] == oov_words
+
+
+def test_counts_add_up(tmp_path: Path) -> None:
+    """Read = kept + each drop, for posts, users, records and words, in a dump where all of them happen."""
+    body = "<p>" + "Some words here. " * 7 + "And a longer sentence that will be cut.</p>"
+    rows = [question(str(owner), body) for owner in (1, 2, 3, 1, 2, 1, -1)]
+    rows += [row(PostTypeId="4"), row(PostTypeId="1", Body="x"), row(PostTypeId="2", OwnerUserId="1")]
+    rows += [question("1", "<pre>code</pre>"), question("4", "Short. User.")]
+    corpus = import_small(tmp_path, [write_dump(tmp_path / "a.Posts.xml", rows)], words_per_user=50)
+    read, dropped = corpus.manifest["parameters"]["read"], corpus.manifest["dropped"]
+    kept = corpus.manifest["splits"]["train"]
+    assert read["posts"] == len(rows)
+    assert dropped == {
+        "posts_of_community_user": 1,
+        "posts_of_other_types": 1,
+        "posts_without_body": 1,
+        "posts_without_owner": 1,
+        "posts_without_words": 1,
+        "users_too_short": 2,
+        "records_of_short_users": 8 + 2,
+        "words_of_short_users": 7 * 4 + 6 + 4,
+        "words_truncated": 6 * 3,
+        "remainder_records": 4,
+        "remainder_words": 3 * 4 + 6,
+    }
+    assert read["users"] == 4  # 2 of them short, 2 cut into users
+    assert read["records"] == kept["records"] + dropped["records_of_short_users"] + dropped["remainder_records"]
+    assert read["words"] == kept["words"] + sum(
+        dropped[reason] for reason in ("words_of_short_users", "remainder_words", "words_truncated")
+    )
+
+
+def test_an_author_is_in_one_split(tmp_path: Path) -> None:
+    posts = [(f"author{number % 40}", "a b c d e f.") for number in range(400)]
+    corpus = import_small(tmp_path, [write_jsonl(tmp_path / "a.jsonl", posts)], heldout=0.3, test=0.3)
+    authors = [{name.rsplit("#", 1)[0] for name in corpus.split(split).names} for split in SPLITS]
+    assert all(authors)
+    assert sum(map(len, authors)) == len(set.union(*authors)) == 40
+
+
+def test_only_train_users_make_the_vocabulary(tmp_path: Path) -> None:
+    hparams = ImportHParams(9, 20, 5, heldout=0.3, test=0.3)
+    posts = [(f"author{number}", f"a b c d {split_of(f'author{number}', 0.3, 0.3, 0)}") for number in range(30)]
+    corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts)], tmp_path / "corpus", hparams)
+    assert set(corpus.vocabulary.words) == {"a", "b", "c", "d", "train"}
+    assert corpus.manifest["parameters"]["oov_words"] == {
+        "train": 0,
+        "heldout": len(corpus.split("heldout")),
+        "test": len(corpus.split("test")),
+    }
+
+
+def test_sources_are_in_the_manifest(tmp_path: Path) -> None:
+    one = write_dump(tmp_path / "a.Posts.xml", [question("1", "a b c d e f g h. " * 3)])
+    two = write_jsonl(tmp_path / "two.jsonl", [(2, "a b c d e f g h. " * 3)])
+    corpus = import_small(tmp_path, [one, two])
+    assert corpus.manifest["sources"] == [
+        {"name": path.name, "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in (one, two)
+    ]
+    assert {name for split in SPLITS for name in corpus.split(split).names} == {"a/1#0", "2#0"}
+    assert Corpus.open(corpus.path, verify=True).digest == corpus.digest
+
+
+def write_two(tmp_path: Path) -> list[Path]:
+    """Two sources of different users, whose names sort differently by hash and by alphabet."""
+    return [
+        write_jsonl(tmp_path / f"{name}.jsonl", [(f"{name}{n % 7}", f"w{n} a b c{n % 5}. d e f?") for n in range(150)])
+        for name in ("one", "two")
+    ]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Also in other processes, where sets of strings have another order."""
+    sources = write_two(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from flsim.data.importing import *; "
+        "import_corpus([Path(p) for p in sys.argv[2:]], Path(sys.argv[1]), "
+        "ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.2, test=0.2))"
+    )
+    expected = folder_bytes(import_small(tmp_path, sources, heldout=0.2, test=0.2).path)
+    for hash_seed in ("1", "2"):
+        out = tmp_path / f"corpus{hash_seed}"
+        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(importing.__file__).parents[2])}
+        subprocess.run([sys.executable, "-c", code, out, *sources], check=True, env=environment, capture_output=True)
+        assert folder_bytes(out) == expected
+
+
+def test_neither_buckets_nor_the_order_of_sources_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = write_two(tmp_path)
+    expected = folder_bytes(import_small(tmp_path, sources, "expected").path)
+    turned = folder_bytes(import_small(tmp_path, sources[::-1], "turned").path)
+    assert {name for name in expected if expected[name] != turned[name]} == {"manifest.json"}  # the list of sources
+    monkeypatch.setattr(importing, "BUCKET", 1_000)
+    assert folder_bytes(import_small(tmp_path, sources, "buckets").path) == expected
+
+
+def test_another_seed_keeps_other_authors_out(tmp_path: Path) -> None:
+    sources = write_two(tmp_path)
+    names = [
+        import_small(tmp_path, sources, f"seed{seed}", heldout=0.4, test=0.4, seed=seed).split("test").names
+        for seed in (0, 1)
+    ]
+    assert names[0] != names[1]
