@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
+    pretty_exceptions_enable=False,
 )
 data = typer.Typer(help="Make and inspect corpora.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")

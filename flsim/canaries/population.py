@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -123,18 +124,23 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
     """A population and its canaries, from the folder that `write_population` filled.
 
     Raises:
-        InputError: the folder belongs to another corpus, or the corpus changed since.
+        InputError: the folder is damaged or belongs to another corpus, or the corpus changed since.
     """
-    about = json.loads((folder / "population.json").read_text(encoding="utf-8"))
-    if about["corpus"] != corpus.digest:
+    try:
+        about = json.loads((folder / "population.json").read_text(encoding="utf-8"))
+        if about["corpus"] != corpus.digest:
+            raise InputError(
+                f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
+            )
+        canaries = read_canaries(folder)
+        overlay = Overlay(memory_map(folder / "overlay.i64", "<i8"), memory_map(folder / "overlay.u16", "<u2"))
+        twin = None
+        if about["world"] == "iid":
+            twin = Twin(memory_map(folder / "twin.i64", "<i8"), memory_map(folder / "twin_users.i64", "<i8"))
+    except (OSError, KeyError, json.JSONDecodeError, pa.ArrowException) as error:
         raise InputError(
-            f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
-        )
-    canaries = read_canaries(folder)
-    overlay = Overlay(memory_map(folder / "overlay.i64", "<i8"), memory_map(folder / "overlay.u16", "<u2"))
-    twin = None
-    if about["world"] == "iid":
-        twin = Twin(memory_map(folder / "twin.i64", "<i8"), memory_map(folder / "twin_users.i64", "<i8"))
+            f"{folder}: what was planted cannot be read ({error}); restore it or start a new run"
+        ) from error
     phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
     return Population(corpus.split("train"), phrases, overlay, twin), canaries
 

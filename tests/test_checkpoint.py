@@ -1,0 +1,69 @@
+"""Checkpoints are whole or absent, say what they belong to, and are refused where they do not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flsim import federated
+from flsim.checkpoint import Provenance, checkpoint_name, latest, load, round_of, save
+from flsim.errors import InputError
+from flsim.federated import ServerState
+from flsim.model.cifg import ModelHParams
+
+PROVENANCE = Provenance("run", "c0ffee", "beef", vocabulary_size=12, embedding=3, units=5)
+
+
+def state_of(round_: int = 0) -> ServerState:
+    return ServerState(round_, federated.init(12, ModelHParams(3, 5), seed=0).params)
+
+
+def test_a_state_reads_back_bit_for_bit(tmp_path: Path) -> None:
+    state = state_of(7)
+    path = save(tmp_path, state, PROVENANCE)
+    read, provenance = load(path)
+    assert provenance == PROVENANCE
+    assert read.round == 7
+    assert all(torch.equal(read.params[name], value) for name, value in state.params.items())
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000007.safetensors"]
+
+
+def test_the_latest_is_that_of_most_rounds(tmp_path: Path) -> None:
+    assert latest(tmp_path) is None
+    for round_ in (9, 100, 11):
+        save(tmp_path, state_of(round_), PROVENANCE)
+    newest = latest(tmp_path)
+    assert newest is not None
+    assert newest.name == checkpoint_name(100)
+    assert round_of(newest) == 100
+
+
+@pytest.mark.parametrize("keep", [0, 1, 8, 100, 0.5, -1])
+def test_a_cut_file_is_refused(tmp_path: Path, keep: float) -> None:
+    path = save(tmp_path, state_of(), PROVENANCE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
+    with pytest.raises(InputError, match="not a checkpoint of flsim, or damaged"):
+        load(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "round-000001.safetensors"
+    other.write_text("hello")
+    for path in (other, tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(InputError, match="not a checkpoint"):
+            load(path)
+
+
+def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
+    lying = Provenance("run", "c0ffee", "beef", vocabulary_size=12, embedding=4, units=5)
+    with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
+        load(save(tmp_path, state_of(), lying))
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    """A tensor that safetensors cannot write."""
+    broken = ServerState(1, {"x": torch.zeros(3).to_sparse()})
+    with pytest.raises(Exception, match=r"."):
+        save(tmp_path, broken, PROVENANCE)
+    assert not list(tmp_path.iterdir())

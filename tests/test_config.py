@@ -1,0 +1,113 @@
+"""Configuration: what is allowed, what is refused and how, and what stands for results."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers import TINY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flsim.config import Config, DataHParams, dump, load, parse
+from flsim.errors import InputError
+
+MINIMAL = '[data]\ncorpus = "corpus"\n'
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> Config:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load(path, overrides)
+
+
+def test_defaults_are_the_papers(tmp_path: Path) -> None:
+    """Thakkar et al. (2020), section 4.1; its cohorts are 500 to 5,000."""
+    config = read(tmp_path, MINIMAL)
+    assert (config.model.embedding, config.model.units) == (96, 670)
+    assert config.canaries.p_u == (1 / 5_000, 3 / 50_000, 1 / 50_000)
+    assert config.canaries.p_e == (0.01, 0.1, 1.0)
+    assert (config.training.rounds, config.training.cohort) == (8_000, 500)
+    assert (config.evaluation.references, config.evaluation.beam_width, config.evaluation.prefix) == (2_000_000, 5, 1)
+    assert config.setting == "Non-IID, FedAvg, b_u=500"
+
+
+def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "run.toml").write_text('[data]\ncorpus = "../there"\n')
+    assert load(tmp_path / "deeper" / "run.toml").data.corpus == (tmp_path / "there").resolve()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
+        (
+            MINIMAL + "[local]\nlearning_rte = 0.1\n",
+            "unknown key local.learning_rte; did you mean local.learning_rate?",
+        ),
+        (MINIMAL + "[trainig]\nrounds = 1\n", "unknown key trainig; did you mean training?"),
+        (MINIMAL + "[canaries]\np_e = [1.5]\n", "canaries: p_e must be a probability above 0 and at most 1, found 1.5"),
+        (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds: Input should be a valid integer"),
+        (MINIMAL + "[training]\nrounds = 0\n", "training: rounds must be at least 1, found 0"),
+        (MINIMAL + '[training]\nkind = "centrl"\n', "training.kind: Input should be 'federated', found 'centrl'"),
+        (MINIMAL + "[evaluation]\nevery = 0\n", "evaluation: every must be at least 1, found 0"),
+        (MINIMAL + "[system]\nretries = -1\n", "system: retries must not be negative, found -1"),
+        (MINIMAL + "[system]\ndeadline = 0\n", "system: deadline must be above 0 seconds, found 0"),
+        ('[data]\ncorpus = "c"\nworld = "half"\n', "data.world: Input should be 'iid' or 'non-iid', found 'half'"),
+        ("", "data: Field required"),
+        ("model = 3\n" + MINIMAL, "model: "),
+        ("[data\n", "not TOML: "),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line_that_names_them(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "run.toml"))
+    assert "\n" not in str(caught.value).partition("not TOML")[0]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.toml: cannot be read"):
+        load(tmp_path / "nowhere.toml")
+
+
+def test_overrides_set_values_and_make_sections(tmp_path: Path) -> None:
+    config = read(tmp_path, MINIMAL, "training.rounds=7", "data.world=iid", "canaries.p_u=[0.5, 0.25]", "seed=3")
+    assert (config.training.rounds, config.data.world, config.canaries.p_u, config.seed) == (7, "iid", (0.5, 0.25), 3)
+
+
+@pytest.mark.parametrize("override", ["training.rounds", "=3", "a..b=1", "seed.x=1"])
+def test_malformed_overrides_are_refused(tmp_path: Path, override: str) -> None:
+    with pytest.raises(InputError, match="--set"):
+        read(tmp_path, "seed = 1\n" + MINIMAL, override)
+
+
+def test_what_is_dumped_loads_to_the_same(tmp_path: Path) -> None:
+    for text in (MINIMAL, TINY):
+        config = read(tmp_path, text)
+        dump(config, tmp_path / "dumped.toml")
+        assert load(tmp_path / "dumped.toml") == config
+
+
+@pytest.mark.parametrize(
+    "override", ["seed=1", "data.world=iid", "local.epochs=2", "model.units=9", "canaries.count=3", "training.cohort=5"]
+)
+def test_the_digest_follows_what_changes_results(tmp_path: Path, override: str) -> None:
+    assert read(tmp_path, MINIMAL, override).digest != read(tmp_path, MINIMAL).digest
+
+
+@pytest.mark.parametrize("override", ["system.shards=9", "training.rounds=1", "evaluation.every=1", "data.corpus='x'"])
+def test_the_digest_leaves_out_what_a_run_may_be_resumed_with(tmp_path: Path, override: str) -> None:
+    assert read(tmp_path, MINIMAL, override).digest == read(tmp_path, MINIMAL).digest
+
+
+@given(key=st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20))
+def test_no_unknown_key_is_ever_ignored(key: str) -> None:
+    known = {"data", "seed", "canaries", "model", "training", "local", "evaluation", "system"}
+    if key not in known:
+        with pytest.raises(InputError, match="unknown key"):
+            parse({"data": {"corpus": "c"}, key: 1}, "x.toml")
+
+
+def test_a_config_can_be_made_in_python() -> None:
+    assert Config(DataHParams(Path("corpus"))).training.rounds == 8_000

@@ -1,0 +1,42 @@
+"""What goes over the wire comes out as it went in."""
+
+import numpy as np
+import pytest
+import torch
+
+from flsim import federated
+from flsim.model.cifg import ModelHParams
+from flsim.train.update import UpdateSum
+from flsim.wire import RoundRequest, ShardReply, decode_reply, decode_request, encode_reply, encode_request
+
+PARAMS = federated.init(12, ModelHParams(3, 5), seed=0).params
+
+
+@pytest.mark.parametrize("users", [[], [0], [3, 392_000, 5]])
+def test_a_request_arrives_as_sent(users: list[int]) -> None:
+    sent = RoundRequest("/runs/a", "c0ffee", 8_000, 7, np.array(users, np.int64), PARAMS)
+    got = decode_request(encode_request(sent))
+    assert (got.run, got.config, got.round, got.shard) == (sent.run, sent.config, sent.round, sent.shard)
+    assert got.users.tolist() == users
+    assert all(torch.equal(got.params[name], value) for name, value in PARAMS.items())
+    got.params["gate_bias"].add_(1)  # writable: it does not share memory with the message
+    assert torch.equal(decode_request(encode_request(sent)).params["gate_bias"], PARAMS["gate_bias"])
+
+
+@pytest.mark.parametrize("loss", [1.5, 0.0, float("inf")])
+def test_a_reply_arrives_as_sent_in_float64(loss: float) -> None:
+    delta = {name: value.double() / 3 for name, value in PARAMS.items()}
+    sent = ShardReply(2, 1, UpdateSum(delta, 250.0, 3, loss, 1_999), "node/17")
+    got = decode_reply(encode_reply(sent))
+    assert (got.round, got.shard, got.worker) == (2, 1, "node/17")
+    assert (got.update.weight, got.update.users, got.update.loss, got.update.tokens) == (250.0, 3, loss, 1_999)
+    for name, value in delta.items():
+        assert got.update.delta[name].dtype == torch.float64
+        assert torch.equal(got.update.delta[name], value)
+
+
+def test_a_loss_that_is_not_a_number_arrives_as_such() -> None:
+    got = decode_reply(
+        encode_reply(ShardReply(0, 0, UpdateSum(UpdateSum.zero(PARAMS).delta, 1, 1, float("nan"), 1), "x"))
+    )
+    assert not got.update.is_finite
