@@ -83,7 +83,7 @@ def import_small(tmp_path: Path, sources: list[Path], name: str = "corpus", **ch
     return import_corpus(sources, tmp_path / name, ImportHParams(**values))  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(posts, st.integers(1, 10), st.integers(1, 25), st.integers(0, 3), st.sampled_from([0.0, 0.3]))
 def test_imports_what_a_naive_import_does(
     tmp_path_factory: pytest.TempPathFactory,

@@ -1,0 +1,77 @@
+"""Five real dumps, where they lie beside the repository (CC BY-SA; no part of them is in it)."""
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.importing import ImportHParams, import_corpus
+from flsim.data.inspect import inspect
+from flsim.data.stackexchange import site_of
+
+FOLDER = Path(__file__).parents[3] / "shared" / "data" / "stackexchange"
+DUMPS = sorted(FOLDER.glob("*.Posts.xml"))
+NAIVE_USERS = 417  # of 2,000 words, with tags stripped and words split at white space
+
+pytestmark = pytest.mark.skipif(not DUMPS, reason="no real dumps in ../shared/data/stackexchange")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return import_corpus(DUMPS, tmp_path_factory.mktemp("real") / "corpus", ImportHParams())
+
+
+def test_about_as_many_users_as_a_naive_count_finds(corpus: Corpus) -> None:
+    """Punctuation adds about a fifth to the words, and cutting sentences at 20 takes a third away."""
+    read, dropped = corpus.manifest["parameters"]["read"], corpus.manifest["dropped"]
+    users = sum(corpus.manifest["splits"][split]["users"] for split in SPLITS)
+    kept = 1 - dropped["words_truncated"] / read["words"]
+    assert 0.9 < users / (NAIVE_USERS * kept * 1.2) < 1.1
+    assert 300 < users < 420
+
+
+def test_drops_are_those_a_tree_counts(corpus: Corpus) -> None:
+    reasons: Counter[str] = Counter()
+    authors = set()
+    for path in DUMPS:
+        for row in ET.parse(path).getroot():
+            owner = row.get("OwnerUserId")
+            if row.get("PostTypeId") not in ("1", "2"):
+                reasons["posts_of_other_types"] += 1
+            elif owner is None:
+                reasons["posts_without_owner"] += 1
+            elif owner == "-1":
+                reasons["posts_of_community_user"] += 1
+            else:
+                authors.add(f"{site_of(path)}/{owner}")
+            reasons["all"] += 1
+    read, dropped = corpus.manifest["parameters"]["read"], corpus.manifest["dropped"]
+    assert read["posts"] == reasons.pop("all")
+    assert {reason: dropped[reason] for reason in reasons} == reasons
+    assert len(authors) - dropped["posts_without_words"] <= read["users"] <= len(authors)
+    names = {name.rsplit("#", 1)[0] for split in SPLITS for name in corpus.split(split).names}
+    assert names < authors
+    assert len(names) + dropped["users_too_short"] == read["users"]
+
+
+def test_every_word_is_somewhere(corpus: Corpus) -> None:
+    read, dropped = corpus.manifest["parameters"]["read"], corpus.manifest["dropped"]
+    kept = {unit: sum(corpus.manifest["splits"][split][unit] for split in SPLITS) for unit in ("records", "words")}
+    assert read["records"] == kept["records"] + dropped["records_of_short_users"] + dropped["remainder_records"]
+    assert read["words"] == kept["words"] + sum(
+        dropped[reason] for reason in ("words_truncated", "words_of_short_users", "remainder_words")
+    )
+
+
+def test_users_are_balanced_and_words_known(corpus: Corpus) -> None:
+    for split in SPLITS:
+        users = corpus.split(split)
+        words = [users[index].words for index in range(len(users))]
+        assert min(words) >= 2_000
+        assert max(words) < 2_020
+        assert inspect(corpus)["splits"][split]["oov_share"] < 0.06
+    head = set(corpus.vocabulary.words[:10])
+    assert {"the", ".", ",", "to", "a", "of"} <= head
+    assert "<URL>" in corpus.vocabulary.words

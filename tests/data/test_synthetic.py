@@ -1,0 +1,159 @@
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dumps import folder_bytes
+from numpy.typing import NDArray
+
+from flsim.data.corpus import SPLITS, Corpus, Split
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.errors import InputError
+
+HPARAMS = SyntheticHParams(
+    users=60,
+    test_users=5,
+    heldout_users=3,
+    words_per_user=300,
+    vocabulary_size=300,
+    topics=8,
+    heterogeneity=0.1,
+    zipf=1.0,
+    order=0.7,
+)
+
+
+def make(tmp_path: Path, hparams: SyntheticHParams = HPARAMS, seed: int = 0, name: str = "corpus") -> Corpus:
+    return make_synthetic(tmp_path / name, hparams, seed)
+
+
+def test_sizes_are_those_asked_for(tmp_path: Path) -> None:
+    corpus = make(tmp_path)
+    assert [len(corpus.split(name)) for name in SPLITS] == [60, 3, 5]
+    assert corpus.layout.vocabulary_size == 300
+    Corpus.open(corpus.path, verify=True)
+    for name in SPLITS:
+        split = corpus.split(name)
+        lengths = np.diff(split.record_offsets)
+        assert lengths.min() >= 5
+        assert lengths.max() <= 12
+        assert split.tokens.min() >= 1
+        assert split.tokens.max() <= corpus.layout.words
+        for index in range(len(split)):  # the last record brings the user to 300 words
+            assert split[index].words >= 300 > split[index].words - len(split[index][len(split[index]) - 1])
+    assert len({name for split in SPLITS for name in corpus.split(split).names}) == 68
+
+
+def test_the_seed_decides_everything(tmp_path: Path) -> None:
+    first, again, other = (
+        folder_bytes(make(tmp_path, seed=seed, name=name).path) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    assert first == again
+    assert first["train/tokens.u16"] != other["train/tokens.u16"]
+
+
+def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:
+    """Every user has a stream of random numbers; only the ranks of words move with the counts."""
+    few, many = (make(tmp_path, replace(HPARAMS, users=users), name=str(users)) for users in (60, 61))
+    for corpus in (few, many):
+        assert corpus.split("train").names[:60] == few.split("train").names
+    words = [
+        [corpus.vocabulary.decode(record.tolist()) for user in range(60) for record in corpus.split("train")[user]]
+        for corpus in (few, many)
+    ]
+    assert words[0] == words[1]
+
+
+def test_the_vocabulary_counts_the_train_users(tmp_path: Path) -> None:
+    corpus = make(tmp_path)
+    counts = np.bincount(corpus.split("train").tokens, minlength=corpus.layout.words + 1)
+    assert counts[1 : corpus.layout.words + 1].tolist() == list(corpus.vocabulary.counts)
+    assert list(corpus.vocabulary.counts) == sorted(corpus.vocabulary.counts, reverse=True)
+    assert len(set(corpus.vocabulary.words)) == corpus.layout.words
+
+
+@pytest.mark.parametrize("zipf", [0.7, 1.0, 1.3])
+def test_words_follow_zipfs_law(tmp_path: Path, zipf: float) -> None:
+    """Half of the mass keeps the common ranking, so the head falls like 1 / rank^zipf or somewhat slower."""
+    hparams = replace(HPARAMS, users=200, zipf=zipf, vocabulary_size=1_000)
+    counts = np.array(make(tmp_path, hparams).vocabulary.counts, float)
+    rank = np.arange(3, 60)
+    slope = -np.polyfit(np.log(rank), np.log(counts[rank - 1]), 1)[0]
+    assert zipf / 2 < slope < zipf + 0.1
+    assert counts[:100].sum() > 0.3 * counts.sum()
+
+
+def usage(split: Split) -> NDArray[np.float64]:
+    """float64 [users, words], each user's distribution over words."""
+    counts = np.array([np.bincount(split[user].tokens, minlength=split.layout.words + 1) for user in range(len(split))])
+    shares: NDArray[np.float64] = counts / counts.sum(1, keepdims=True)
+    return shares
+
+
+def mean_divergence(split: Split) -> float:
+    """Mean Jensen-Shannon divergence between the users' words and the population's, in nats."""
+    users = usage(split)
+    middle = (users + users.mean(0)) / 2
+
+    def kl(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = np.where(p > 0, p * np.log(np.where(p > 0, p, 1) / np.where(q > 0, q, 1)), 0).sum(
+            1
+        )
+        return found
+
+    return float((kl(users, middle) + kl(np.broadcast_to(users.mean(0), users.shape), middle)).mean() / 2)
+
+
+def test_heterogeneity_makes_users_differ(tmp_path: Path) -> None:
+    """From one topic a user to all alike; longer users, so that counts of few words do not hide it."""
+    found = [
+        mean_divergence(
+            make(tmp_path, replace(HPARAMS, words_per_user=2_000, heterogeneity=value), name=str(value)).split("train")
+        )
+        for value in (0.01, 0.3, 100.0)
+    ]
+    assert found[0] > 1.2 * found[1] > 1.5 * found[2]
+
+
+def test_word_order_can_be_learned(tmp_path: Path) -> None:
+    """Knowing a word makes the next one easier to guess; without order it hardly does."""
+
+    def hits_of_bigrams(order: float) -> float:
+        corpus = make(tmp_path, replace(HPARAMS, users=200, order=order, topics=1), name=str(order))
+        pairs = Counter(
+            pair for user in range(100) for record in corpus.split("train")[user] for pair in pairwise(record.tolist())
+        )
+        best: dict[int, int] = {}
+        for (word, following), _ in sorted(pairs.items(), key=lambda item: item[1]):
+            best[word] = following
+        held = [pair for user in range(100, 200) for r in corpus.split("train")[user] for pair in pairwise(r.tolist())]
+        return float(np.mean([best.get(word) == following for word, following in held]))
+
+    assert hits_of_bigrams(0.9) > 2 * hits_of_bigrams(0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"users": 0}, "users must be at least 1, found 0"),
+        ({"heldout_users": -1}, "heldout_users must be at least 0, found -1"),
+        ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
+        ({"topics": 0}, "topics must be at least 1, found 0"),
+        ({"heterogeneity": 0.0}, "heterogeneity must be above 0 and finite, found 0.0"),
+        ({"zipf": float("nan")}, "zipf must be above 0 and finite, found nan"),
+        ({"order": 1.5}, "order must be a probability, found 1.5"),
+        ({"record_words": 11}, "record_words must be at least 12, found 11"),
+    ],
+)
+def test_hparams_that_make_no_sense(values: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SyntheticHParams(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("vocabulary_size", [4, 2**16 + 1])
+def test_vocabularies_that_do_not_fit(tmp_path: Path, vocabulary_size: int) -> None:
+    with pytest.raises(InputError, match="vocabulary size must be between 5 and 65,536"):
+        make(tmp_path, replace(HPARAMS, vocabulary_size=vocabulary_size))
+    assert not list(tmp_path.iterdir())
