@@ -52,7 +52,9 @@ def describe(summary: dict[str, Any]) -> str:
                 f"{per_record['5%']} to {per_record['95%']} words a record (5% to 95%)"
             )
         lines.append(line)
-    lines += [f"dropped     {count:,} {reason.replace('_', ' ')}" for reason, count in summary["dropped"].items()]
+    lines += [
+        f"dropped     {count:,} {reason.replace('_', ' ')}" for reason, count in summary["dropped"].items() if count
+    ]
     lines += [f"source      {source['name']}, {source['bytes']:,} bytes" for source in summary["sources"]]
     return "\n".join([*lines, f"digest      {summary['digest']}"])
 
