@@ -111,6 +111,13 @@ class Config:
     evaluation: ScheduledEvaluationHParams = field(default_factory=ScheduledEvaluationHParams)
     system: SystemHParams = field(default_factory=SystemHParams)
 
+    def __post_init__(self) -> None:
+        if self.evaluation.prefix >= self.canaries.length:
+            raise InputError(
+                f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
+                f"found {self.evaluation.prefix}"
+            )
+
     @property
     def digest(self) -> str:
         """Stands for all settings that change results: not the system's, not how long, not where the corpus lies."""
@@ -157,7 +164,7 @@ def parse(values: Mapping[str, Any], source: str) -> Config:
         where = ".".join(str(part) for part in first["loc"])
         what = first["msg"].removeprefix("Value error, ")
         found = "" if "found" in what or first["type"] == "missing" else f", found {first['input']!r}"
-        raise InputError(f"{source}: {where}: {what}{found}") from error
+        raise InputError(": ".join(filter(None, (source, where, what + found)))) from error
 
 
 def dump(config: Config, path: Path) -> None:

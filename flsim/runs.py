@@ -52,6 +52,10 @@ class Run:
             train = corpus.split("train")
             fixed_size_cohort(settings.seed, 0, len(train), settings.training.cohort)
             shard_ranges(len(train), settings.system.shards)
+            if not len(corpus.split("test")):
+                raise InputError(
+                    f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
+                )
             planting = plant(train, draw_canaries(corpus, settings.canaries, settings.seed), settings.seed)
             dump(settings, folder / "config.toml")
             (folder / "planted").mkdir()

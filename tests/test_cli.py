@@ -1,0 +1,227 @@
+"""The command line as a user meets it: results on standard output, bad input in one line, nothing half-written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Experiment, MakeCorpus
+
+from flsim import cli
+from flsim.checkpoint import save
+from flsim.config import load
+from flsim.federated import ServerState, init
+from flsim.model.cifg import ModelHParams
+from flsim.runs import Run, evaluate_checkpoint
+
+Refuse = Callable[..., str]
+POST = '<row Id="{id}" PostTypeId="1" OwnerUserId="{user}" Body="&lt;p&gt;{text}.&lt;/p&gt;" />\n'
+
+
+def dump(path: Path, users: int = 6, posts: int = 12) -> Path:
+    """A small Posts.xml: every user writes `posts` posts of five words."""
+    rows = "".join(
+        POST.format(id=user * posts + post, user=user, text=f"word{post} and word{user} so on")
+        for user in range(users)
+        for post in range(posts)
+    )
+    path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n<posts>\n{rows}</posts>\n', encoding="utf-8-sig")
+    return path
+
+
+@pytest.fixture
+def trained(experiment: Experiment) -> Path:
+    """A run of two rounds, made without Ray: its checkpoint is the initial model."""
+    run = Run.create(load(experiment.config, ["training.rounds=2"]), experiment.folder / "run")
+    state = run.latest_state()
+    evaluate_checkpoint(run.path, run.save(ServerState(2, state.params)))
+    run.mark("completed")
+    return run.path
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refuse:
+    """Runs a command that must fail as bad input does: exit code 2, nothing on standard output, one line, returned."""
+
+    def run(*arguments: str | Path) -> str:
+        monkeypatch.setattr("sys.argv", ["flsim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        assert stop.value.code == 2
+        assert said.out == ""
+        lines = [line for line in said.err.splitlines() if line.startswith("flsim: ")]
+        assert len(lines) == 1
+        assert said.err.endswith(lines[0] + "\n")
+        return lines[0].removeprefix("flsim: ")
+
+    return run
+
+
+def test_import_inspect_and_their_json(tmp_path: Path, experiment: Experiment) -> None:
+    dump(tmp_path / "site.Posts.xml")
+    imported = experiment.flsim(
+        "data", "import", "site.Posts.xml", "--out", "made", "--words-per-user", "10", "--vocabulary", "12", "--json"
+    )
+    inspected = experiment.flsim("data", "inspect", "made", "--json")
+    assert json.loads(imported.stdout) == json.loads(inspected.stdout)
+    about = json.loads(inspected.stdout)
+    assert {"users", "records", "words", "vocabulary", "dropped", "test_users"} <= set(about)
+    assert about["vocabulary"] == 12
+    assert "train" in experiment.flsim("data", "inspect", "made").stdout
+
+
+def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
+    csv = experiment.flsim("table", "run", "run", "--format", "csv").stdout
+    (tmp_path / "table.csv").write_text(csv)
+    table = pd.read_csv(tmp_path / "table.csv")
+    wanted = ["setting", "rs", "bs", "canaries", "mean_exposure", "accuracy", "perplexity", "status"]
+    assert set(wanted) <= set(table.columns)
+    assert table["status"].tolist() == ["completed"] * 2
+    assert experiment.flsim("table", "run").stdout.startswith("|")
+    assert "\\toprule" in experiment.flsim("table", "run", "--format", "latex").stdout
+    experiment.flsim("table", "run", "--format", "parquet", "--out", "table.parquet")
+    assert len(pd.read_parquet(tmp_path / "table.parquet")) == 1
+
+
+def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path) -> None:
+    before = (trained / "rows" / "round-000002.parquet").read_bytes()
+    done = experiment.flsim("evaluate", "run/checkpoints/round-000002.safetensors", "--json")
+    assert (trained / "rows" / "round-000002.parquet").read_bytes() == before
+    rows = pd.DataFrame(json.loads(done.stdout))
+    assert {"rank", "exposure", "rs", "bs", "log_perplexity", "accuracy", "perplexity"} <= set(rows["metric"])
+
+
+@pytest.mark.parametrize("command", [[], ["data"], ["data", "import"], ["run"], ["evaluate"], ["table"], ["demo"]])
+def test_help_has_an_example_and_fits_the_terminal(experiment: Experiment, command: list[str]) -> None:
+    done = experiment.flsim(*command, "--help")
+    assert done.stderr == ""
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert not command or command == ["data"] or "Example: flsim" in done.stdout
+
+
+def test_nothing_of_a_refused_import_is_left(tmp_path: Path, refuse: Refuse) -> None:
+    whole = dump(tmp_path / "site.Posts.xml").read_bytes()
+    cut = tmp_path / "cut.Posts.xml"
+    cut.write_bytes(whole[: len(whole) // 2])
+    other = tmp_path / "notes.xml"
+    other.write_text("just text")
+    out = tmp_path / "made"
+    common = ["--out", out, "--vocabulary", "12", "--words-per-user", "10"]
+    for source, options, message in (
+        (cut, common, "cut.Posts.xml"),
+        (other, [*common, "--format", "stackexchange"], "notes.xml"),
+        (other, common, "notes.xml"),
+        (tmp_path / "site.Posts.xml", [*common[:-1], "100000"], "no user has 100,000 words"),
+        (tmp_path / "site.Posts.xml", [*common[:3], "5000", *common[4:]], "vocabulary of 5,000"),
+        (tmp_path / "none.xml", common, "none.xml"),
+        (tmp_path / "site.Posts.xml", [*common, "--test", "1.5"], "test must be a share"),
+    ):
+        assert message in refuse("data", "import", source, *options)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.Posts.xml", "notes.xml", "site.Posts.xml"]
+
+
+def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
+    before = sorted(path.name for path in experiment.folder.iterdir())
+    source = dump(experiment.folder.parent / "site.Posts.xml")
+    for arguments in (
+        ["run", experiment.config, "--out", trained],
+        ["data", "import", source, "--out", experiment.folder / "corpus"],
+        ["data", "synthetic", "--out", experiment.folder / "corpus"],
+        ["demo", "--out", trained],
+    ):
+        assert "exists already" in refuse(*arguments)
+    assert sorted(path.name for path in experiment.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["canaries.p_e=[1.5]"], "p_e must be a probability above 0 and at most 1, found 1.5"),
+        (["trainig.rounds=3"], "unknown key trainig; did you mean training?"),
+        (["training.cohort=25"], "training.cohort must be between 1 and the 24 training users, found 25"),
+        (["system.shards=25"], "system.shards must be between 1 and the 24 training users, found 25"),
+        (["data.corpus='missing'"], "missing: not a corpus"),
+        (["canaries.length=30"], "canaries of 30 words would be cut"),
+        (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
+        (["canaries.length=2", "canaries.count=5000"], "no 10000 different phrases of 2 words"),
+    ],
+)
+def test_bad_settings_leave_no_run(experiment: Experiment, refuse: Refuse, overrides: list[str], message: str) -> None:
+    before = sorted(path.name for path in experiment.folder.iterdir())
+    options = [part for override in overrides for part in ("--set", override)]
+    assert message in refuse("run", experiment.config, "--out", experiment.folder / "new", *options)
+    assert sorted(path.name for path in experiment.folder.iterdir()) == before
+
+
+def test_a_corpus_without_test_users_is_refused(
+    make_corpus: MakeCorpus, experiment: Experiment, refuse: Refuse
+) -> None:
+    make_corpus([[[1, 2]]] * 24, vocabulary_size=40, name="untested")
+    said = refuse("run", experiment.config, "--out", experiment.folder / "new", "--set", "data.corpus=untested")
+    assert "has no test users" in said
+
+
+def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
+    run = Run.open(trained)
+    other = replace(run.provenance, embedding=4)
+    (experiment.folder / "elsewhere").mkdir()
+    path = save(experiment.folder / "elsewhere", init(40, ModelHParams(4, 12), 0), other)
+    said = refuse("evaluate", path, "--run", trained)
+    assert "a checkpoint of another model (vocabulary_size 40, embedding 4, units 12)" in said
+
+
+def test_a_checkpoint_of_other_settings_is_refused(trained: Path, refuse: Refuse) -> None:
+    config = trained / "config.toml"
+    config.write_text(config.read_text().replace("batch_size = 4", "batch_size = 5"))
+    said = refuse("evaluate", trained / "checkpoints" / "round-000002.safetensors")
+    assert "trained with other settings" in said
+
+
+def test_a_corpus_changed_since_the_checkpoint_is_refused(
+    experiment: Experiment, trained: Path, refuse: Refuse
+) -> None:
+    """One byte of one word; then a whole other corpus in its place."""
+    checkpoint = trained / "checkpoints" / "round-000002.safetensors"
+    tokens = experiment.folder / "corpus" / "test" / "tokens.u16"
+    original = tokens.read_bytes()
+    tokens.write_bytes(bytes([original[0] ^ 1]) + original[1:])
+    assert "changed since the import" in refuse("evaluate", checkpoint)
+    tokens.write_bytes(original[:-2])
+    assert "missing or of another size" in refuse("evaluate", checkpoint)
+    shutil.rmtree(experiment.folder / "corpus")
+    cli_made = experiment.flsim(
+        "data", "synthetic", "--out", "corpus", "--users", "24", "--vocabulary", "40", "--words-per-user", "50"
+    )
+    assert "Traceback" not in cli_made.stderr
+    assert "corpus" in refuse("evaluate", checkpoint)
+
+
+def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained: Path) -> None:
+    run = Run.open(trained)
+    state = run.latest_state()
+    state.params["gate_bias"][0] = torch.nan
+    done = experiment.flsim("evaluate", run.save(ServerState(2, state.params)), check=False)
+    assert done.returncode == 1
+    assert "gate_bias are not finite" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tabel"], "No such command 'tabel'"),
+        (["run"], "Missing argument 'CONFIG'"),
+        (["table", "nowhere"], "nowhere: not a run folder"),
+        (["table", "nowhere", "--format", "pdf"], "'pdf' is not one of"),
+        (["evaluate", "nowhere"], "nowhere: no such checkpoint"),
+        (["data", "inspect", "nowhere"], "nowhere: not a corpus"),
+        (["run", "nowhere.toml"], "nowhere.toml: cannot be read"),
+    ],
+)
+def test_wrong_usage_is_one_line(refuse: Refuse, arguments: list[str], message: str) -> None:
+    assert message in refuse(*arguments)
