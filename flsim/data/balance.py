@@ -2,9 +2,11 @@
 
 Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut into
 balanced users of about 2,000 words each, and remainders are discarded: 4,030 words are two users, and 30
-words are lost.
+words are lost. Words here are what an author wrote: before sentences are cut to the model's length, and without the
+punctuation that the model reads as words of its own.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ class Tally:
     """What was read, and what of it was dropped, by reason; a reason's name says what it counts.
 
     Attributes:
-        read: posts, records (sentences), words and users (authors with at least one record).
+        read: posts, records (sentences), words (punctuation included) and users (authors with at least one record).
         dropped: reason -> count.
         longest: words of the longest author that was dropped for being too short, and who that is.
     """
@@ -40,7 +42,15 @@ class Author:
     users: list[list[str]]
 
 
-def count_words(records: Iterable[str]) -> int:
+_WRITTEN = re.compile(r"(?<![^ ])(?:[a-z0-9]|<URL>)")
+
+
+def written_words(record: str) -> int:
+    """How many of a record's tokens are words, not punctuation."""
+    return len(_WRITTEN.findall(record))
+
+
+def count_tokens(records: Iterable[str]) -> int:
     return sum(record.count(" ") + 1 for record in records)
 
 
@@ -53,7 +63,7 @@ def cut(records: list[str], words_per_user: int) -> tuple[list[list[str]], list[
     users: list[list[str]] = []
     begun = words = 0
     for index, record in enumerate(records, start=1):
-        words += record.count(" ") + 1
+        words += written_words(record)
         if words >= words_per_user:
             users.append(records[begun:index])
             begun, words = index, 0
@@ -67,13 +77,13 @@ def balanced(authors: Iterable[tuple[str, list[str]]], words_per_user: int, tall
         users, remainder = cut(records, words_per_user)
         if users:
             tally.dropped["remainder_records"] += len(remainder)
-            tally.dropped["remainder_words"] += count_words(remainder)
+            tally.dropped["remainder_words"] += count_tokens(remainder)
             yield Author(name, users)
         else:
-            words = count_words(records)
+            words = sum(map(written_words, records))
             tally.dropped["users_too_short"] += 1
             tally.dropped["records_of_short_users"] += len(records)
-            tally.dropped["words_of_short_users"] += words
+            tally.dropped["words_of_short_users"] += count_tokens(records)
             tally.longest = max(tally.longest, (words, name))
 
 

@@ -1,8 +1,8 @@
 """From dumps to a corpus of balanced users, in three passes and bounded memory.
 
-1. Every source is streamed once: posts become sentences, cut at `record_words` words, and go to disk by author.
-2. A bucket of authors at a time: the short ones are dropped, the others cut into balanced users, and the words of train
-   users counted.
+1. Every source is streamed once: posts become sentences, which go to disk by author.
+2. A bucket of authors at a time: the short ones are dropped, the others cut into balanced users, their sentences cut at
+   `record_words` words, and the words of train users counted.
 3. A bucket at a time: the same again, encoded and written.
 
 Memory is a bucket (about 1/1000 of a 100 GB dump) and the counts of different words. The corpus is a function of the
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flsim.data.balance import Author, Tally, balanced, split_of
+from flsim.data.balance import Author, Tally, balanced, count_tokens, split_of
 from flsim.data.corpus import SPLITS, Corpus, CorpusWriter
 from flsim.data.formats import reader_of
 from flsim.data.posts import Post, Reader, Source
@@ -41,8 +41,8 @@ class ImportHParams:
     Attributes:
         vocabulary_size: token ids, the four special ones included.
         record_words: a record is a sentence cut at this many words.
-        words_per_user: authors with fewer words are dropped; the others are cut into users of at least so many words,
-            and at most `record_words` - 1 more.
+        words_per_user: authors who wrote fewer words are dropped; the others are cut into users who wrote at least so
+            many. Punctuation is not counted, and sentences are counted whole.
         heldout: expected share of authors kept out of training, for attacks that need texts of non-members.
         test: expected share of authors kept out of training, to measure utility.
         seed: decides which authors are kept out.
@@ -94,7 +94,7 @@ def import_corpus(
         readers = [reader_of(source, format) for source in opened]
         with new_folder(out) as folder:
             spill = Spill(folder / "spill", _buckets(opened))
-            _read(opened, readers, spill, hparams, tally)
+            _read(opened, readers, spill, tally)
             vocabulary = _count(opened, spill, hparams, tally)
             layout = Layout(hparams.vocabulary_size, hparams.record_words)
             with CorpusWriter(folder, vocabulary, layout) as writer:
@@ -119,7 +119,6 @@ def _read(
     sources: Sequence[Source],
     readers: Sequence[Reader],
     spill: Spill,
-    hparams: ImportHParams,
     tally: Tally,
 ) -> None:
     """Pass 1: sentences of all sources to the spill, by author."""
@@ -130,7 +129,7 @@ def _read(
             dropped: Counter[str] = Counter()
             for post in reader(source, dropped):
                 tally.read["posts"] += 1
-                records = _records(post, hparams.record_words, tally)
+                records = _records(post, tally)
                 if records:
                     spill.add(post.user, records)
                 if size and done + source.bytes != seen:
@@ -145,15 +144,13 @@ def _read(
         raise InputError(f"{_names(sources)}: no text of any user in {tally.read['posts']:,} posts")
 
 
-def _records(post: Post, record_words: int, tally: Tally) -> list[str]:
-    """A post's sentences, cut, each its words joined by spaces."""
+def _records(post: Post, tally: Tally) -> list[str]:
+    """A post's sentences, each its words joined by spaces."""
     found = sentences(post.text)
-    words = sum(map(len, found))
     tally.read["records"] += len(found)
-    tally.read["words"] += words
+    tally.read["words"] += sum(map(len, found))
     tally.dropped["posts_without_words"] += not found
-    tally.dropped["words_truncated"] += words - sum(min(len(sentence), record_words) for sentence in found)
-    return [" ".join(sentence[:record_words]) for sentence in found]
+    return [" ".join(sentence) for sentence in found]
 
 
 def _count(sources: Sequence[Source], spill: Spill, hparams: ImportHParams, tally: Tally) -> Vocabulary:
@@ -209,8 +206,16 @@ def _authors(spill: Spill, hparams: ImportHParams, tally: Tally, title: str) -> 
     with progress(title, len(spill)) as advance:
         for bucket in range(len(spill)):
             for author in balanced(spill.read(bucket), hparams.words_per_user, tally):
+                for records in author.users:
+                    written = count_tokens(records)
+                    records[:] = [_truncate(record, hparams.record_words) for record in records]
+                    tally.dropped["words_truncated"] += written - count_tokens(records)
                 yield author, split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
             advance(bucket + 1)
+
+
+def _truncate(record: str, words: int) -> str:
+    return " ".join(record.split(" ", words)[:words])
 
 
 def _refuse_twice(sources: Sequence[Source]) -> None:

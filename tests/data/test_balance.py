@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.data import spill as spill_module
-from flsim.data.balance import Tally, balanced, count_words, cut, split_of
+from flsim.data.balance import Tally, balanced, count_tokens, cut, split_of, written_words
 from flsim.data.spill import Spill
 
 lengths = st.lists(st.integers(1, 20), max_size=60)
@@ -31,14 +31,29 @@ def test_users_are_balanced(lengths: list[int], words_per_user: int) -> None:
     """A user ends with the record that brings it to `words_per_user`: one record less would not do."""
     users, remainder = cut(records_of(lengths), words_per_user)
     for user in users:
-        assert count_words(user) >= words_per_user > count_words(user[:-1])
-    assert count_words(remainder) < words_per_user
+        assert count_tokens(user) >= words_per_user > count_tokens(user[:-1])
+    assert count_tokens(remainder) < words_per_user
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [("", 0), (".", 0), ("( a ) , b . !", 2), ("don't <URL> 3 - x-y <", 4), ("< URL >", 0), ("well-known", 1)],
+)
+def test_punctuation_is_not_written_words(record: str, words: int) -> None:
+    assert written_words(record) == words
+
+
+def test_users_are_balanced_by_written_words() -> None:
+    """Four words and a full stop a record: three records make 12 words."""
+    users, remainder = cut(["a b c d ."] * 7, 12)
+    assert [len(user) for user in users] == [3, 3]
+    assert remainder == ["a b c d ."]
 
 
 def test_the_papers_example_of_4030_words() -> None:
     users, remainder = cut(records_of([10] * 403), 2_000)
-    assert [count_words(user) for user in users] == [2_000, 2_000]
-    assert count_words(remainder) == 30
+    assert [count_tokens(user) for user in users] == [2_000, 2_000]
+    assert count_tokens(remainder) == 30
 
 
 @given(st.dictionaries(st.text(max_size=3), lengths, max_size=8), st.integers(1, 60))
@@ -51,7 +66,7 @@ def test_what_is_kept_and_what_is_dropped_add_up(authors: dict[str, list[int]], 
     assert len(records) + dropped["records_of_short_users"] + dropped["remainder_records"] == sum(
         map(len, authors.values())
     )
-    assert count_words(records) + dropped["words_of_short_users"] + dropped["remainder_words"] == sum(
+    assert count_tokens(records) + dropped["words_of_short_users"] + dropped["remainder_words"] == sum(
         map(sum, authors.values())
     )
     short = [(sum(found), name) for name, found in authors.items() if sum(found) < words_per_user]

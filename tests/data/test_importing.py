@@ -45,14 +45,13 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
         dropped["posts_without_words"] += not sentences
         for sentence in sentences:
             record = [*sentence, "."]
-            dropped["words_truncated"] += len(record[hparams.record_words :])
-            authors.setdefault(user, []).append(record[: hparams.record_words])
+            authors.setdefault(user, []).append(record)
     kept: dict[str, dict[str, list[Sentence]]] = {split: {} for split in SPLITS}
     for author in sorted(authors, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
         users: list[list[Sentence]] = [[]]
         for record in authors[author]:
             users[-1].append(record)
-            if sum(map(len, users[-1])) >= hparams.words_per_user:
+            if sum(len(record) - 1 for record in users[-1]) >= hparams.words_per_user:  # the full stop is no word
                 users.append([])
         remainder = users.pop()
         reasons = (
@@ -61,6 +60,8 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
         dropped["users_too_short"] += not users
         dropped[reasons[0]] += len(remainder)
         dropped[reasons[1]] += sum(map(len, remainder))
+        dropped["words_truncated"] += sum(len(record[hparams.record_words :]) for user in users for record in user)
+        users = [[record[: hparams.record_words] for record in user] for user in users]
         split = split_of(author, hparams.heldout, hparams.test, hparams.seed)
         kept[split].update((f"{author}#{number}", user) for number, user in enumerate(users))
     return kept, dropped
@@ -138,10 +139,10 @@ def test_counts_add_up(tmp_path: Path) -> None:
         "posts_without_words": 1,
         "users_too_short": 2,
         "records_of_short_users": 8 + 2,
-        "words_of_short_users": 7 * 4 + 6 + 4,
-        "words_truncated": 6 * 3,
-        "remainder_records": 4,
-        "remainder_words": 3 * 4 + 6,
+        "words_of_short_users": 7 * 4 + 9 + 4,
+        "words_truncated": 2 * 3,  # of each user's one long sentence that is kept
+        "remainder_records": (1 + 8) + 1,  # a body has 29 words: 50 are reached within the second
+        "remainder_words": (9 + 7 * 4 + 9) + 9,
     }
     assert read["users"] == 4  # 2 of them short, 2 cut into users
     assert read["records"] == kept["records"] + dropped["records_of_short_users"] + dropped["remainder_records"]

@@ -57,7 +57,7 @@ def test_an_imported_corpus_says_what_was_dropped(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(inspect_module, "_CHUNK", 7)
     posts = [("long", "a b c d. e f g h! a a a a a?"), ("long", "b c. d"), ("short", "a. b")]
     source = write_jsonl(tmp_path / "posts.jsonl", posts)
-    corpus = import_corpus([source], tmp_path / "corpus", ImportHParams(7, 5, 15, heldout=0.0, test=0.0))
+    corpus = import_corpus([source], tmp_path / "corpus", ImportHParams(7, 5, 13, heldout=0.0, test=0.0))
     found = inspect(corpus)
     assert found["dropped"] == {
         "posts_without_words": 0,
