@@ -41,22 +41,27 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """What `inspect` returned, for a person: a line a fact."""
-    lines = [f"vocabulary  {summary['vocabulary']:,} token ids; records of at most {summary['record_words']} words"]
+    """What `inspect` returned, for a person with 80 columns."""
+    lines = ["split        users      records         words    OOV  records/user  words/record"]
     for name, split in summary["splits"].items():
-        line = f"{name:<11} {split['users']:,} users, {split['records']:,} records, {split['words']:,} words"
-        if split["words"]:
-            per_user, per_record = split["records_per_user"], split["words_per_record"]
-            line += (
-                f"; {split['oov_share']:.2%} out of vocabulary; {per_user['5%']} to {per_user['95%']} records a user, "
-                f"{per_record['5%']} to {per_record['95%']} words a record (5% to 95%)"
-            )
-        lines.append(line)
+        oov = "" if split["oov_share"] is None else f"{split['oov_share']:.1%}"
+        lengths = (_range(split["records_per_user"]), _range(split["words_per_record"]))
+        counts = f"{split['users']:>9,} {split['records']:>12,} {split['words']:>13,}"
+        lines.append(f"{name:<8} {counts} {oov:>6} {lengths[0]:>13} {lengths[1]:>13}".rstrip())
     lines += [
-        f"dropped     {count:,} {reason.replace('_', ' ')}" for reason, count in summary["dropped"].items() if count
+        "Ranges are from the 5% to the 95% quantile. Punctuation counts as words.",
+        "",
+        f"vocabulary   {summary['vocabulary']:,} token ids; records of at most {summary['record_words']} words",
     ]
-    lines += [f"source      {source['name']}, {source['bytes']:,} bytes" for source in summary["sources"]]
-    return "\n".join([*lines, f"digest      {summary['digest']}"])
+    lines += [
+        f"dropped      {count:,} {reason.replace('_', ' ')}" for reason, count in summary["dropped"].items() if count
+    ]
+    lines += [f"source       {source['name']}, {source['bytes']:,} bytes" for source in summary["sources"]]
+    return "\n".join([*lines, f"digest       {summary['digest']}"])
+
+
+def _range(quantiles: dict[str, int]) -> str:
+    return f"{quantiles['5%']:,}-{quantiles['95%']:,}" if quantiles else ""
 
 
 def _split(split: Split) -> dict[str, Any]:

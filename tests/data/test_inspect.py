@@ -40,7 +40,10 @@ def test_counts_of_a_corpus_made_by_hand(make_corpus: MakeCorpus) -> None:
         "words_per_record": {},
     }
     assert json.loads(json.dumps(found)) == found
-    assert "2 users, 3 records, 23 words; 4.35% out of vocabulary" in describe(found)
+    lines = describe(found).splitlines()
+    assert lines[1].split() == ["train", "2", "3", "23", "4.3%", "1-2", "1-20"]
+    assert lines[2].split() == ["heldout", "0", "0", "0"]
+    assert max(map(len, lines)) <= 80
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=50))
@@ -74,6 +77,6 @@ def test_an_imported_corpus_says_what_was_dropped(tmp_path: Path, monkeypatch: p
         found["splits"]["train"]["oov_share"] == oov_words / 15 == 7 / 15
     )  # a, then "." and b of those found once more
     text = describe(found)
-    assert "dropped     2 records of short users" in text
-    assert "source      posts.jsonl" in text
+    assert "dropped      2 records of short users" in text
+    assert "source       posts.jsonl" in text
     assert found["digest"] in text
