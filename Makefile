@@ -25,8 +25,8 @@ lint: setup      ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup     ## what a round costs, side by side in one process
-	$(BIN)/python -m experiments.bench
+bench: setup     ## users per second, side by side in one run
+	$(BIN)/flsim bench training
 
 clean:           ## remove the environment
 	rm -rf .venv

@@ -36,6 +36,12 @@ class Format(StrEnum):
     parquet = "parquet"
 
 
+class Benchmark(StrEnum):
+    """What `flsim bench` measures."""
+
+    training = "training"
+
+
 @app.command(epilog="Example: flsim demo --out runs/demo")
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/demo-DATE-TIME.")] = None,
@@ -171,6 +177,24 @@ def table(
         typer.echo(text, nl=not text.endswith("\n"))
     else:
         out.write_text(text, encoding="utf-8")
+
+
+@app.command(epilog="Example: flsim bench training --json")
+def bench(
+    what: Annotated[Benchmark, typer.Argument(help="What to measure.")] = Benchmark.training,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast the platform is here: figures side by side in one run."""
+    from flsim.bench import bench_training
+
+    measured = {Benchmark.training: bench_training}[what]()
+    if as_json:
+        typer.echo(json.dumps(measured, indent=2))
+        return
+    typer.echo(f"unit: {measured['unit']}")
+    for name, rate in measured["users_per_second"].items():
+        typer.echo(f"{name:<8} {rate:6.2f} users/s")
+    typer.echo(f"system is {measured['ratio']:.2f} times local, with {measured['clients']} clients")
 
 
 def _print(values: dict[str, Any], as_json: bool) -> None:

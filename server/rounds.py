@@ -23,6 +23,7 @@ from flsim.train.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_request
 
 POLL = 0.005  # seconds; Grid.send_and_receive would sleep 0.1
+NODES_DEADLINE = 120.0  # seconds
 EVALUATION_DEADLINE = 24 * 3600.0  # seconds to wait, after the last round, for what is still being evaluated
 
 
@@ -39,7 +40,7 @@ def train(grid: Grid, run: Run, stop: Event) -> ServerState:
         RunFailed: a shard kept failing, an evaluation failed, or `stop` was set.
     """
     system = run.config.system
-    nodes = wait_for_nodes(grid, system.shards, system.deadline)
+    nodes = wait_for_nodes(grid, system.shards)
     device = "cuda" if system.gpus_for_evaluation else "cpu"
     work = partial(evaluate_checkpoint, run.path.resolve(), device=device)
     evaluation = EvaluationService(work, system.gpus_for_evaluation)
@@ -165,11 +166,14 @@ def _ask(
     return failures | dict.fromkeys(shard_of.values(), f"no reply within {deadline:g} s")
 
 
-def wait_for_nodes(grid: Grid, shards: int, deadline: float) -> list[int]:
+def wait_for_nodes(grid: Grid, shards: int) -> list[int]:
     """Ids of as many nodes as there are shards, in ascending order."""
-    until = time.monotonic() + deadline
+    until = time.monotonic() + NODES_DEADLINE
     while len(nodes := sorted(grid.get_node_ids())) < shards:
         if time.monotonic() > until:
-            raise RunFailed(f"only {len(nodes)} of {shards} Flower nodes came up within {deadline:g} s")
+            raise RunFailed(
+                f"only {len(nodes)} of {shards} Flower nodes came up within {NODES_DEADLINE:g} s; "
+                f"start more of them, or lower system.shards"
+            )
         time.sleep(POLL)
     return nodes[:shards]

@@ -28,8 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": {"model", "train"},
     "runs": {"data", "canaries", "sampling", "model", "federated", "checkpoint", "evaluation", "results", "config"},
     "demo": {"data", "canaries", "config", "runs", "results"},
+    "bench": {"data", "canaries", "model", "train", "checkpoint", "config", "runs"},
     "__main__": {"cli"},
-    "cli": {"data", "config", "runs", "results", "demo"},
+    "cli": {"data", "config", "runs", "results", "demo", "bench"},
 }
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
 ALL = [*FLSIM, *(path for name in ("clients", "server", "experiments") for path in sorted((ROOT / name).rglob("*.py")))]
