@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dumps import folder_bytes, question, row, write_dump, write_jsonl
+from dumps import dump, folder_bytes, question, row, write_dump, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,6 +181,15 @@ def test_sources_are_in_the_manifest(tmp_path: Path) -> None:
     ]
     assert {name for split in SPLITS for name in corpus.split(split).names} == {"a/1#0", "2#0"}
     assert Corpus.open(corpus.path, verify=True).digest == corpus.digest
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_format_is_told_from_content_whatever_the_name(tmp_path: Path, encoding: str) -> None:
+    dumped = tmp_path / "one.txt"
+    dumped.write_text(dump([question("1", "a b c d e f g h. " * 3)], "\n"), encoding)
+    lines = tmp_path / "two.xml"
+    lines.write_text('\n {"user": 1, "text": "a b c. a b c. a b c. a b c."}', "utf-8-sig")
+    assert set(import_small(tmp_path, [dumped, lines]).split("train").names) == {"one/1#0", "1#0"}
 
 
 def write_two(tmp_path: Path) -> list[Path]:

@@ -56,6 +56,14 @@ def test_quantiles_are_the_smallest_lengths_that_do(lengths: list[int]) -> None:
         assert found[name] == next(x for x in ranked if sum(y <= x for y in ranked) >= share * len(ranked))
 
 
+def test_histograms_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.arange(50) % 11
+    for chunk in (1, 7, 49, 50, 51):
+        monkeypatch.setattr(inspect_module, "_CHUNK", chunk)
+        found = inspect_module._histogram(np.cumsum([0, *lengths]))
+        np.testing.assert_array_equal(found, np.bincount(lengths))
+
+
 def test_an_imported_corpus_says_what_was_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect_module, "_CHUNK", 7)
     posts = [("long", "a b c d. e f g h! a a a a a?"), ("long", "b c. d"), ("short", "a. b")]

@@ -29,6 +29,7 @@ def test_questions_and_answers_of_owners_are_kept_and_the_rest_counted(tmp_path:
         row(Id="8", PostTypeId="2", OwnerUserId="8"),
         row(Id="9", PostTypeId="2", Body="", OwnerUserId="8"),
         "  <other PostTypeId='1' Body='x' OwnerUserId='8'/>\n",
+        f"  <inner>{question('8', 'x')}</inner>\n",
     ]
     posts, dropped = read(write_dump(tmp_path / "ai.Posts.xml", rows))
     assert [(post.user, post.text.strip()) for post in posts] == [("ai/8", "a"), ("ai/9", "b <")]

@@ -51,7 +51,8 @@ def test_the_seed_decides_everything(tmp_path: Path) -> None:
         folder_bytes(make(tmp_path, seed=seed, name=name).path) for name, seed in (("a", 3), ("b", 3), ("c", 4))
     )
     assert first == again
-    assert first["train/tokens.u16"] != other["train/tokens.u16"]
+    for name in ("train/tokens.u16", "train/records.i64", "heldout/records.i64", "test/records.i64"):
+        assert first[name] != other[name]
 
 
 def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:
