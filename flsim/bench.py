@@ -1,4 +1,4 @@
-"""Benchmarks: figures that are measured side by side in one run, since absolute times mean little on shared machines."""
+"""Benchmarks: figures that are measured side by side in one run; absolute times mean little on shared machines."""
 
 import importlib
 import json

@@ -17,11 +17,10 @@ app = typer.Typer(
     name="flsim",
     help="Simulate federated learning, plant canaries, and measure what the model memorized.",
     no_args_is_help=True,
-    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data = typer.Typer(help="Make and inspect corpora.", no_args_is_help=True, rich_markup_mode=None)
+data = typer.Typer(help="Make and inspect corpora.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
