@@ -41,7 +41,7 @@ def _open(path: str, config: str) -> tuple[Run, CIFGLanguageModel]:
     if run.config.digest != config:
         raise InputError(f"{path}: its config.toml is not the one that the server trains with")
     torch.set_num_threads(run.config.system.cpus_per_client)
-    device = "cuda" if run.config.system.gpus_per_client and torch.cuda.is_available() else "cpu"
+    device = "cuda" if ray.is_initialized() and ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
     return run, model_of(run.provenance).to(device)
 
 

@@ -67,8 +67,10 @@ class SystemHParams:
     Attributes:
         shards: Flower nodes; each holds a contiguous range of users and replies once a round.
         cpus_per_client: CPU cores, and torch threads, of a client process.
-        gpus_per_client: GPUs of a client process, e.g. 0.5 for two on one; 0 trains on CPUs.
-        gpus_for_evaluation: GPUs of the evaluator, to be left over by the clients; 0 evaluates on a CPU.
+        gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one and a share for the evaluator; 0 trains on CPUs.
+            By default one client per GPU where the cluster has any.
+        gpus_for_evaluation: GPUs of the evaluator, to be left over by the clients; 0 evaluates on a CPU. By default a
+            small share where the cluster has GPUs.
         checkpoint_every: rounds between two checkpoints; only the newest and the evaluated ones are kept.
         deadline: seconds that a round may take before missing replies are asked for again.
         retries: times that a shard is asked again after an error or the deadline, before the run fails; with a pause
@@ -77,16 +79,17 @@ class SystemHParams:
 
     shards: int = 2
     cpus_per_client: int = 1
-    gpus_per_client: float = 0.0
-    gpus_for_evaluation: float = 0.0
+    gpus_per_client: float | None = None
+    gpus_for_evaluation: float | None = None
     checkpoint_every: int = 10
     deadline: float = 3600.0
     retries: int = 3
 
     def __post_init__(self) -> None:
         _at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client, checkpoint_every=self.checkpoint_every)
-        for name, value in (("gpus_per_client", self.gpus_per_client), ("retries", self.retries)):
-            if value < 0:
+        for name in ("gpus_per_client", "gpus_for_evaluation", "retries"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
                 raise InputError(f"{name} must not be negative, found {value}")
         if not self.deadline > 0:
             raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")

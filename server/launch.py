@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from threading import Event
 
@@ -18,10 +19,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from flsim.config import SystemHParams
 from flsim.errors import InputError, RunFailed
 from flsim.progress import say
 from flsim.runs import Run
 from server import rounds
+
+EVALUATION_SHARE = 0.05  # of a GPU; below 1 / (GPUs of a node), or Flower would count one client too many
 
 
 def simulate(run: Run, address: str | None = None) -> None:
@@ -40,9 +44,10 @@ def simulate(run: Run, address: str | None = None) -> None:
     """
     _connect(address)
     system = run.config.system
+    client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in _nodes()])
     resources = {
         "num_cpus": system.cpus_per_client,
-        "num_gpus": system.gpus_per_client,
+        "num_gpus": client_gpus,
         # A client process that dies comes back, and the round asks it again; without this Flower's pool stays poisoned.
         "max_restarts": -1,
     }
@@ -52,7 +57,7 @@ def simulate(run: Run, address: str | None = None) -> None:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 (Flower's signature)
-        rounds.train(grid, run, stop)
+        rounds.train(grid, run, stop, evaluation_gpus)
 
     try:
         with warnings.catch_warnings(), redirect_stdout(_RayMessages()):
@@ -97,10 +102,31 @@ class _RayMessages(io.TextIOBase):
         return len(text)
 
 
+def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
+    """GPUs of a client and of the evaluator, on nodes with so many GPUs.
+
+    Flower fills every node with clients by its totals, whatever else runs there. So one client per GPU takes a little
+    less than the whole, and the evaluator, which asks for no CPU, finds the rest.
+    """
+    there_are_some = any(gpus)
+    client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
+    if evaluation is None:
+        evaluation = EVALUATION_SHARE if there_are_some else 0.0
+    if client is None:
+        client = 1.0 - evaluation if there_are_some and evaluation < 1 else float(there_are_some)
+    return client, evaluation
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Total resources of each Ray node that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def _check_resources(client: dict[str, float]) -> None:
     """Raises InputError where Flower's pool would come out empty."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    fits = any(node.get("CPU", 0) >= client["num_cpus"] and node.get("GPU", 0) >= client["num_gpus"] for node in nodes)
+    fits = any(
+        node.get("CPU", 0) >= client["num_cpus"] and node.get("GPU", 0) >= client["num_gpus"] for node in _nodes()
+    )
     if not fits:
         ray.shutdown()
         raise InputError(

@@ -27,13 +27,14 @@ NODES_DEADLINE = 120.0  # seconds
 EVALUATION_DEADLINE = 24 * 3600.0  # seconds to wait, after the last round, for what is still being evaluated
 
 
-def train(grid: Grid, run: Run, stop: Event) -> ServerState:
+def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> ServerState:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Args:
         grid: Flower's message layer, with a node per shard.
         run: the run; its status, checkpoints, rows and log are kept up to date.
         stop: set from outside to end after the current poll.
+        evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
 
     Raises:
         Diverged: values that are not finite; names the round and the last good checkpoint.
@@ -41,9 +42,9 @@ def train(grid: Grid, run: Run, stop: Event) -> ServerState:
     """
     system = run.config.system
     nodes = wait_for_nodes(grid, system.shards)
-    device = "cuda" if system.gpus_for_evaluation else "cpu"
+    device = "cuda" if evaluation_gpus else "cpu"
     work = partial(evaluate_checkpoint, run.path.resolve(), device=device)
-    evaluation = EvaluationService(work, system.gpus_for_evaluation)
+    evaluation = EvaluationService(work, evaluation_gpus)
 
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         return exchange(grid, nodes, asked, system.deadline, system.retries, stop)

@@ -92,5 +92,4 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     inputs = np.full_like(targets, layout.pad)
     inputs[:, 0] = layout.bos
     inputs[:, 1:] = words[:, :-1]
-    inputs[targets == layout.pad] = layout.pad
     return Batch(inputs, targets)
