@@ -67,7 +67,7 @@ class SystemHParams:
     Attributes:
         shards: Flower nodes; each holds a contiguous range of users and replies once a round.
         cpus_per_client: CPU cores, and torch threads, of a client process.
-        gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one and a share for the evaluator; 0 trains on CPUs.
+        gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
             By default one client per GPU where the cluster has any.
         gpus_for_evaluation: GPUs of the evaluator, to be left over by the clients; 0 evaluates on a CPU. By default a
             small share where the cluster has GPUs.
