@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flsim.canaries.population import World
 from flsim.canaries.spec import CanaryHParams
-from flsim.errors import InputError
+from flsim.errors import InputError, at_least_one
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.federated import FedAvgHParams
 from flsim.files import digest
@@ -57,7 +57,7 @@ class ScheduledEvaluationHParams(EvaluationHParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least_one(every=self.every)
+        at_least_one(every=self.every)
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,13 @@ class SystemHParams:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        _at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client, checkpoint_every=self.checkpoint_every)
+        at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client, checkpoint_every=self.checkpoint_every)
         for name in ("gpus_per_client", "gpus_for_evaluation", "retries"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InputError(f"{name} must not be negative, found {value}")
         if not self.deadline > 0:
             raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
-
-
-def _at_least_one(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, found {value}")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,13 @@ class InputError(ValueError):
     """The user's input is wrong. The message is one line: what is wrong, where, and what to do."""
 
 
+def at_least_one(**values: int) -> None:
+    """Raises InputError for the first value below 1; settings check their counts with it."""
+    for name, value in values.items():
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, found {value}")
+
+
 class RunFailed(RuntimeError):  # noqa: N818 (an outcome of a run, as in its status)
     """A run stopped for a reason outside its input: a client that keeps failing, an evaluation that did not finish."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flsim.errors import Diverged, InputError
+from flsim.errors import Diverged, InputError, at_least_one
 from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
 from flsim.train.update import UpdateSum
 
@@ -27,9 +27,7 @@ class FedAvgHParams:
     server_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in (("rounds", self.rounds), ("cohort", self.cohort)):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, found {value}")
+        at_least_one(rounds=self.rounds, cohort=self.cohort)
         if not self.server_learning_rate > 0:
             raise InputError(f"server_learning_rate must be above 0, found {self.server_learning_rate}")
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
+from flsim.errors import InputError, at_least_one
 from flsim.rng import stream
 
 
@@ -36,8 +36,7 @@ class CanaryHParams:
                     raise InputError(f"{name} must be a probability above 0 and at most 1, found {value:g}")
             if not values or len(set(values)) < len(values):
                 raise InputError(f"{name} must list different probabilities, found {list(values)}")
-        if self.count < 1:
-            raise InputError(f"count must be at least 1, found {self.count}")
+        at_least_one(count=self.count)
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
 

@@ -26,7 +26,7 @@ from flsim.data.records import Records
 from flsim.data.spill import Spill
 from flsim.data.text import sentences
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError
+from flsim.errors import InputError, at_least_one
 from flsim.files import new_folder
 from flsim.progress import progress
 
@@ -57,8 +57,7 @@ class ImportHParams:
 
     def __post_init__(self) -> None:
         Layout(self.vocabulary_size, self.record_words)
-        if self.words_per_user < 1:
-            raise InputError(f"words_per_user must be at least 1, found {self.words_per_user}")
+        at_least_one(words_per_user=self.words_per_user)
         for name in ("heldout", "test"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be a share of authors from 0 up to 1, found {getattr(self, name)}")

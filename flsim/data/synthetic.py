@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError
+from flsim.errors import InputError, at_least_one
 from flsim.files import new_folder
 from flsim.progress import progress
 from flsim.rng import stream
@@ -53,10 +53,11 @@ class SyntheticHParams:
     order: float = 0.7
 
     def __post_init__(self) -> None:
-        for name in ("users", "test_users", "heldout_users", "words_per_user", "topics"):
-            value, least = getattr(self, name), 0 if name == "heldout_users" else 1
-            if value < least:
-                raise InputError(f"{name} must be at least {least}, found {value}")
+        at_least_one(
+            users=self.users, test_users=self.test_users, words_per_user=self.words_per_user, topics=self.topics
+        )
+        if self.heldout_users < 0:
+            raise InputError(f"heldout_users must be at least 0, found {self.heldout_users}")
         for name in ("heterogeneity", "zipf"):
             value = getattr(self, name)
             if not 0 < value < np.inf:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from flsim.errors import InputError
+from flsim.errors import InputError, at_least_one
 
 SPECIAL_TOKENS = 4
 
@@ -32,8 +32,7 @@ class Layout:
     def __post_init__(self) -> None:
         if not SPECIAL_TOKENS < self.vocabulary_size <= 2**16:
             raise InputError(f"vocabulary size must be between 5 and 65,536, found {self.vocabulary_size:,}")
-        if self.record_words < 1:
-            raise InputError(f"record_words must be at least 1, found {self.record_words}")
+        at_least_one(record_words=self.record_words)
 
     @property
     def words(self) -> int:

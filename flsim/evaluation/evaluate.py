@@ -8,7 +8,7 @@ import torch
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged, InputError
+from flsim.errors import Diverged, InputError, at_least_one
 from flsim.evaluation.utility import utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
@@ -36,10 +36,9 @@ class EvaluationHParams:
     test_users: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("references", "beam_width", "prefix", "test_users"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, found {value}")
+        at_least_one(references=self.references, beam_width=self.beam_width, prefix=self.prefix)
+        if self.test_users is not None:
+            at_least_one(test_users=self.test_users)
 
 
 def evaluate(

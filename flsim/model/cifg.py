@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from flsim.errors import InputError
+from flsim.errors import at_least_one
 from flsim.rng import stream
 
 Params = dict[str, Tensor]
@@ -32,9 +32,7 @@ class ModelHParams:
     units: int = 670
 
     def __post_init__(self) -> None:
-        for name, value in (("embedding", self.embedding), ("units", self.units)):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, found {value}")
+        at_least_one(embedding=self.embedding, units=self.units)
 
 
 class LanguageModel(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsim.data.records import Batch, Records, Users, batch
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
+from flsim.errors import InputError, at_least_one
 from flsim.model.cifg import CIFGLanguageModel, Params
 from flsim.model.loss import loss_sum
 from flsim.rng import stream
@@ -34,9 +34,7 @@ class LocalHParams:
     learning_rate: float = 0.3
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, found {value}")
+        at_least_one(epochs=self.epochs, batch_size=self.batch_size)
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate must be above 0, found {self.learning_rate}")
 
