@@ -3,6 +3,7 @@
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from flsim.errors import Diverged, InputError, at_least_one
 from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
 from flsim.train.update import UpdateSum
+
+ABSURD = 10  # times the loss of uniform guessing
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,19 @@ def apply(state: ServerState, total: UpdateSum, hparams: FedAvgHParams) -> Serve
     """The next state: params + server_learning_rate x (sum of n_k delta_k) / (sum of n_k). No examples, no change.
 
     Raises:
-        Diverged: the update, the loss or the new parameters are not finite.
+        Diverged: the update, the loss or the new parameters are not finite, or the loss is absurd: a model that blew up
+            without overflowing memorizes nothing, and would pass for a private one.
     """
     if not total.is_finite:
         raise Diverged(
             f"round {state.round + 1}: local training gave values that are not finite; "
             f"most likely local.learning_rate is too high"
+        )
+    guessing = math.log(len(state.params["embedding"]))
+    if total.tokens and total.loss / total.tokens > ABSURD * guessing:
+        raise Diverged(
+            f"round {state.round + 1}: the training loss is {total.loss / total.tokens:.3g} nats a word, where "
+            f"guessing gives {guessing:.3g}; most likely local.learning_rate is too high"
         )
     scale = hparams.server_learning_rate / total.weight if total.weight else 0.0
     params = {

@@ -16,7 +16,7 @@ from flsim import checkpoint, federated
 from flsim.errors import Diverged, RunFailed
 from flsim.evaluation.service import EvaluationService
 from flsim.federated import ServerState
-from flsim.progress import progress
+from flsim.progress import progress, say
 from flsim.runs import Run, evaluate_checkpoint
 from flsim.sampling import fixed_size_cohort, shard_ranges
 from flsim.train.update import UpdateSum
@@ -52,9 +52,7 @@ def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> Se
     state = run.latest_state()
     try:
         state = train_rounds(run, state, send, evaluation)
-        with progress(f"{run.name}: evaluating", total=1) as advance:
-            evaluation.drain(EVALUATION_DEADLINE)
-            advance(1)
+        finish_evaluations(run, evaluation)
     except Diverged as error:
         with suppress(RunFailed):
             evaluation.drain(EVALUATION_DEADLINE)  # what was good before still counts
@@ -90,7 +88,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluation: Evaluatio
                 run.mark("running")
                 if run.is_evaluated_at(state.round):
                     evaluation.submit(path.resolve())
-            evaluation.poll()
+            _go_on_without(evaluation.poll)
             loss = total.loss / max(total.tokens, 1)
             run.log_round(
                 round=state.round,
@@ -102,6 +100,33 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluation: Evaluatio
             )
             advance(state.round, f"loss {loss:.3f}")
     return state
+
+
+def finish_evaluations(run: Run, evaluation: EvaluationService) -> None:
+    """Wait for what is still being evaluated.
+
+    Raises:
+        Diverged: as `EvaluationService.drain`.
+        RunFailed: evaluations failed, now or during training; `--resume` does them again.
+    """
+    with progress(f"{run.name}: evaluating", total=1) as advance:
+        until = time.monotonic() + EVALUATION_DEADLINE
+        while evaluation.pending and time.monotonic() < until:
+            _go_on_without(partial(evaluation.drain, until - time.monotonic()))
+        advance(1)
+    missing = run.unevaluated()
+    if missing:
+        raise RunFailed(f"{missing[0].name} could not be evaluated; `flsim run --resume` tries again")
+
+
+def _go_on_without(look: Callable[[], object]) -> None:
+    """Evaluation never feeds the loop: one that failed is said, and training goes on."""
+    try:
+        look()
+    except Diverged:
+        raise
+    except RunFailed as error:
+        say(str(error))
 
 
 def requests(run: Run, state: ServerState) -> list[RoundRequest]:

@@ -184,6 +184,24 @@ def test_a_killed_client_is_replaced_and_changes_nothing(experiment: Experiment)
     assert_same(experiment.folder / "hurt", whole)
 
 
+def test_a_failed_evaluation_does_not_stop_training_and_is_made_up_for(experiment: Experiment) -> None:
+    """The test users' text is away while the run trains."""
+    options = ("--set", "training.rounds=30", "--set", "evaluation.every=10")
+    whole = experiment.run("whole", *options[1::2])
+    process = start(experiment, "--out", "lame", *options)
+    lame, tokens = experiment.folder / "lame", experiment.folder / "corpus" / "test" / "tokens.u16"
+    wait_for_round(lame, 2)
+    tokens.rename(experiment.folder / "away")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "round-000010.safetensors could not be evaluated; `flsim run --resume` tries again" in errors.decode()
+    assert len((lame / "rounds.jsonl").read_text().splitlines()) == 30
+    (experiment.folder / "away").rename(tokens)
+    experiment.flsim("run", experiment.config, "--out", "lame", *options, "--resume")
+    assert_same(lame, whole)
+    assert json.loads((lame / "run.json").read_text())["status"] == "completed"
+
+
 def test_ctrl_c_leaves_cleanly_and_resumes(experiment: Experiment) -> None:
     options = ("--set", "training.rounds=400", "--set", "evaluation.every=400")
     process = start(experiment, "--out", "stopped", *options)

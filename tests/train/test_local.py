@@ -185,6 +185,15 @@ def test_values_that_are_not_finite_stop_the_run(value: float) -> None:
         apply(state, UpdateSum(UpdateSum.zero(state.params).delta, 1.0, 1, value, 1), FedAvgHParams())
 
 
+def test_an_absurd_loss_stops_the_run_though_all_is_finite() -> None:
+    """V = 12: guessing costs log(12) = 2.48 nats a word."""
+    state = init(LAYOUT.vocabulary_size, SIZES, 0)
+    zero = UpdateSum.zero(state.params).delta
+    apply(state, UpdateSum(zero, 1.0, 1, 24.0 * 7, 7), FedAvgHParams())
+    with pytest.raises(Diverged, match=r"round 1: the training loss is 25 nats a word, where guessing gives 2\.48"):
+        apply(state, UpdateSum(zero, 1.0, 1, 25.0 * 7, 7), FedAvgHParams())
+
+
 def test_a_finite_update_that_overflows_the_model_stops_the_run() -> None:
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
     total = UpdateSum.zero(state.params)
