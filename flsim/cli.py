@@ -162,6 +162,7 @@ def table(
     round: Annotated[int | None, typer.Option(help="Evaluated round to show; default each run's last.")] = None,
 ) -> None:
     """Tabulate what runs memorized, in the paper's columns."""
+    from flsim.files import new_file
     from flsim.results import tables
     from flsim.results.store import read_run
 
@@ -175,7 +176,8 @@ def table(
     if out is None:
         typer.echo(text, nl=not text.endswith("\n"))
     else:
-        out.write_text(text, encoding="utf-8")
+        with new_file(out) as partial:
+            partial.write_text(text, encoding="utf-8")
 
 
 @app.command(epilog="Example: flsim bench training --json")
@@ -203,7 +205,7 @@ def _print(values: dict[str, Any], as_json: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: exit code 2 and one line for bad input, 1 and one line for a run that failed."""
+    """Entry point: exit code 2 and one line for bad input, 1 and one line for a run or a disk that failed."""
     try:
         code = app(standalone_mode=False)
     except click.UsageError as error:
@@ -215,6 +217,8 @@ def main() -> None:
         _fail(str(error), 2)
     except RunFailed as error:
         _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"{error.filename or 'disk'}: {error.strerror or error}", 1)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     else:

@@ -88,6 +88,12 @@ def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: 
     assert len(pd.read_parquet(tmp_path / "table.parquet")) == 1
 
 
+def test_a_table_that_cannot_be_written_is_one_line(experiment: Experiment, trained: Path) -> None:
+    done = experiment.flsim("table", "run", "--out", "nowhere/table.md", check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [f"flsim: {done.stderr.split()[1]} No such file or directory"]
+
+
 def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path) -> None:
     before = (trained / "rows" / "round-000002.parquet").read_bytes()
     done = experiment.flsim("evaluate", "run/checkpoints/round-000002.safetensors", "--json")
