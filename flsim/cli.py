@@ -23,6 +23,9 @@ app = typer.Typer(
 data = typer.Typer(help="Make and inspect corpora.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -45,6 +48,7 @@ class Benchmark(StrEnum):
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/demo-DATE-TIME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the corpus, the canaries and the training.")] = 0,
+    set_: Overrides = None,
 ) -> None:
     """Train on a built-in corpus, IID and non-IID, and show what was memorized.
 
@@ -52,7 +56,7 @@ def demo(
     """
     from flsim.demo import run_demo
 
-    run_demo(out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}"), seed)
+    run_demo(out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}"), seed, set_ or ())
 
 
 @data.command("import", epilog="Example: flsim data import dumps/*.Posts.xml --out corpora/stackexchange")
@@ -114,7 +118,7 @@ def inspect_(corpus: Annotated[Path, typer.Argument(help="Folder of a corpus.")]
 def run(
     config: Annotated[Path, typer.Argument(help="TOML file; see experiments/.")],
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/ and the configuration's name.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override, as section.key=value; repeatable.")] = None,
+    set_: Overrides = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join, e.g. auto; else a local one.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out from its newest checkpoint.")

@@ -1,6 +1,7 @@
 """The demo: both worlds on a built-in corpus, from nothing to a table, a test and a plot."""
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -20,20 +21,22 @@ from flsim.runs import Run
 CORPUS = SyntheticHParams()
 
 
-def run_demo(out: Path, seed: int) -> None:
+def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
     """Build the corpus, train IID and non-IID, and print the table and the comparison.
 
     Args:
         out: new folder: corpus/, iid/, non-iid/, table.md, table.csv, memorization.png.
         seed: of everything.
+        overrides: of experiments/demo.toml, as ``section.key=value``.
 
     Raises:
-        InputError: `out` exists.
+        InputError: `out` exists, or an override is wrong.
     """
     refuse_existing(out)
-    make_synthetic(out / "corpus", CORPUS, seed)
+    corpus = (out / "corpus").resolve()
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:
-        settings = config.load(file, [f"seed={seed}", f"data.corpus='{(out / 'corpus').resolve()}'"])
+        settings = config.load(file, [f"seed={seed}", f"data.corpus='{corpus}'", *overrides])
+    make_synthetic(corpus, CORPUS, seed)
     for world in ("iid", "non-iid"):
         run = Run.create(replace(settings, data=replace(settings.data, world=world)), out / world)
         importlib.import_module("server.launch").simulate(run)

@@ -68,6 +68,19 @@ def train_without_flower(run: Run, rounds: int) -> ServerState:
     return state
 
 
+def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
+    """The demo itself, cut short."""
+    short = ["training.rounds=2", "canaries.count=2", "evaluation.references=100"]
+    done = experiment.flsim("demo", "--out", "demo", *(part for text in short for part in ("--set", text)))
+    lines = done.stdout.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:4]] == ["IID, FedAvg, b_u=40", "Non-IID, FedAvg, b_u=40"]
+    assert lines[-1].endswith("two-sided")
+    assert (experiment.folder / "demo" / "memorization.png").read_bytes().startswith(b"\x89PNG")
+    table = pd.read_csv(experiment.folder / "demo" / "table.csv")
+    assert table["canaries"].tolist() == [8, 8]
+    assert table["status"].tolist() == ["completed"] * 2
+
+
 @pytest.mark.parametrize("world", ["iid", "non-iid"])
 def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment, world: str) -> None:
     path = experiment.run("run", f"data.world={world}")
