@@ -1,12 +1,14 @@
 """Progress on standard error: a bar where someone watches, plain lines elsewhere. Standard output is for results."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
 
 console = Console(stderr=True, highlight=False)
 LINES_EVERY = 15.0  # seconds between two plain lines
@@ -52,3 +54,11 @@ def progress(title: str, total: float, start: float = 0) -> Iterator[Advance]:
             say(f"{title}: {done:,.0f} of {total:,.0f}, {last - began:.0f} s{', ' + note if note else ''}")
 
     yield advance
+
+
+def tracked(title: str, items: Sequence[Item]) -> Iterator[Item]:
+    """The items, with progress as they are done."""
+    with progress(title, len(items)) as advance:
+        for done, item in enumerate(items, start=1):
+            yield item
+            advance(done)

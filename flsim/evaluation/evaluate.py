@@ -14,6 +14,7 @@ from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import random_sampling, references
 from flsim.model.cifg import CIFGLanguageModel
+from flsim.progress import tracked
 from flsim.results.rows import Row
 from flsim.rng import stream
 
@@ -116,7 +117,7 @@ def _measure_canaries(
     lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
     drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
     measured = []
-    for canary in sorted(canaries, key=lambda canary: canary.id):
+    for canary in tracked("canaries", sorted(canaries, key=lambda canary: canary.id)):
         tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
         prefix, continuation = tokens[: 1 + hparams.prefix], tokens[1 + hparams.prefix :]
         sampled = random_sampling(model, prefix, continuation, drawn[len(continuation)])
