@@ -157,8 +157,23 @@ def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(
 
 
 def start(experiment: Experiment, *options: str) -> subprocess.Popen[bytes]:
+    """A run in the background; what it says goes to a file, since Ray's processes may outlive it and hold a pipe."""
     command = [sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
-    return subprocess.Popen(command, cwd=experiment.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with (experiment.folder / "said").open("wb") as said:
+        return subprocess.Popen(
+            command,
+            cwd=experiment.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            # A shell's background job ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+
+def finish(experiment: Experiment, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Exit code and what was said."""
+    code = process.wait(timeout=120)
+    return code, (experiment.folder / "said").read_text()
 
 
 def wait_for_round(run: Path, round_: int) -> list[str]:
@@ -192,8 +207,8 @@ def test_a_killed_client_is_replaced_and_changes_nothing(experiment: Experiment)
     process = start(experiment, "--out", "hurt", *options)
     workers = wait_for_round(experiment.folder / "hurt", 5)
     os.kill(int(workers[0].split("/")[1]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors.decode()
+    code, said = finish(experiment, process)
+    assert code == 0, said
     assert_same(experiment.folder / "hurt", whole)
 
 
@@ -205,9 +220,9 @@ def test_a_failed_evaluation_does_not_stop_training_and_is_made_up_for(experimen
     lame, tokens = experiment.folder / "lame", experiment.folder / "corpus" / "test" / "tokens.u16"
     wait_for_round(lame, 2)
     tokens.rename(experiment.folder / "away")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "round-000010.safetensors could not be evaluated; `flsim run --resume` tries again" in errors.decode()
+    code, said = finish(experiment, process)
+    assert code == 1
+    assert "round-000010.safetensors could not be evaluated; `flsim run --resume` tries again" in said
     assert len((lame / "rounds.jsonl").read_text().splitlines()) == 30
     (experiment.folder / "away").rename(tokens)
     experiment.flsim("run", experiment.config, "--out", "lame", *options, "--resume")
@@ -220,9 +235,9 @@ def test_ctrl_c_leaves_cleanly_and_resumes(experiment: Experiment) -> None:
     process = start(experiment, "--out", "stopped", *options)
     wait_for_round(experiment.folder / "stopped", 3)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert errors.decode().splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
+    code, said = finish(experiment, process)
+    assert code == 1
+    assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
     assert json.loads((experiment.folder / "stopped" / "run.json").read_text())["status"] == "failed"
 
 
@@ -234,9 +249,9 @@ def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> No
     config.write_text(config.read_text().replace("batch_size = 4", "batch_size = 5"))
     for worker in workers:  # those that take their place read the settings again
         os.kill(int(worker.split("/")[1]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert re.search(r"^flsim: round \d+: shard [01] failed 2 times, last with: ", errors.decode(), re.MULTILINE)
+    code, said = finish(experiment, process)
+    assert code == 1
+    assert re.search(r"^flsim: round \d+: shard [01] failed 2 times, last with: ", said, re.MULTILINE)
     about = json.loads((experiment.folder / "broken" / "run.json").read_text())
     assert about["status"] == "failed"
     assert "failed 2 times" in about["reason"]
