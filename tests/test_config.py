@@ -109,5 +109,21 @@ def test_no_unknown_key_is_ever_ignored(key: str) -> None:
             parse({"data": {"corpus": "c"}, key: 1}, "x.toml")
 
 
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.name)
+def test_every_experiment_loads(path: Path) -> None:
+    assert load(path).training.rounds > 0
+
+
+def test_every_file_that_the_documents_name_is_there() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md")]:
+        text = document.read_text(encoding="utf-8")
+        linked = [document.parent / name for name in re.findall(r"\]\(([^):#]+)\)", text)]
+        named = [ROOT / name for name in re.findall(r"\bexperiments/\w+\.toml", text)]
+        assert [path for path in [*linked, *named] if not path.exists()] == [], document
+
+
 def test_a_config_can_be_made_in_python() -> None:
     assert Config(DataHParams(Path("corpus"))).training.rounds == 8_000
