@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 import time
 from enum import StrEnum
@@ -131,7 +132,12 @@ def run(
     settings = load(config, set_ or ())
     path = out or Path("runs") / config.stem
     training = Run.reopen(settings, path) if resume else Run.create(settings, path)
-    importlib.import_module("server.launch").simulate(training, address)
+    try:
+        importlib.import_module("server.launch").simulate(training, address)
+    except InputError:
+        if not (path / "rounds.jsonl").exists():  # nothing was trained: no cluster there, or none large enough
+            shutil.rmtree(path)
+        raise
     table([path])
 
 

@@ -4,6 +4,7 @@ import importlib
 import io
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -11,7 +12,7 @@ from threading import Event
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do anyway, and warns about
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # what nobody waits for any more
 
 import ray
@@ -79,11 +80,14 @@ def _connect(address: str | None) -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
+        if address and ":" in address and "://" not in address:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would try for minutes
         if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
             ray.init(address="local", include_dashboard=False, **options)
         else:
             ray.init(address=address, **options)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error

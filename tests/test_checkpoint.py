@@ -59,11 +59,3 @@ def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
     lying = Provenance("run", "c0ffee", "beef", vocabulary_size=12, embedding=4, units=5)
     with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
         load(save(tmp_path, state_of(), lying))
-
-
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    """A tensor that safetensors cannot write."""
-    broken = ServerState(1, {"x": torch.zeros(3).to_sparse()})
-    with pytest.raises(Exception, match=r"."):
-        save(tmp_path, broken, PROVENANCE)
-    assert not list(tmp_path.iterdir())

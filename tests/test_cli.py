@@ -204,7 +204,7 @@ def test_a_corpus_changed_since_the_checkpoint_is_refused(
         "data", "synthetic", "--out", "corpus", "--users", "24", "--vocabulary", "40", "--words-per-user", "50"
     )
     assert "Traceback" not in cli_made.stderr
-    assert "corpus" in refuse("evaluate", checkpoint)
+    assert "trained on another corpus" in refuse("evaluate", checkpoint)
 
 
 def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained: Path) -> None:

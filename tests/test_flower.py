@@ -156,6 +156,21 @@ def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(
     assert len(nodes) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--address", "127.0.0.1:9"], "--address 127.0.0.1:9: no Ray cluster answers there"),
+        (["--set", "system.cpus_per_client=4096"], "a client needs 4096 CPUs and 0 GPUs; no Ray node has them"),
+    ],
+)
+def test_without_machines_to_run_on_no_run_is_left(experiment: Experiment, options: list[str], message: str) -> None:
+    done = experiment.flsim("run", experiment.config, "--out", "new", *options, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"flsim: {message}")
+    assert not (experiment.folder / "new").exists()
+
+
 def start(experiment: Experiment, *options: str) -> subprocess.Popen[bytes]:
     """A run in the background; what it says goes to a file, since Ray's processes may outlive it and hold a pipe."""
     command = [sys.executable, "-m", "flsim", "run", str(experiment.config), *options]

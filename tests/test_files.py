@@ -1,0 +1,55 @@
+"""Files and folders are whole or absent, whatever goes wrong while they are written."""
+
+from pathlib import Path
+
+import pytest
+
+from flsim.errors import InputError
+from flsim.files import digest, new_file, new_folder
+
+
+def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
+    def fail() -> None:
+        with new_folder(tmp_path / "made") as folder:
+            (folder / "half").write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    def overtake() -> None:
+        with new_folder(tmp_path / "made") as folder:
+            (folder / "ours").write_text("ours")
+            (tmp_path / "made").mkdir()
+            (tmp_path / "made" / "theirs").write_text("theirs")
+
+    with pytest.raises(InputError, match="exists already"):
+        overtake()
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "theirs"]
+
+
+def test_a_file_that_failed_half_way_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail() -> None:
+        with new_file(path) as partial:
+            partial.write_text("ne")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    with new_file(path) as partial:
+        partial.write_text("new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_where_a_part_ends_matters_to_a_digest() -> None:
+    assert digest("ab", "c") != digest("a", "bc")
+    assert digest("ab", "c") == digest(b"ab", b"c")
