@@ -2,7 +2,8 @@
 
     manifest.json            schema, token layout, counts, drops by reason, digests of sources and of the files below
     vocabulary.tsv           word, count; most frequent first
-    train/  heldout/  test/  tokens.u16    word ids of all records, one after another
+    train/  heldout/  test/  split.json    token layout and counts, so that a split can be read without the rest
+                             tokens.u16    word ids of all records, one after another
                              records.i64   where each record starts in tokens.u16, and its end
                              users.i64     where each user starts in records.i64, and its end
                              names.json    the users' names
@@ -10,12 +11,14 @@
 Held-out and test users are never trained on. All numbers are little-endian.
 """
 
+import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +28,9 @@ from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
 from flsim.files import digest, file_digest, write_json
 
-SCHEMA = 1
+SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
+FLAT_FILES = ("tokens.u16", "records.i64", "users.i64", "names.json")
 
 
 def memory_map(path: Path, dtype: str) -> NDArray[Any]:
@@ -47,7 +51,16 @@ class Split:
     folder: Path
 
     @classmethod
-    def open(cls, folder: Path, layout: Layout) -> "Split":
+    def open(cls, folder: Path) -> "Split":
+        """Open a split's folder; its own `split.json` says which token layout its ids are in.
+
+        Raises:
+            InputError: not a split's folder.
+        """
+        try:
+            layout = _layout_of(json.loads((folder / "split.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{folder}: not a split of a corpus ({error}); import the corpus again") from error
         return cls(
             layout,
             memory_map(folder / "tokens.u16", "<u2"),
@@ -114,14 +127,50 @@ class Corpus:
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout(self.manifest["layout"]["vocabulary_size"], self.manifest["layout"]["record_words"])
+        return _layout_of(self.manifest)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.read(self.path / "vocabulary.tsv")
+        return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name)
 
     def split(self, name: str) -> Split:
-        return Split.open(self.path / name, self.layout)
+        """Open one of `SPLITS`.
+
+        Raises:
+            InputError: its token ids are in another layout than the manifest says.
+        """
+        split = Split.open(self.path / name)
+        if split.layout != self.layout:
+            raise InputError(
+                f"{split.folder}: token ids are in {split.layout}, but the manifest of the corpus says {self.layout}; "
+                "import the corpus again"
+            )
+        return split
+
+
+def _layout_of(described: dict[str, Any]) -> Layout:
+    about = described["layout"]
+    return Layout(about["vocabulary_size"], about["record_words"], about["name"])
+
+
+class _HashedFile:
+    """A file whose sha256 is known when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._sha256 = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._sha256.update(data)
+        self.bytes += len(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def described(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "sha256": self._sha256.hexdigest()}
 
 
 class SplitWriter:
@@ -130,33 +179,56 @@ class SplitWriter:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        self.names: list[str] = []
-        self.records = self.words = 0
-        self._tokens, self._records, self._users = (
-            (folder / name).open("wb") for name in ("tokens.u16", "records.i64", "users.i64")
-        )
-        _append(self._records, [0])
-        _append(self._users, [0])
+        self.users = self.records = self.words = 0
+        self._files = {name: _HashedFile(folder / name) for name in FLAT_FILES}
+        self._append("records.i64", np.zeros(1, np.int64))
+        self._append("users.i64", np.zeros(1, np.int64))
 
     def add(self, name: str, records: Records) -> None:
         """Append one user."""
-        self._tokens.write(records.tokens.astype("<u2").tobytes())
-        _append(self._records, self.words + records.offsets[1:])
-        self.words += records.words
-        self.records += len(records)
-        _append(self._users, [self.records])
-        self.names.append(name)
+        self.extend([name], records.tokens, np.diff(records.offsets), np.array([len(records)]))
+
+    def extend(
+        self,
+        names: Sequence[str],
+        tokens: NDArray[np.uint16],
+        record_words: NDArray[np.integer[Any]],
+        user_records: NDArray[np.integer[Any]],
+    ) -> None:
+        """Append users.
+
+        Args:
+            names: of the users.
+            tokens: uint16 [words], of all their records.
+            record_words: integer [records], words of each record.
+            user_records: integer [users], records of each user.
+        """
+        self._files["tokens.u16"].write(tokens.astype("<u2").tobytes())
+        self._append("records.i64", self.words + np.cumsum(record_words, dtype=np.int64))
+        self._append("users.i64", self.records + np.cumsum(user_records, dtype=np.int64))
+        names_json = json.dumps(list(names))[1:-1]
+        if names:
+            self._files["names.json"].write(f"{', ' if self.users else '['}{names_json}".encode())
+        self.users += len(names)
+        self.records += len(record_words)
+        self.words += len(tokens)
 
     def close(self) -> None:
-        for file in (self._tokens, self._records, self._users):
+        for file in self._files.values():
             file.close()
 
+    def finish(self, layout: Layout) -> dict[str, dict[str, Any]]:
+        """Complete the files. Returns their sizes and digests by name."""
+        self._files["names.json"].write(b"]" if self.users else b"[]")
+        self.close()
+        write_json(self.folder / "split.json", {"layout": asdict(layout), **self.counts()})
+        return {name: file.described() for name, file in self._files.items()}
+
     def counts(self) -> dict[str, int]:
-        return {"users": len(self.names), "records": self.records, "words": self.words}
+        return {"users": self.users, "records": self.records, "words": self.words}
 
-
-def _append(file: IO[bytes], values: Any) -> None:
-    file.write(np.asarray(values, "<i8").tobytes())
+    def _append(self, name: str, offsets: NDArray[np.int64]) -> None:
+        self._files[name].write(offsets.astype("<i8").tobytes())
 
 
 class CorpusWriter:
@@ -181,37 +253,43 @@ class CorpusWriter:
         for split in self.splits.values():
             split.close()
 
-    def finish(self, dropped: dict[str, int], sources: list[dict[str, Any]], parameters: dict[str, Any]) -> None:
-        """Write names and the manifest, which seals the corpus.
+    def finish(
+        self,
+        dropped: dict[str, int],
+        sources: list[dict[str, Any]],
+        parameters: dict[str, Any],
+        warnings: Iterable[str] = (),
+        notes: Iterable[str] = (),
+    ) -> None:
+        """Complete the splits and write the manifest, which seals the corpus.
 
         Args:
             dropped: reason -> count of everything that was read and is not here.
-            sources: name, bytes and sha256 of each input file.
+            sources: name, bytes, sha256 and format of each input file.
             parameters: how the corpus was made.
+            warnings: what looks wrong with the sources.
+            notes: what their formats had lost before.
         """
-        for split in self.splits.values():
-            split.close()
-            (split.folder / "names.json").write_text(json.dumps(split.names), encoding="utf-8")
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        written = {
+            f"{name}/{file}": described
+            for name, split in self.splits.items()
+            for file, described in split.finish(self.layout).items()
+        }
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            name = path.relative_to(self.folder).as_posix()
+            if name not in written:
+                written[name] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         write_json(
             self.folder / "manifest.json",
             {
                 "schema": SCHEMA,
-                "layout": {
-                    "name": self.layout.name,
-                    "vocabulary_size": self.layout.vocabulary_size,
-                    "record_words": self.layout.record_words,
-                },
+                "layout": asdict(self.layout),
                 "splits": {name: split.counts() for name, split in self.splits.items()},
                 "dropped": dropped,
                 "sources": sources,
                 "parameters": parameters,
-                "files": {
-                    path.relative_to(self.folder).as_posix(): {
-                        "bytes": path.stat().st_size,
-                        "sha256": file_digest(path),
-                    }
-                    for path in files
-                },
+                "warnings": list(warnings),
+                "notes": list(notes),
+                "files": written,
             },
         )
