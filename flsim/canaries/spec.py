@@ -60,8 +60,8 @@ class Canary:
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:
     """Words of canary `index`, each uniform over the vocabulary's words; `attempt` counts the redraws."""
-    words = stream(seed, "canary", index, attempt).integers(1, layout.words, length, endpoint=True)
-    return tuple(int(word) for word in words)
+    rng = stream(seed, "canary", index, attempt)
+    return tuple(rng.integers(layout.first_word, layout.last_word, length, endpoint=True).tolist())
 
 
 def configurations(hparams: CanaryHParams) -> list[tuple[float, float]]:

@@ -1,7 +1,12 @@
 """Words and the token ids that stand for them.
 
-The layout is that of TensorFlow Federated, google-research/federated and pfl-research (one of three published ones):
-PAD 0, words from 1 in order of frequency, then OOV, BOS, EOS. Sizes count the four special tokens.
+Three layouts of token ids are in use for next-word prediction on Stack Overflow; a corpus says which one is its own:
+
+    tff      PAD, words, OOV, BOS, EOS    TensorFlow Federated, google-research/federated, pfl-research
+    fedjax   PAD, BOS, EOS, words, OOV    FedJAX
+    fedml    PAD, words, BOS, EOS, OOV    FedML
+
+Words are in order of frequency. Sizes count the four special tokens.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,73 +17,100 @@ from pathlib import Path
 from flsim.errors import InputError, at_least_one
 
 SPECIAL_TOKENS = 4
+LAYOUTS = {  # what follows PAD
+    "tff": ("words", "oov", "bos", "eos"),
+    "fedjax": ("bos", "eos", "words", "oov"),
+    "fedml": ("words", "bos", "eos", "oov"),
+}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the special tokens are, and how long a record can be.
+    """Which ids are words and which the special tokens, and how long a record can be.
 
     Attributes:
         vocabulary_size: number of token ids, the four special ones included.
         record_words: a record holds at most this many words; EOS is appended only to shorter ones.
+        name: a key of `LAYOUTS`.
     """
 
     vocabulary_size: int
     record_words: int = 20
+    name: str = "tff"
 
-    name = "tff"
     pad = 0
 
     def __post_init__(self) -> None:
+        if self.name not in LAYOUTS:
+            raise InputError(f"layout must be one of {', '.join(LAYOUTS)}, found {self.name!r}")
         if not SPECIAL_TOKENS < self.vocabulary_size <= 2**16:
             raise InputError(f"vocabulary size must be between 5 and 65,536, found {self.vocabulary_size:,}")
         at_least_one(record_words=self.record_words)
 
     @property
     def words(self) -> int:
-        """Number of words; their ids are 1 to `words`."""
+        """Number of words; their ids are `first_word` to `last_word`, most frequent first."""
         return self.vocabulary_size - SPECIAL_TOKENS
 
     @property
+    def first_word(self) -> int:
+        return self._first("words")
+
+    @property
+    def last_word(self) -> int:
+        return self.first_word + self.words - 1
+
+    @property
     def oov(self) -> int:
-        return self.words + 1
+        return self._first("oov")
 
     @property
     def bos(self) -> int:
-        return self.words + 2
+        return self._first("bos")
 
     @property
     def eos(self) -> int:
-        return self.words + 3
+        return self._first("eos")
+
+    def _first(self, what: str) -> int:
+        before = LAYOUTS[self.name][: LAYOUTS[self.name].index(what)]
+        return 1 + sum(self.words if part == "words" else 1 for part in before)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The most frequent words of a corpus, with their counts, most frequent first."""
+    """The most frequent words of a corpus, with their counts, most frequent first.
+
+    Attributes:
+        words: the words.
+        counts: how often each occurs.
+        layout: name of the layout of token ids.
+    """
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
+    layout: str = "tff"
 
     @classmethod
-    def of(cls, counts: Mapping[str, int], size: int) -> "Vocabulary":
+    def of(cls, counts: Mapping[str, int], size: int, layout: str = "tff") -> "Vocabulary":
         """The `size` - 4 most frequent words; ties in alphabetical order.
 
         Raises:
             InputError: the corpus has fewer different words than that.
         """
-        wanted = Layout(size).words
+        wanted = Layout(size, name=layout).words
         if wanted > len(counts):
             raise InputError(
                 f"vocabulary of {size:,} asked for, but the corpus has only {len(counts):,} different words; "
                 f"use a vocabulary of at most {len(counts) + SPECIAL_TOKENS:,}"
             )
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:wanted]
-        return cls(tuple(word for word, _ in ranked), tuple(count for _, count in ranked))
+        return cls(tuple(word for word, _ in ranked), tuple(count for _, count in ranked), layout)
 
     @classmethod
-    def read(cls, path: Path) -> "Vocabulary":
+    def read(cls, path: Path, layout: str = "tff") -> "Vocabulary":
         rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-        return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows))
+        return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout)
 
     def write(self, path: Path) -> None:
         """One line a word, ``word<TAB>count``, most frequent first."""
@@ -87,13 +119,22 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        return {word: 1 + rank for rank, word in enumerate(self.words)}
+        return {word: id for id, word in enumerate(self.words, self._layout.first_word)}
 
     def encode(self, words: Iterable[str]) -> list[int]:
         """Token ids of words; OOV for those that are not in the vocabulary."""
-        oov = len(self.words) + 1
-        return [self.ids.get(word, oov) for word in words]
+        ids, oov = self.ids, self._layout.oov
+        return [ids.get(word, oov) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        names = ("<pad>", *self.words, "<oov>", "<bos>", "<eos>")
-        return [names[token] for token in tokens]
+        """Words of token ids; ``<pad>``, ``<oov>``, ``<bos>``, ``<eos>`` for the special ones."""
+        return [self._names[token] for token in tokens]
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(len(self.words) + SPECIAL_TOKENS, name=self.layout)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        parts = {"words": self.words, "oov": ("<oov>",), "bos": ("<bos>",), "eos": ("<eos>",)}
+        return ("<pad>", *(name for part in LAYOUTS[self.layout] for name in parts[part]))

@@ -93,7 +93,7 @@ def _measure(model: CIFGLanguageModel, part: Batch, layout: Layout) -> Utility:
     loss = float(nats.double().sum())
     if not math.isfinite(loss):
         raise Diverged("a cross-entropy is not finite; the model's values overflow")
-    correct, word = choice == target, (target >= 1) & (target <= layout.words)
+    correct, word = choice == target, (target >= layout.first_word) & (target <= layout.last_word)
     return Utility(loss, len(target), int(correct.sum()), int(word.sum()), int((correct & word).sum()))
 
 

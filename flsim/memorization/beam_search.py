@@ -35,10 +35,10 @@ def beam_search(model: LanguageModel, prefix: Tensor, length: int, width: int, l
     beams = prefix.new_empty(1, 0)
     scores = log_probs.new_zeros(1, dtype=torch.float64)
     while True:
-        costs = nats(log_probs[:, 1 : layout.words + 1])
+        costs = nats(log_probs[:, layout.first_word : layout.last_word + 1])
         scores, best = (scores[:, None] + costs).flatten().sort(stable=True)  # topk leaves the order of ties open
         scores, best = scores[:width], best[:width]
-        parent, word = best // layout.words, best % layout.words + 1
+        parent, word = best // layout.words, best % layout.words + layout.first_word
         beams = torch.cat([beams[parent], word[:, None]], dim=1)
         if beams.shape[1] == length:
             return beams, scores

@@ -42,7 +42,8 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
 
     Rows are in lexicographic order: those that share their first words are neighbors, which `rank` is faster on.
     """
-    drawn = stream(seed, "references").integers(1, layout.words, (count, length), endpoint=True)
+    rng = stream(seed, "references")
+    drawn = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
     return torch.from_numpy(drawn[np.lexsort(drawn.T[::-1])])
 
 
