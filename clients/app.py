@@ -29,7 +29,9 @@ def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flowe
     request = decode_request(message.content)
     run, model = _open(request.run, request.config)
     model.load_state_dict(request.params)
-    update = train_cohort(model, run.users, request.users.tolist(), run.config.local, run.config.seed, request.round)
+    update = train_cohort(
+        model, run.users, request.users.tolist(), run.config.local, run.config.seed, request.round, request.clip
+    )
     reply = ShardReply(request.round, request.shard, update, _worker())
     return Message(encode_reply(reply), reply_to=message)
 

@@ -1,6 +1,6 @@
 """Requests and replies of a round as Flower messages: the one codec, and the one place in flsim that knows Flower."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from flsim.model.cifg import Params
 from flsim.train.update import UpdateSum
+
+COUNTS = [field.name for field in fields(UpdateSum) if field.name != "delta"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class RoundRequest:
         shard: index of the shard the users belong to.
         users: int64 [n], this round's cohort within the shard.
         params: the global model's parameters.
+        clip: bound on the norm of a user's update in this round; None for no clip.
     """
 
     run: str
@@ -30,6 +33,7 @@ class RoundRequest:
     shard: int
     users: NDArray[np.int64]
     params: Params
+    clip: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ def encode_request(request: RoundRequest) -> RecordDict:
                     "round": request.round,
                     "shard": request.shard,
                     "users": [int(user) for user in request.users],
+                    "clip": [] if request.clip is None else [request.clip],
                 }
             ),
         }
@@ -68,24 +73,16 @@ def decode_request(content: RecordDict) -> RoundRequest:
         shard=int(record["shard"]),
         users=np.array(record["users"], np.int64),
         params=_params(content.array_records["params"]),
+        clip=next(iter(record["clip"]), None),
     )
 
 
 def encode_reply(reply: ShardReply) -> RecordDict:
-    update = reply.update
+    counts = {name: getattr(reply.update, name) for name in COUNTS}
     return RecordDict(
         {
-            "delta": _arrays(update.delta),
-            "counts": MetricRecord(
-                {
-                    "round": reply.round,
-                    "shard": reply.shard,
-                    "weight": update.weight,
-                    "users": update.users,
-                    "loss": update.loss,
-                    "tokens": update.tokens,
-                }
-            ),
+            "delta": _arrays(reply.update.delta),
+            "counts": MetricRecord({"round": reply.round, "shard": reply.shard, **counts}),
             "origin": ConfigRecord({"worker": reply.worker}),
         }
     )
@@ -93,13 +90,7 @@ def encode_reply(reply: ShardReply) -> RecordDict:
 
 def decode_reply(content: RecordDict) -> ShardReply:
     counts = content.metric_records["counts"]
-    update = UpdateSum(
-        _params(content.array_records["delta"]),
-        float(counts["weight"]),
-        int(counts["users"]),
-        float(counts["loss"]),
-        int(counts["tokens"]),
-    )
+    update = UpdateSum(_params(content.array_records["delta"]), **{name: counts[name] for name in COUNTS})
     origin = str(content.config_records["origin"]["worker"])
     return ShardReply(int(counts["round"]), int(counts["shard"]), update, origin)
 

@@ -1,6 +1,6 @@
 """The `local` engine: one user after another, plain autograd. The oracle for every faster one.
 
-McMahan et al. (2017), Algorithm 1, ClientUpdate; Thakkar et al. (2020), Algorithm 1, UserUpdate, without the clip.
+McMahan et al. (2017), Algorithm 1, ClientUpdate; Thakkar et al. (2020), Algorithm 1, UserUpdate.
 """
 
 from collections.abc import Iterable, Iterator
@@ -46,16 +46,21 @@ def train_cohort(
     hparams: LocalHParams,
     seed: int,
     round_: int,
+    clip: float | None = None,
 ) -> UpdateSum:
-    """Train every user of the cohort from the model's parameters, and sum the updates weighted by local examples.
+    """Train every user of the cohort from the model's parameters, and sum the updates.
+
+    Without a clip they are weighted by local examples. With one each is clipped and has weight 1, so that a user moves
+    the sum by at most the clip.
 
     Args:
         model: the global model; its parameters are the same afterwards.
         users: the population.
-        cohort: indices of users in it; a user without records counts, with weight 0.
+        cohort: indices of users in it; a user without records counts, with an update of zero.
         hparams: local training.
         seed: the experiment's seed; a user's batches are a function of (seed, round, user).
         round_: the round, from 0.
+        clip: S, bound on the norm of a user's whole update; None leaves updates as they are.
     """
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
     total = UpdateSum.zero(start)
@@ -63,8 +68,7 @@ def train_cohort(
         records = users[user]
         batches = local_batches(records, users.layout, hparams, stream(seed, "local", round_, user))
         loss, tokens = train_user(model, batches, hparams)
-        delta = _restore(model, start, weight=len(records))
-        total = total.merge(UpdateSum(delta, float(len(records)), 1, loss, tokens))
+        total = total.merge(UpdateSum.of_user(_restore(model, start), len(records), loss, tokens, clip))
     return total
 
 
@@ -92,10 +96,10 @@ def train_user(model: CIFGLanguageModel, batches: Iterable[Batch], hparams: Loca
 
 
 @torch.no_grad()
-def _restore(model: CIFGLanguageModel, start: Params, weight: float) -> Params:
-    """Weight x (parameters - start) in float64, and the parameters back at start."""
-    delta = {}
+def _restore(model: CIFGLanguageModel, start: Params) -> Params:
+    """Parameters - start, in float64 on the model's device, and the parameters back at start."""
+    update = {}
     for name, parameter in model.named_parameters():
-        delta[name] = ((parameter - start[name]).to(torch.float64) * weight).cpu()
+        update[name] = (parameter - start[name]).to(torch.float64)
         parameter.copy_(start[name])
-    return delta
+    return update

@@ -1,0 +1,148 @@
+"""The Gaussian mechanism over a cohort's clipped updates: its settings, its noise, and the clip that adapts.
+
+Thakkar et al. (2020), Algorithm 1; for the clip that adapts, Andrew, Thakkar, McMahan and Ramaswamy, "Differentially
+Private Learning with Adaptive Clipping" (2021), Algorithm 1.
+
+The noise is a function of (seed, round), so that a resumed run adds what it would have added. Who knows the seed can
+subtract it: that is right for a simulation. A deployment must draw it from a secret, cryptographic source.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from flsim.errors import InputError
+from flsim.model.cifg import Params
+from flsim.rng import stream
+
+Mechanism = Literal["none", "clip", "dp"]
+
+
+@dataclass(frozen=True)
+class PrivacyHParams:
+    """How far one user can move the model.
+
+    Attributes:
+        mechanism: "none" averages updates by local examples (FedAvg). "clip" clips each, and divides their sum by the
+            expected cohort, whatever their examples. "dp" adds Gaussian noise to that once, on the server (DP-FedAvg).
+        clip: S, bound on the L2 norm of a user's whole update; where the clip adapts, its first value.
+        noise_multiplier: z; the noise on the sum has the standard deviation z S.
+        delta: of the (epsilon, delta) that is reported; by default 1 / (10 N), for N training users.
+        target_quantile: gamma; the clip follows this quantile of the users' norms. None keeps it fixed.
+        clip_learning_rate: eta_C; a round changes the clip by a factor of about exp(eta_C) at most.
+        count_noise: sigma_b, standard deviation of the noise on the count of users within the clip; by default a 20th
+            of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
+    """
+
+    mechanism: Mechanism = "none"
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    delta: float | None = None
+    target_quantile: float | None = None
+    clip_learning_rate: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise InputError(f"clip must be above 0, found {self.clip}")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise InputError(f"noise_multiplier must not be negative, found {self.noise_multiplier}")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise InputError(f"delta must be between 0 and 1, found {self.delta}")
+        if self.target_quantile is not None and not 0 < self.target_quantile < 1:
+            raise InputError(f"target_quantile must be between 0 and 1, found {self.target_quantile}")
+        if not 0 < self.clip_learning_rate < math.inf:
+            raise InputError(f"clip_learning_rate must be above 0, found {self.clip_learning_rate}")
+        if self.count_noise is not None and not 0 < self.count_noise < math.inf:
+            raise InputError(f"count_noise must be above 0, found {self.count_noise}")
+        self._refuse_what_would_be_ignored()
+
+    def _refuse_what_would_be_ignored(self) -> None:
+        kind = self.mechanism
+        if kind != "none" and self.clip is None:
+            raise InputError(f'mechanism "{kind}" needs a clip; set privacy.clip, e.g. to the paper\'s 0.2')
+        if kind == "dp" and not self.noise_multiplier:
+            raise InputError('mechanism "dp" needs noise_multiplier above 0, found 0; without noise it is "clip"')
+        if kind == "none" and (self.clip is not None or self.target_quantile is not None):
+            raise InputError('mechanism "none" clips nothing; remove clip and target_quantile, or use "clip" or "dp"')
+        if kind != "dp" and (self.noise_multiplier or self.count_noise is not None):
+            raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
+        if self.target_quantile is None and self.count_noise is not None:
+            raise InputError("count_noise is for a clip that adapts; set target_quantile, or remove it")
+
+    def delta_for(self, population: int) -> float:
+        """The reported delta, for a population of that many users."""
+        return 1 / (10 * population) if self.delta is None else self.delta
+
+    def count_noise_for(self, cohort: int) -> float:
+        """sigma_b, for an expected cohort of that many users; 0 where there is no noise."""
+        if self.mechanism != "dp":
+            return 0.0
+        return cohort / 20 if self.count_noise is None else self.count_noise
+
+    def update_noise_multiplier(self, cohort: int) -> float:
+        """z_Delta, what the updates' noise is of the clip; z itself where the clip is fixed.
+
+        Andrew et al. (2021), Theorem 1. A user moves the count of those within the clip by 1/2 (see `next_clip`), so
+        its noise is a Gaussian mechanism of multiplier 2 sigma_b, and inverse squares of multipliers add up.
+
+        Raises:
+            InputError: the count's noise alone is weaker than z asks for.
+        """
+        z = self.noise_multiplier
+        if not z or self.target_quantile is None:
+            return z
+        sigma = self.count_noise_for(cohort)
+        if not 2 * sigma > z:
+            raise InputError(
+                f"privacy.count_noise of {sigma:g} spends more than noise_multiplier {z:g} allows; raise it above "
+                f"{z / 2:g}, or enlarge the cohort"
+            )
+        return float((z**-2 - (2 * sigma) ** -2) ** -0.5)
+
+
+def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int, seed: int, round_: int) -> Params:
+    """(sum of clipped updates + noise) / qN, in float64.
+
+    Args:
+        total: the sum over however many users came, each of norm at most `clip`.
+        clip: S of this round.
+        hparams: the mechanism, "clip" or "dp".
+        cohort: qN, the expected number of users: a fixed denominator, or a user's presence would change all others'.
+        seed, round_: the experiment's, and the round from 0; the noise is a function of them.
+    """
+    deviation = hparams.update_noise_multiplier(cohort) * clip
+    mean = {}
+    for name, value in total.items():
+        noisy = value
+        if deviation:
+            noise = stream(seed, "noise", round_, name).normal(0.0, deviation, value.shape)
+            noisy = value + torch.from_numpy(noise)
+        mean[name] = noisy / cohort
+    return mean
+
+
+def next_clip(
+    clip: float, within: int, users: int, hparams: PrivacyHParams, cohort: int, seed: int, round_: int
+) -> float:
+    """The clip of the next round: C exp(-eta_C (b - gamma)), with b a noisy share of users within the clip C.
+
+    Each user counts 1/2 within the clip and -1/2 beyond, and 1/2 is added to the mean afterwards: adding or removing a
+    user then moves the count by 1/2 and not by 1.
+
+    Args:
+        clip: C of this round.
+        within: number of users whose update's norm is at most C.
+        users: number of users who came.
+        hparams: with gamma, eta_C and sigma_b; the clip is kept where there is no gamma.
+        cohort: qN, the expected number of users.
+        seed, round_: the experiment's, and the round from 0.
+    """
+    if hparams.target_quantile is None:
+        return clip
+    sigma = hparams.count_noise_for(cohort)
+    noise = stream(seed, "count noise", round_).normal(0.0, sigma) if sigma else 0.0
+    share = (within - users / 2 + noise) / cohort + 0.5
+    return float(clip * math.exp(-hparams.clip_learning_rate * (share - hparams.target_quantile)))

@@ -1,0 +1,222 @@
+"""The mechanism against its laws: sensitivity, the noise's distribution, and the clip's fixed point."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from flsim.errors import InputError
+from flsim.model.cifg import Params
+from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
+from flsim.train.update import UpdateSum
+
+SHAPES = {"embedding": (10_000, 96), "weight": (96, 2_010), "projection": (670, 96), "bias": (2_010,)}
+SIZE = sum(math.prod(shape) for shape in SHAPES.values())
+ZERO = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+DP = PrivacyHParams("dp", clip=0.2, noise_multiplier=1.5)
+ADAPTIVE = replace(DP, clip=0.1, target_quantile=0.5)
+
+
+def flat(params: Params) -> torch.Tensor:
+    return torch.cat([params[name].flatten() for name in sorted(params)])
+
+
+def noise(hparams: PrivacyHParams = DP, clip: float = 0.2, cohort: int = 50, seed: int = 0, round_: int = 0) -> Params:
+    return noisy_mean(ZERO, clip, hparams, cohort, seed, round_)
+
+
+@pytest.mark.parametrize(
+    ("hparams", "clip", "cohort", "deviation"),
+    [
+        (DP, 0.2, 50, 1.5 * 0.2 / 50),
+        (DP, 0.2, 5_000, 1.5 * 0.2 / 5_000),
+        # sigma_b = 50 / 20 = 2.5, so 1 / z_Delta^2 = 1 / 1.5^2 - 1 / 5^2 = 0.40444 and z_Delta = 1.57243
+        (ADAPTIVE, 0.7, 50, 1.5724272550828777 * 0.7 / 50),
+    ],
+)
+def test_the_noise_on_the_mean_is_gaussian_of_deviation_z_s_over_qn(
+    hparams: PrivacyHParams, clip: float, cohort: int, deviation: float
+) -> None:
+    """Over n = 1.2 million coordinates: their sum of squares is chi-square of n degrees, their mean normal.
+
+    Each of the three statements would fail once in a million seeds. A deviation off by 0.4% fails.
+    """
+    drawn = flat(noise(hparams, clip, cohort)).numpy() / deviation
+    assert drawn.size == SIZE
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], SIZE)
+    assert low < np.square(drawn).sum() < high
+    assert high / low < 1.008**2
+    assert abs(drawn.sum()) < stats.norm.ppf(1 - 5e-7) * math.sqrt(SIZE)
+    assert stats.kstest(drawn, "norm").pvalue > 1e-6
+
+
+def test_the_noise_is_a_function_of_seed_and_round() -> None:
+    """Of two independent draws no coordinate is equal, and the correlation of 1.2 million is below 6 / sqrt(n)."""
+    first = flat(noise())
+    assert torch.equal(first, flat(noise()))
+    reversed_order = noisy_mean(dict(reversed(ZERO.items())), 0.2, DP, 50, 0, 0)
+    assert torch.equal(first, flat(reversed_order))
+    for other in (noise(round_=1), noise(seed=1)):
+        assert not (flat(other) == first).any()
+        assert abs(np.corrcoef(first, flat(other))[0, 1]) < 6 / math.sqrt(SIZE)
+
+
+def test_tensors_of_one_shape_have_noise_of_their_own() -> None:
+    twins = {name: torch.zeros(1_000, dtype=torch.float64) for name in ("a", "b")}
+    drawn = noisy_mean(twins, 0.2, DP, 50, 0, 0)
+    assert not (drawn["a"] == drawn["b"]).any()
+
+
+def test_the_noise_is_added_to_the_sum_and_divided_by_the_expected_cohort() -> None:
+    """Neither the sum nor the number of users that came changes the noise."""
+    total = {name: torch.full_like(value, 3.0) for name, value in ZERO.items()}
+    mean = noisy_mean(total, 0.2, DP, 50, 0, 0)
+    torch.testing.assert_close(flat(mean), flat(noise()) + 3 / 50, rtol=0, atol=1e-15)
+    without = noisy_mean(total, 0.2, PrivacyHParams("clip", clip=0.2), 50, 0, 0)
+    assert all(torch.equal(value, torch.full_like(value, 3.0) / 50) for value in without.values())
+
+
+NUMBERS = st.floats(-10, 10)
+USERS = st.lists(
+    st.tuples(arrays(np.float64, 3, elements=NUMBERS), arrays(np.float64, 2, elements=NUMBERS)), max_size=6
+)
+USER = st.tuples(arrays(np.float64, 3, elements=NUMBERS), arrays(np.float64, 2, elements=NUMBERS), st.integers(0, 9))
+
+
+@given(users=USERS, one=USER, other=USER, clip=st.floats(0.01, 5), cohort=st.integers(1, 8))
+def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
+    users: list[tuple[np.ndarray, ...]],  # type: ignore[type-arg]
+    one: tuple[np.ndarray, np.ndarray, int],  # type: ignore[type-arg]
+    other: tuple[np.ndarray, np.ndarray, int],  # type: ignore[type-arg]
+    clip: float,
+    cohort: int,
+) -> None:
+    """Added or removed; replaced, by twice that. However many examples a user has."""
+    hparams = PrivacyHParams("clip", clip=clip)
+    like = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
+
+    def of(a: np.ndarray, b: np.ndarray, examples: int = 1) -> UpdateSum:  # type: ignore[type-arg]
+        return UpdateSum.of_user({"a": torch.from_numpy(a), "b": torch.from_numpy(b)}, examples, 1.0, 1, clip)
+
+    def mean(total: UpdateSum) -> torch.Tensor:
+        return flat(noisy_mean(total.delta, clip, hparams, cohort, 0, 0))
+
+    base = UpdateSum.zero(like)
+    for user in users:
+        base = base.merge(of(*user))
+    bound = clip / cohort * (1 + 1e-9)
+    added, replaced = base.merge(of(*one)), base.merge(of(*other))
+    assert float((mean(added) - mean(base)).norm()) <= bound
+    assert float((mean(added) - mean(replaced)).norm()) <= 2 * bound
+    # and the count that the clip adapts to, by 1/2 and by 1
+    counts = [total.within - total.users / 2 for total in (base, added, replaced)]
+    assert abs(counts[1] - counts[0]) == 0.5
+    assert abs(counts[1] - counts[2]) in (0.0, 1.0)
+
+
+@given(z=st.floats(0.01, 20), room=st.floats(1.001, 100))
+def test_updates_and_count_together_are_a_gaussian_mechanism_of_multiplier_z(z: float, room: float) -> None:
+    """A Gaussian mechanism of multiplier s is 1/s-GDP, and of composed ones the squares add up (Dong et al. 2022)."""
+    sigma = z / 2 * room
+    hparams = PrivacyHParams("dp", clip=1.0, noise_multiplier=z, target_quantile=0.5, count_noise=sigma)
+    updates = hparams.update_noise_multiplier(cohort=10)
+    assert updates >= z
+    assert math.hypot(1 / updates, 1 / (2 * sigma)) == pytest.approx(1 / z, rel=1e-9)
+
+
+def test_too_little_noise_on_the_count_is_refused() -> None:
+    for cohort, count_noise, z in ((20, None, 2.0), (1_000, 0.5, 1.0), (10, 0.1, 1.0)):
+        hparams = replace(ADAPTIVE, noise_multiplier=z, count_noise=count_noise)
+        with pytest.raises(
+            InputError, match=r"privacy\.count_noise of \S+ spends more than noise_multiplier \S+ allows"
+        ):
+            hparams.update_noise_multiplier(cohort)
+    assert replace(DP, noise_multiplier=2.0).update_noise_multiplier(cohort=1) == 2.0
+
+
+def follow(hparams: PrivacyHParams, rounds: int, cohort: int = 1_000) -> list[float]:
+    """The clip over rounds where the users' norms are 0.01, 0.02, ..., 10: the quantile gamma is 10 gamma."""
+    norms = np.arange(1, cohort + 1) * 10 / cohort
+    clips = [0.1]
+    for round_ in range(rounds):
+        within = int((norms <= clips[-1]).sum())
+        clips.append(next_clip(clips[-1], within, cohort, hparams, cohort, 0, round_))
+    return clips
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+def test_the_clip_converges_to_the_quantile(quantile: float) -> None:
+    """Near C = 10 gamma a deviation of log C shrinks by 1 - eta gamma a round; the steps of the norms leave 0.01."""
+    clips = follow(PrivacyHParams("clip", clip=0.1, target_quantile=quantile), rounds=400)
+    assert clips[-1] == pytest.approx(10 * quantile, abs=0.02)
+    assert clips[1] == pytest.approx(0.1 * math.exp(-0.2 * (0.01 - quantile)), rel=1e-12)  # ten of 1,000 are within 0.1
+
+
+def test_with_noise_the_clip_stays_near_the_quantile() -> None:
+    """log C is autoregressive of factor 0.9 with innovations of deviation 0.2 x 50 / 1,000 = 0.01, so of deviation
+    0.01 / sqrt(1 - 0.81) = 0.023, and the mean over 2,000 rounds of deviation 0.01 / 0.1 / sqrt(2,000) = 0.0022. Six
+    and five deviations: false alarms below one in a million."""
+    logs = np.log(follow(ADAPTIVE, rounds=2_100)[100:]) - math.log(5)
+    assert np.abs(logs).max() < 6 * 0.023
+    assert abs(logs.mean()) < 5 * 0.0022 + 0.001  # and the curvature of the logarithm, 0.023^2 or so
+    assert logs.std() == pytest.approx(0.023, rel=0.25)
+
+
+def test_the_noise_on_the_count_is_of_the_round_and_not_that_of_the_updates() -> None:
+    drawn = [next_clip(1.0, 500, 1_000, ADAPTIVE, 1_000, seed, round_) for seed in (0, 1) for round_ in (0, 1)]
+    assert len(set(drawn)) == 4
+    assert drawn[0] == next_clip(1.0, 500, 1_000, ADAPTIVE, 1_000, 0, 0)
+    first_of_updates = float(noisy_mean({"a": torch.zeros(1, dtype=torch.float64)}, 1.0, DP, 1, 0, 0)["a"]) / 1.5
+    assert -math.log(drawn[0]) / 0.2 * 1_000 / 50 != pytest.approx(first_of_updates, rel=1e-6)
+
+
+def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
+    """b = 1/2 without noise; with gamma = 1/2 the clip stays, and a fixed one stays always."""
+    assert next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.5), 10, 0, 0) == 0.3
+    moved = next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.75), 10, 0, 0)
+    assert moved == pytest.approx(0.3 * math.exp(0.2 * 0.25), rel=1e-12)
+    assert next_clip(0.3, 7, 10, DP, 10, 0, 0) == 0.3
+
+
+def test_delta_is_a_tenth_of_one_user_by_default() -> None:
+    assert DP.delta_for(392_000) == 1 / 3_920_000
+    assert replace(DP, delta=1e-7).delta_for(392_000) == 1e-7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mechanism": "dp", "clip": 0.2, "noise_multiplier": -1.0}, "noise_multiplier must not be negative, found -1"),
+        ({"mechanism": "dp", "clip": 0.2, "noise_multiplier": math.nan}, "noise_multiplier must not be negative"),
+        ({"mechanism": "dp", "clip": 0.2}, '"dp" needs noise_multiplier above 0, found 0; without noise it is "clip"'),
+        ({"mechanism": "dp", "noise_multiplier": 1.0}, '"dp" needs a clip; set privacy.clip'),
+        ({"mechanism": "clip"}, '"clip" needs a clip'),
+        ({"mechanism": "clip", "clip": 0.0}, "clip must be above 0, found 0.0"),
+        ({"mechanism": "clip", "clip": -0.2}, "clip must be above 0, found -0.2"),
+        ({"mechanism": "clip", "clip": math.inf}, "clip must be above 0, found inf"),
+        ({"mechanism": "clip", "clip": 0.2, "noise_multiplier": 1.0}, '"clip" adds no noise; remove noise_multiplier'),
+        ({"mechanism": "clip", "clip": 0.2, "target_quantile": 0.5, "count_noise": 1.0}, '"clip" adds no noise'),
+        ({"clip": 0.2}, 'mechanism "none" clips nothing; remove clip'),
+        ({"target_quantile": 0.5}, 'mechanism "none" clips nothing'),
+        ({"noise_multiplier": 1.0}, 'mechanism "none" adds no noise'),
+        (
+            {"mechanism": "dp", "clip": 0.2, "noise_multiplier": 1.0, "count_noise": 2.0},
+            "count_noise is for a clip that",
+        ),
+        ({"mechanism": "clip", "clip": 0.2, "target_quantile": 1.0}, "target_quantile must be between 0 and 1"),
+        ({"clip_learning_rate": 0.0}, "clip_learning_rate must be above 0"),
+        ({"count_noise": 0.0}, "count_noise must be above 0"),
+        ({"delta": 1.0}, "delta must be between 0 and 1, found 1.0"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PrivacyHParams(**settings)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,88 @@
+"""The clip against its laws: its norm is that of the whole update, directions stay, nothing overflows or vanishes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from flsim.model.cifg import Params
+from flsim.train.clip import clip_factor, global_norm
+from flsim.train.update import UpdateSum
+
+LARGEST = float(np.float32(3e38))
+ELEMENTS = st.floats(-LARGEST, LARGEST, width=32)
+UPDATES = st.lists(arrays(np.float32, st.integers(1, 5), elements=ELEMENTS), min_size=1, max_size=4)
+
+
+def params(tensors: list[np.ndarray]) -> Params:  # type: ignore[type-arg]
+    return {str(index): torch.from_numpy(tensor).double() for index, tensor in enumerate(tensors)}
+
+
+def exact_norm(update: Params) -> float:
+    """Over all coordinates as one vector; `math.hypot` neither overflows nor underflows."""
+    return math.hypot(*(value for tensor in update.values() for value in tensor.tolist()))
+
+
+@given(tensors=UPDATES, bound=st.floats(1e-6, 1e6))
+def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction(
+    tensors: list[np.ndarray],  # type: ignore[type-arg]
+    bound: float,
+) -> None:
+    update = params(tensors)
+    clipped = UpdateSum.of_user(update, 7, 1.0, 5, bound)
+    before, after = exact_norm(update), exact_norm(clipped.delta)
+    assert after <= bound * (1 + 1e-12)
+    assert global_norm(update) == pytest.approx(before, rel=1e-12)
+    assert clipped.clipped == (global_norm(update) > bound)
+    if clipped.clipped:
+        assert after == pytest.approx(bound, rel=1e-12)
+        for name, value in update.items():
+            torch.testing.assert_close(clipped.delta[name], value * (bound / before), rtol=1e-12, atol=0)
+    else:
+        assert all(torch.equal(clipped.delta[name], value) for name, value in update.items())
+    assert (clipped.weight, clipped.users, clipped.examples, clipped.within) == (1.0, 1, 7, 1 - clipped.clipped)
+    assert clipped.norms == pytest.approx(before, rel=1e-12)
+
+
+def test_the_norm_is_over_all_tensors_not_each() -> None:
+    """3, 4 and 12 in three tensors: norm 13. Clipped at 6.5 all halve; by tensor 3 and 4 would have stayed."""
+    update = {
+        name: torch.tensor([value], dtype=torch.float64) for name, value in {"a": 3.0, "b": 4.0, "c": 12.0}.items()
+    }
+    assert global_norm(update) == 13.0
+    clipped = UpdateSum.of_user(update, 1, 0.0, 0, 6.5)
+    assert [clipped.delta[name].item() for name in "abc"] == [1.5, 2.0, 6.0]
+
+
+@pytest.mark.parametrize("size", [1e30, 1e38])
+def test_a_huge_update_is_clipped_without_overflow(size: float) -> None:
+    update = {"a": torch.full((4,), size, dtype=torch.float32).double(), "b": torch.zeros(3, dtype=torch.float64)}
+    clipped = UpdateSum.of_user(update, 1, 0.0, 0, 0.2)
+    assert (clipped.clipped, clipped.non_finite) == (1, 0)
+    torch.testing.assert_close(clipped.delta["a"], torch.full((4,), 0.1, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_an_update_of_zero_stays_zero_and_is_within() -> None:
+    zero = {"a": torch.zeros(3, dtype=torch.float64)}
+    kept = UpdateSum.of_user(zero, 0, 0.0, 0, 0.2)
+    assert torch.equal(kept.delta["a"], zero["a"])
+    assert (kept.weight, kept.users, kept.clipped, kept.within, kept.non_finite) == (1.0, 1, 0, 1, 0)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(value: float, clip: float | None) -> None:
+    """Infinity times 0 is NaN, and min(1, S / NaN) is 1 in some languages: neither may pass."""
+    update = {"a": torch.tensor([1.0, value], dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}
+    refused = UpdateSum.of_user(update, 3, 1.0, 5, clip)
+    assert (refused.non_finite, refused.clipped, refused.within, refused.users) == (1, 0, 0, 1)
+    assert not refused.is_finite
+    good = UpdateSum.of_user({name: torch.ones_like(of) for name, of in update.items()}, 3, 1.0, 5, clip)
+    assert not good.merge(refused).is_finite
+    assert good.is_finite
+    with pytest.raises(ValueError, match="cannot be clipped"):
+        clip_factor(global_norm(update), 0.2)
