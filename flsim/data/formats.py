@@ -1,45 +1,44 @@
-"""Which reader a source is for."""
+"""Which format a file is of."""
 
-from flsim.data.jsonl import read_jsonl
-from flsim.data.posts import Reader, Source
-from flsim.data.stackexchange import read_stackexchange
+from pathlib import Path
+
+from flsim.data.jsonl import JSONL
+from flsim.data.posts import Format
+from flsim.data.stackexchange import STACKEXCHANGE
 from flsim.errors import InputError
 
-READERS: dict[str, Reader] = {"stackexchange": read_stackexchange, "jsonl": read_jsonl}
+FORMATS: dict[str, Format] = {format.name: format for format in (STACKEXCHANGE, JSONL)}
 
-_SUFFIXES = {".xml": "stackexchange", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+_SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL}
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 
-def reader_of(source: Source, format: str | None = None) -> Reader:
-    """The reader of a format, or of the format that the source's first character and its name suggest.
+def format_of(data: Path, source: Path) -> Format:
+    """The format that a file's content is of; where there is no content to tell from, its name.
+
+    Args:
+        data: the data on disk.
+        source: the file as the user named it.
 
     Raises:
-        InputError: an unknown format, or a source that is neither XML nor JSON lines.
+        InputError: none of the formats: what was found, and what is known.
     """
-    if format is None:
-        format = _format_of(source)
-    if format not in READERS:
-        raise InputError(f"format must be one of {', '.join(READERS)}, found {format!r}")
-    return READERS[format]
-
-
-def _format_of(source: Source) -> str:
-    head = source.head
+    with data.open("rb") as file:
+        head = file.read(2**12)
     if head.startswith(_COMPRESSED):
-        raise InputError(f"{source.path}: compressed; unpack it first")
+        raise InputError(f"{source}: compressed; unpack it first")
     for mark in _BYTE_ORDER_MARKS:
         head = head.removeprefix(mark)
     first = head.replace(b"\0", b"").lstrip()[:1]  # UTF-16 has a zero beside each ASCII character
     if first == b"<":
-        return "stackexchange"
+        return STACKEXCHANGE
     if first == b"{":
-        return "jsonl"
-    suffix = source.path.suffix.lower()
+        return JSONL
+    suffix = source.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InputError(
-            f"{source.path}: neither XML nor JSON lines; give the Posts.xml of a Stack Exchange dump, "
+            f"{source}: neither XML nor JSON lines; give the Posts.xml of a Stack Exchange dump, "
             'or lines of {"user": ..., "text": ...}'
         )
     return _SUFFIXES[suffix]

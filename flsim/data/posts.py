@@ -1,81 +1,100 @@
-"""What every reader takes and gives: a source that is read once, and posts of users.
+"""What every reader takes and gives: parts of a file, posts of users.
 
-A reader is a generator function `read(source, dropped)`. It yields posts in the source's order, holds little of the
-source in memory, and adds what it leaves out to `dropped` under a reason that names the unit (``posts_without_owner``).
+A format cuts a file into parts that may be read in any order and in any process; the posts of the parts, one part
+after another, are the posts of the file. A reader holds little of its part in memory, and adds what it leaves out to
+`dropped` under a reason that names the unit (``posts_without_owner``).
 """
 
-import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-from flsim.errors import InputError
+PART_BYTES = 2**26  # of input; a part has about so many,
+PART_RECORDS = 200_000  # or so many sentences, whichever the format can tell
+LONGEST_RECORD = 2**20  # bytes of a sentence or of its record; longer ones are no text, and are dropped and counted
+POST_RECORDS = 256  # sentences that a reader of sentences joins to one post
 
-CHUNK = 2**16  # bytes
+OOV_WORD = "<oov>"
+"""A word that is known to be out of vocabulary: what formats of token ids have in place of rare words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Something that a user wrote, as plain text.
+    """Something that a user wrote.
 
     Attributes:
         user: the author's name, unique within the corpus.
-        text: plain text; line feeds end sentences.
+        sentences: each its words joined by single spaces, with no other white space in it; maybe none.
+        split: ``"train"``, ``"heldout"`` or ``"test"`` where the source itself says; the import draws it where None.
     """
 
     user: str
-    text: str
+    sentences: list[str]
+    split: str | None = None
 
 
-class Source:
-    """A file, opened to be read once, front to back, and hashed on the way; a pipe will do.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a file.
 
     Attributes:
-        size: bytes that are there to be read, as far as is known; 0 for a pipe.
-        bytes: bytes read so far.
-        head: the file's first bytes, to tell its format from.
-
-    Raises:
-        InputError: there is no such file, or it cannot be opened.
+        path: the data on disk, possibly unpacked to a scratch file of another name.
+        source: the file as the user named it, for messages and for what a format tells from names.
+        first: where the part begins, in the format's own unit: bytes, rowids, row groups, clients.
+        last: where it ends: exclusive, but for rowids, where it is the last one.
+        columns: the keys or columns of user and text, for formats that name them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.bytes = 0
-        self._sha256 = hashlib.sha256()
-        if path.is_dir():
-            raise InputError(f"{path}: a folder; name the files in it")
-        try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-        self.size = os.fstat(self._file.fileno()).st_size
-        self.head = self._file.read(CHUNK)
-
-    def __enter__(self) -> "Source":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def chunks(self) -> Iterator[bytes]:
-        """The file's bytes, in pieces of at most `CHUNK`; to be called once."""
-        chunk = self.head
-        while chunk:
-            self.bytes += len(chunk)
-            self._sha256.update(chunk)
-            yield chunk
-            chunk = self._file.read(CHUNK)
-
-    def described(self) -> dict[str, Any]:
-        """Name, bytes and sha256 of what was read, for the manifest; the folder is nobody's business."""
-        return {"name": self.path.name, "bytes": self.bytes, "sha256": self._sha256.hexdigest()}
+    path: Path
+    source: Path
+    first: int
+    last: int
+    columns: tuple[str, str] = ("user", "text")
 
 
-Reader = Callable[[Source, Counter[str]], Iterator[Post]]
+def no_warnings(_data: Path, _source: Path) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: how to cut a file into parts, how to read one.
+
+    Attributes:
+        name: as users write it.
+        parts: (data, source, columns) -> the parts, in the file's order. Raises InputError where the file is not of the
+            format.
+        read: (part, dropped) -> its posts, in order. Raises InputError where the part cannot be read.
+        check: (data, source) -> warnings about the file as a whole.
+        lost: what the format has lost of the text, said once and kept in the manifest.
+    """
+
+    name: str
+    parts: Callable[[Path, Path, tuple[str, str]], list[Part]]
+    read: Callable[[Part, Counter[str]], Iterator[Post]]
+    check: Callable[[Path, Path], list[str]] = no_warnings
+    lost: str = ""
+
+
+def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
+    """Cut [first, last) into at most so many ranges of about equal length, none of them empty.
+
+    >>> ranges(0, 5, 2), ranges(3, 3, 4)
+    ([(0, 2), (2, 5)], [])
+    """
+    parts = max(1, min(parts, last - first))
+    bounds = [first + (last - first) * part // parts for part in range(parts + 1)]
+    return [(begin, end) for begin, end in pairwise(bounds) if begin < end]
+
+
+def split_of_name(source: Path) -> str | None:
+    """The split that a file's name ends in, as published: ``_train``, ``_held_out``, ``_test``; None for other names.
+
+    >>> [split_of_name(Path(name)) for name in ("stackoverflow_held_out.sqlite", "my_test.h5.bz2", "a.h5")]
+    ['heldout', 'test', None]
+    """
+    stem = source.name.split(".")[0].lower()
+    names = {"_train": "train", "_held_out": "heldout", "_heldout": "heldout", "_test": "test"}
+    return next((split for ending, split in names.items() if stem.endswith(ending)), None)

@@ -76,3 +76,8 @@ def sentences(text: str) -> list[list[str]]:
     text = text.encode("ascii", "ignore").decode("ascii")
     lines = _SENTENCE_END.sub(r"\1\n", text).split("\n")
     return [tokens for tokens in map(_TOKEN.findall, lines) if tokens]
+
+
+def records(text: str) -> list[str]:
+    """The sentences of plain text, each its tokens joined by spaces."""
+    return [" ".join(tokens) for tokens in sentences(text)]
