@@ -44,6 +44,9 @@ def synthetic(
     heterogeneity: Annotated[
         float, typer.Option(help="Dirichlet concentration of users' topics: small is heterogeneous.")
     ] = 0.5,
+    test_users: Annotated[int, typer.Option(help="Further users to measure utility on.")] = 40,
+    heldout_users: Annotated[int, typer.Option(help="Further users, non-members for attacks.")] = 40,
+    layout: Annotated[str, typer.Option(help="Of token ids: tff, fedjax or fedml.")] = "tff",
     seed: Annotated[int, typer.Option(help="Another seed, another corpus.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -52,7 +55,13 @@ def synthetic(
     from flsim.data.synthetic import SyntheticHParams, make_synthetic
 
     hparams = SyntheticHParams(
-        users=users, words_per_user=words_per_user, vocabulary_size=vocabulary, heterogeneity=heterogeneity
+        users=users,
+        test_users=test_users,
+        heldout_users=heldout_users,
+        words_per_user=words_per_user,
+        vocabulary_size=vocabulary,
+        heterogeneity=heterogeneity,
+        layout=layout,
     )
     _print(inspect(make_synthetic(out, hparams, seed)), as_json)
 

@@ -4,23 +4,32 @@ Records of a topic are a Markov chain: a word is followed by one of its few succ
 the topic. So a next-word model has something to learn, and users of different topics really differ.
 """
 
-from collections.abc import Iterator
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError, at_least_one
+from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
+from flsim.errors import InputError, RunFailed, at_least_one
 from flsim.files import new_folder
-from flsim.progress import progress
+from flsim.progress import progress, tracked
 from flsim.rng import stream
 
 SUCCESSORS = 4  # of a word in a topic
 SHORTEST, LONGEST = 5, 12  # words in a record
+PART_WORDS = 2**19  # users are drawn and written in parts of about that many words
+POOL_WORDS = 2**24  # a larger corpus is worth starting processes for
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class SyntheticHParams:
             near 0 a user has one topic, at 1 all mixtures are as likely, far above all users are alike.
         zipf: exponent s of the word frequencies, proportional to 1 / rank^s.
         order: probability that a word is followed by one of its successors.
+        layout: name of the layout of token ids.
     """
 
     users: int = 400
@@ -51,6 +61,7 @@ class SyntheticHParams:
     heterogeneity: float = 0.5
     zipf: float = 1.2
     order: float = 0.7
+    layout: str = "tff"
 
     def __post_init__(self) -> None:
         at_least_one(
@@ -75,11 +86,11 @@ class Language:
     Attributes:
         cumulative: float64 [topics * words]: topic t's cumulative word frequencies, plus t, so that one search in the
             whole finds a word of any topic.
-        successors: int64 [topics, words, SUCCESSORS], words that follow a word, from 0.
+        successors: uint16 [topics, words, SUCCESSORS], words that follow a word, from 0.
     """
 
     cumulative: NDArray[np.float64]
-    successors: NDArray[np.int64]
+    successors: NDArray[np.uint16]
 
     @classmethod
     def draw(cls, hparams: SyntheticHParams, seed: int) -> "Language":
@@ -92,12 +103,12 @@ class Language:
         cumulative[:, -1] = 1
         flat: NDArray[np.float64] = (cumulative + np.arange(hparams.topics)[:, None]).ravel().astype(np.float64)
         topic = np.arange(hparams.topics)[:, None, None]
-        successors = cls(flat, np.empty((0, 0, 0), np.int64)).draw_words(
+        successors = cls(flat, np.empty((0, 0, 0), np.uint16)).draw_words(
             np.broadcast_to(topic, (hparams.topics, words, SUCCESSORS)),
             rng.random((hparams.topics, words, SUCCESSORS)),
             words,
         )
-        return cls(flat, successors)
+        return cls(flat, successors.astype(np.uint16))
 
     def draw_words(self, topic: NDArray[np.int64], uniform: NDArray[np.float64], words: int) -> NDArray[np.int64]:
         """Words from 0, of the given topics, by inversion of uniform numbers of the same shape."""
@@ -106,58 +117,165 @@ class Language:
         return found
 
 
-def draw_user(language: Language, hparams: SyntheticHParams, seed: int, name: str) -> Records:
-    """A user's records, token ids from 1 in the order of the common Zipf law."""
-    rng = stream(seed, "synthetic user", name)
+class Part(NamedTuple):
+    """Consecutive users.
+
+    Attributes:
+        tokens: uint16 [words], words from 0 in the order of the common Zipf law.
+        record_words: uint8 [records], words of each record.
+        user_records: int64 [users], records of each user.
+    """
+
+    tokens: NDArray[np.uint16]
+    record_words: NDArray[np.uint8]
+    user_records: NDArray[np.int64]
+
+
+def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: Sequence[str]) -> Part:
+    """The records of some users, each a function of the seed and the user's name."""
+    drawn = [_draw(hparams, seed, name) for name in names]
+    lengths, topic = (np.concatenate([user[k] for user in drawn]) for k in (0, 1))
+    uniform, successor, order = (np.concatenate([user[k] for user in drawn], axis=1) for k in (2, 3, 4))
     words = language.successors.shape[1]
+    kept = np.arange(LONGEST)[:, None] < lengths
+    fresh = kept & (order >= hparams.order)
+    fresh[0] = True
+    table = np.empty(kept.shape, np.uint16)
+    table[fresh] = language.draw_words(np.broadcast_to(topic, kept.shape)[fresh], uniform[fresh], words)
+    following = language.successors.ravel()
+    for position in range(1, LONGEST):
+        follows = np.flatnonzero(kept[position] & ~fresh[position])
+        word = topic[follows] * words + table[position - 1, follows]
+        table[position, follows] = following[word * SUCCESSORS + successor[position, follows]]
+    return Part(table.T[kept.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in drawn]))
+
+
+def _draw(
+    hparams: SyntheticHParams, seed: int, name: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    """A user's randomness.
+
+    Returns:
+        Lengths and topics of records, [records]; then, [LONGEST, records], for the word at each position, which fresh
+        word it would be, which successor, and which of the two.
+    """
+    rng = stream(seed, "synthetic user", name)
     mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))
     lengths = rng.integers(SHORTEST, LONGEST, -(-hparams.words_per_user // SHORTEST), endpoint=True)
     lengths = lengths[: np.searchsorted(np.cumsum(lengths), hparams.words_per_user) + 1]
     topic = rng.choice(hparams.topics, len(lengths), p=mixture)
-    table = np.empty((len(lengths), LONGEST), np.int64)
-    table[:, 0] = language.draw_words(topic, rng.random(len(lengths)), words)
+    fresh, order = np.empty((2, LONGEST, len(lengths)))
+    successor = np.zeros((LONGEST, len(lengths)), np.int64)
+    rng.random(out=fresh[0])
     for position in range(1, LONGEST):
-        fresh = language.draw_words(topic, rng.random(len(lengths)), words)
-        following = language.successors[topic, table[:, position - 1], rng.integers(SUCCESSORS, size=len(lengths))]
-        table[:, position] = np.where(rng.random(len(lengths)) < hparams.order, following, fresh)
-    kept = np.arange(LONGEST) < lengths[:, None]
-    return Records((table[kept] + 1).astype(np.uint16), np.concatenate([[0], np.cumsum(lengths)]))
+        rng.random(out=fresh[position])
+        successor[position] = rng.integers(SUCCESSORS, size=len(lengths))
+        rng.random(out=order[position])
+    return lengths, topic, fresh, successor, order
+
+
+class _Task(NamedTuple):
+    """Users `first` to `last` of a split, and the file that they are drawn into."""
+
+    split: str
+    first: int
+    last: int
+    file: Path
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.split}{index}" for index in range(self.first, self.last)]
 
 
 def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     """Write a synthetic corpus, as a function of the arguments alone.
 
-    Every user is drawn twice, once to count words and once to write them with ids in order of frequency; so memory does
-    not grow with the number of users.
+    A large one is drawn by as many processes as there are processors. Users are drawn into scratch files while words
+    are counted, then written with ids in order of frequency; so memory does not grow with the number of users.
 
     Raises:
         InputError: `out` exists.
+        RunFailed: a process was killed.
     """
-    layout = Layout(hparams.vocabulary_size, hparams.record_words)
-    language = Language.draw(hparams, seed)
+    layout = Layout(hparams.vocabulary_size, hparams.record_words, hparams.layout)
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}
-    total = 2 * hparams.users + hparams.heldout_users + hparams.test_users
-    with new_folder(out) as folder, progress("synthetic corpus", total) as advance:
-
-        def users(split: str, done: int) -> Iterator[tuple[str, Records]]:
-            for index in range(sizes[split]):
-                name = f"{split}{index}"
-                yield name, draw_user(language, hparams, seed, name)
-                advance(done + index + 1)
-
-        counts = np.zeros(layout.words + 1, np.int64)
-        for _, records in users("train", 0):
-            counts += np.bincount(records.tokens, minlength=len(counts))
-        ranked = np.argsort(-counts[1:], kind="stable")
+    step = max(1, PART_WORDS // hparams.words_per_user)
+    with new_folder(out) as folder:
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        tasks = [
+            _Task(split, first, min(first + step, size), scratch / f"{split}{first}.npz")
+            for split, size in sizes.items()
+            for first in range(0, size, step)
+        ]
+        large = sum(sizes.values()) * hparams.words_per_user >= POOL_WORDS
+        processes = min(len(tasks), len(os.sched_getaffinity(0))) if large else 1
+        counts = np.zeros(layout.words, np.int64)
+        for task, counted in _drawn(hparams, seed, tasks, processes):
+            if task.split == "train":
+                counts += counted
+        ranked = np.argsort(-counts, kind="stable")
+        ids = np.empty(layout.words, np.uint16)
+        ids[ranked] = np.arange(layout.first_word, layout.last_word + 1)
         digits = len(str(layout.words - 1))
-        vocabulary = Vocabulary(tuple(f"w{word:0{digits}d}" for word in ranked), tuple(counts[1:][ranked].tolist()))
-        ids = np.zeros(layout.words + 1, np.uint16)
-        ids[1 + ranked] = np.arange(1, layout.words + 1)
-        with CorpusWriter(folder, vocabulary, layout) as writer:
-            done = sizes["train"]
-            for split, size in sizes.items():
-                for name, records in users(split, done):
-                    writer.splits[split].add(name, Records(ids[records.tokens], records.offsets))
-                done += size
+        names = tuple(f"w{word:0{digits}d}" for word in ranked)
+        with CorpusWriter(folder, Vocabulary(names, tuple(counts[ranked].tolist()), layout.name), layout) as writer:
+            for task in tracked("synthetic corpus, writing", tasks):
+                with np.load(task.file) as part:
+                    tokens = ids[part["tokens"]]
+                    writer.splits[task.split].extend(task.names, tokens, part["record_words"], part["user_records"])
+                task.file.unlink()
+            scratch.rmdir()
             writer.finish(dropped={}, sources=[], parameters={"synthetic": {**vars(hparams), "seed": seed}})
     return Corpus.open(out)
+
+
+def _drawn(
+    hparams: SyntheticHParams, seed: int, tasks: list[_Task], processes: int
+) -> Iterator[tuple[_Task, NDArray[np.int64]]]:
+    """Draw the tasks' users into their files; the tasks in order, each with its counts of words."""
+    draw = partial(_draw_part, hparams, seed)
+    users, began = 0, time.monotonic()
+    with progress("synthetic corpus, drawing", sum(task.last - task.first for task in tasks)) as advance:
+        for task, counts in zip(tasks, _parallel_map(draw, tasks, processes), strict=True):
+            yield task, counts
+            users += task.last - task.first
+            advance(users, f"{users / (time.monotonic() - began):,.0f} users/s")
+
+
+def _parallel_map(
+    function: Callable[[_Task], NDArray[np.int64]], tasks: list[_Task], processes: int
+) -> Iterator[NDArray[np.int64]]:
+    if processes == 1:
+        yield from map(function, tasks)
+        return
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _end_with_parent)
+    try:
+        yield from pool.map(function, tasks)
+    except BrokenProcessPool as error:
+        raise RunFailed("a process that drew users was killed; was there enough memory?") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A pool's process waits for ever where the one that started it was killed."""
+
+    def wait() -> None:
+        if parent := parent_process():
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@lru_cache(maxsize=1)
+def _language(hparams: SyntheticHParams, seed: int) -> Language:
+    return Language.draw(hparams, seed)
+
+
+def _draw_part(hparams: SyntheticHParams, seed: int, task: _Task) -> NDArray[np.int64]:
+    """Draw a task's users into its file; int64 [words], how often each word occurs."""
+    part = draw_users(_language(hparams, seed), hparams, seed, task.names)
+    np.savez(task.file, **part._asdict())
+    return np.bincount(part.tokens, minlength=hparams.vocabulary_size - SPECIAL_TOKENS)
