@@ -1,12 +1,51 @@
-"""Which users take part in a round: a pure function of (seed, round, population)."""
+"""Which users take part in a round: a pure function of (seed, round, population); and what draw, for privacy, that is."""
 
 from itertools import pairwise
+from typing import Literal, get_args
 
 import numpy as np
+from dp_accounting import DpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 from numpy.typing import NDArray
 
 from flsim.errors import InputError
 from flsim.rng import stream
+
+Sampler = Literal["fixed-size", "poisson"]
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+
+
+def draw_cohort(seed: int, round_: int, population: int, size: int, sampler: Sampler) -> NDArray[np.int64]:
+    """The users of a round, in ascending order: int64 [size], or [about size] under Poisson sampling.
+
+    Under "poisson" each user takes part with probability size / population, whatever the others do: cohorts differ in
+    size, and an empty one is a draw like any other.
+
+    Raises:
+        InputError: the cohort is larger than the population, or empty; or there is no such sampler.
+    """
+    _check(population, size, sampler)
+    if sampler == "poisson":
+        return np.flatnonzero(stream(seed, "poisson-cohort", round_).random(population) < size / population)
+    return fixed_size_cohort(seed, round_, population, size)
+
+
+def cohort_event(sampler: Sampler, population: int, size: int, mechanism: DpEvent) -> DpEvent:
+    """What a round spends that applies `mechanism` to the sum over `draw_cohort`'s users.
+
+    Raises:
+        InputError: as `draw_cohort`.
+    """
+    _check(population, size, sampler)
+    if sampler == "poisson":
+        return PoissonSampledDpEvent(size / population, mechanism)
+    return SampledWithoutReplacementDpEvent(population, size, mechanism)
+
+
+def _check(population: int, size: int, sampler: str) -> None:
+    if sampler not in SAMPLERS:
+        raise InputError(f'sampler must be one of {", ".join(SAMPLERS)}; found "{sampler}"')
+    if not 1 <= size <= population:
+        raise InputError(f"training.cohort must be between 1 and the {population:,} training users, found {size:,}")
 
 
 def fixed_size_cohort(seed: int, round_: int, population: int, size: int) -> NDArray[np.int64]:
@@ -17,8 +56,7 @@ def fixed_size_cohort(seed: int, round_: int, population: int, size: int) -> NDA
     Raises:
         InputError: the cohort is larger than the population, or empty.
     """
-    if not 1 <= size <= population:
-        raise InputError(f"training.cohort must be between 1 and the {population:,} training users, found {size:,}")
+    _check(population, size, "fixed-size")
     return np.sort(stream(seed, "cohort", round_).choice(population, size, replace=False))
 
 

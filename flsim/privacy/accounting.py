@@ -1,0 +1,209 @@
+"""From what was released to epsilon: under stated conventions, since numbers of different conventions do not compare.
+
+A convention is a sampler, what neighbouring data sets are, how far one user moves the clipped sum, an accountant, and a
+conversion to (epsilon, delta). All arithmetic is dp_accounting's and, as a cross-check, Opacus's.
+
+[WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant" (2019).
+[M] Mironov, "Renyi Differential Privacy" (2017).
+[CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12; and, the same
+formula, Balle et al., "Hypothesis Testing Interpretations and Renyi Differential Privacy" (2020), Theorem 21.
+"""
+
+import logging
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NeighboringRelation,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    UnsupportedEventError,
+)
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from flsim.errors import InputError
+from flsim.sampling import Sampler
+
+Relation = Literal["replace-one", "add-or-remove-one"]
+Sensitivity = Literal["S", "2S"]
+Accountant = Literal["rdp", "pld", "rdp-opacus", "prv-opacus"]
+Conversion = Literal["mironov-proposition-3", "tight"]
+
+# [WBK] Theorem 27 holds at integer orders, and between them only by interpolation; it costs order^2 up to 256.
+INTEGER_ORDERS = (*range(2, 64), *range(64, 129, 8), 160, 192, 256, 512, 1024)
+TABULATED = 100.0  # epsilon above which losses are not tabulated: gigabytes and minutes, and no protection to speak of
+PRV_POINTS = 1e7  # in Opacus's table: 1.6 GB
+PRV_ERROR = 0.01  # of epsilon; what Opacus returns is an upper bound
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting's remarks on its own numerics
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How an epsilon comes about.
+
+    Attributes:
+        sampler: how cohorts are drawn.
+        relation: neighbours differ in one user's data ("replace-one", the number of users is public) or in whether one
+            user is there ("add-or-remove-one").
+        sensitivity: the most that the sum of clipped updates differs between neighbours, S being the clip norm.
+        accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
+        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None where the accountant has the
+            loss itself.
+        name: short name.
+    """
+
+    sampler: Sampler
+    relation: Relation
+    sensitivity: Sensitivity
+    accountant: Accountant
+    conversion: Conversion | None
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.accountant.startswith("rdp") != (self.conversion is not None):
+            raise InputError(f"{self.name}: RDP needs a conversion, and only RDP does; found {self.conversion}")
+        if self.accountant == "rdp-opacus" and self.conversion != "tight":
+            raise InputError(f"{self.name}: Opacus converts by the tight formula only, found {self.conversion}")
+
+    def __str__(self) -> str:
+        return f'convention "{self.name}"'
+
+
+PAPER = Convention("fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "paper")
+CONVENTIONS = (
+    PAPER,
+    Convention("fixed-size", "replace-one", "S", "rdp", "tight", "paper-tight"),
+    Convention("fixed-size", "replace-one", "2S", "rdp", "tight", "replace-one-rdp"),
+    Convention("fixed-size", "replace-one", "2S", "pld", None, "replace-one-pld"),
+    Convention("poisson", "add-or-remove-one", "S", "rdp", "tight", "poisson-rdp"),
+    Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-pld"),
+    Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
+    Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
+)
+
+
+def check_delta(delta: float) -> None:
+    """Raises InputError unless 0 < delta < 1."""
+    if not 0 < delta < 1:
+        raise InputError(f"delta must be above 0 and below 1, found {delta:g}")
+
+
+def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
+    """Epsilon of an event under a convention's relation, accountant and conversion; at least 0, maybe infinite.
+
+    Raises:
+        InputError: delta is out of range, or the event cannot be accounted in this way; the message says why.
+    """
+    check_delta(delta)
+    with np.errstate(all="ignore"):  # extreme noise overflows on the way; the result is looked at instead
+        match convention.accountant:
+            case "rdp":
+                result = _rdp(event, delta, convention)
+            case "pld":
+                result = _pld(event, delta, convention)
+            case "rdp-opacus" | "prv-opacus":
+                result = _opacus(event, delta, convention)
+    if math.isnan(result):
+        raise InputError(f"{convention}: the arithmetic of its accountant breaks down here; more noise or fewer rounds")
+    return max(0.0, result)
+
+
+def rdp_of(event: DpEvent, convention: Convention) -> RdpAccountant:
+    """Renyi DP of an event, at integer orders where users are drawn without replacement, else at dp_accounting's own.
+
+    Raises:
+        InputError: dp_accounting does not support the event under this relation.
+    """
+    orders = INTEGER_ORDERS if convention.sampler == "fixed-size" else None
+    return _compose(RdpAccountant(orders, _relation(convention)), event, convention)
+
+
+def _rdp(event: DpEvent, delta: float, convention: Convention) -> float:
+    accountant = rdp_of(event, convention)
+    if convention.conversion == "tight" or not accountant.rdp.any():
+        return float(accountant.get_epsilon(delta))
+    return float(np.min(accountant.rdp + math.log(1 / delta) / (accountant.orders - 1)))
+
+
+def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
+    accountant = PLDAccountant(_relation(convention))
+    if not accountant.supports(event):
+        _compose(accountant, event, convention)  # says why not
+    _check_size(event, delta, convention)
+    return float(_compose(accountant, event, convention).get_epsilon(delta))
+
+
+def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
+    """Opacus's accountants, which know Poisson-sampled Gaussian noise, and adding or removing one.
+
+    Its PRV accountant gives an upper bound, at most `2 PRV_ERROR` too high, or an error where epsilon is large.
+    """
+    from opacus.accountants import PRVAccountant, RDPAccountant  # two seconds
+
+    if convention.relation != "add-or-remove-one":
+        raise InputError(f"{convention}: Opacus accounts for adding or removing one, not for {convention.relation}")
+    history = list(_poisson_rounds(event, convention))
+    if not history or not all(noise for noise, _, _ in history):
+        return math.inf if history else 0.0
+    accountant = RDPAccountant() if convention.accountant == "rdp-opacus" else PRVAccountant()
+    accountant.history = history
+    if convention.accountant == "prv-opacus":
+        bound = _check_size(event, delta, convention)
+        points = 2 * bound / PRV_ERROR * math.sqrt(sum(rounds for *_, rounds in history) * math.log(12e3 / delta) / 2)
+        if points > PRV_POINTS:
+            raise InputError(f"{convention}: Opacus would tabulate {points:.1e} losses; the limit is {PRV_POINTS:g}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a wider range of orders might give a lower bound
+            return float(accountant.get_epsilon(delta, eps_error=PRV_ERROR))
+    except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
+        raise InputError(f"{convention}: Opacus fails here ({str(error) or type(error).__name__})") from error
+
+
+def _poisson_rounds(event: DpEvent, convention: Convention) -> Iterator[tuple[float, float, int]]:
+    """The event as Opacus's history: (noise multiplier, sampling probability, rounds)."""
+    match event:
+        case ComposedDpEvent(events=events):
+            for part in events:
+                yield from _poisson_rounds(part, convention)
+        case SelfComposedDpEvent(
+            event=PoissonSampledDpEvent(sampling_probability=q, event=GaussianDpEvent(noise_multiplier=noise)),
+            count=rounds,
+        ):
+            yield noise, q, rounds
+        case NonPrivateDpEvent():
+            yield 0.0, 1.0, 1
+        case _:
+            raise InputError(f"{convention}: Opacus accounts for Poisson-sampled Gaussian noise, not for {event}")
+
+
+def _check_size(event: DpEvent, delta: float, convention: Convention) -> float:
+    """The epsilon of Renyi DP. Raises InputError where it says that there are too many losses to tabulate."""
+    bound = float(rdp_of(event, convention).get_epsilon(delta))
+    if TABULATED < bound < math.inf:
+        raise InputError(f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, RDP says {bound:.4g} here")
+    return bound
+
+
+def _compose(accountant: Any, event: DpEvent, convention: Convention) -> Any:
+    try:
+        return accountant.compose(event)
+    except UnsupportedEventError as error:
+        details = re.search(r"Error: \[(.*)\] caused by subevent (\w+)", str(error), re.DOTALL)
+        what, why = (details[2], details[1]) if details else ("this", str(error))
+        raise InputError(f"{convention}: dp_accounting's {convention.accountant} refuses {what}: {why}") from error
+
+
+def _relation(convention: Convention) -> NeighboringRelation:
+    return NeighboringRelation[convention.relation.upper().replace("-", "_")]

@@ -1,0 +1,113 @@
+"""What a run's rounds released: entries that a checkpoint carries, and the epsilon that they add up to.
+
+The ledger says what was done: who was sampled how, and how much noise their sum got. How that is accounted is a question
+asked later, once per convention.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, SelfComposedDpEvent
+
+from flsim.errors import InputError, at_least_one
+from flsim.privacy.accounting import Convention, Sensitivity, epsilon_of
+from flsim.sampling import Sampler, cohort_event
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Rounds of one kind: a sampled cohort's clipped updates are summed, and Gaussian noise is added to the sum.
+
+    Attributes:
+        sampler: how the cohort is drawn, see `flsim.sampling.draw_cohort`.
+        population: users to draw from.
+        cohort: users drawn; under Poisson sampling, their expected number.
+        noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. Where a
+            round releases more than the sum (adaptive clipping: a count), the value that is equivalent to all of it.
+        rounds: number of such rounds.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    sampler: Sampler
+    population: int
+    cohort: int
+    noise_multiplier: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        at_least_one(population=self.population, rounds=self.rounds)
+        cohort_event(self.sampler, self.population, self.cohort, NoOpDpEvent())
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise InputError(f"noise_multiplier must be finite and at least 0, found {self.noise_multiplier:g}")
+
+    def event(self, sensitivity: Sensitivity) -> DpEvent:
+        """These rounds as dp_accounting's event, if one user changes the sum by S or by 2S."""
+        if self.noise_multiplier == 0:
+            return NonPrivateDpEvent()
+        noise = GaussianDpEvent(self.noise_multiplier / (2 if sensitivity == "2S" else 1))
+        return SelfComposedDpEvent(cohort_event(self.sampler, self.population, self.cohort, noise), self.rounds)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What was released so far, in order.
+
+    Attributes:
+        entries: rounds; neighbours differ in more than their number of rounds.
+    """
+
+    entries: tuple[Entry, ...] = ()
+
+    @classmethod
+    def zero(cls) -> "Ledger":
+        """The ledger of a run that released nothing."""
+        return cls()
+
+    @property
+    def rounds(self) -> int:
+        return sum(entry.rounds for entry in self.entries)
+
+    def record(self, entry: Entry) -> "Ledger":
+        """The ledger after these rounds as well."""
+        if self.entries and replace(self.entries[-1], rounds=entry.rounds) == entry:
+            merged = replace(entry, rounds=self.entries[-1].rounds + entry.rounds)
+            return Ledger((*self.entries[:-1], merged))
+        return Ledger((*self.entries, entry))
+
+    def event(self, sensitivity: Sensitivity) -> DpEvent:
+        """All rounds as one event of dp_accounting."""
+        return ComposedDpEvent([entry.event(sensitivity) for entry in self.entries])
+
+    def to_json(self) -> str:
+        return json.dumps([asdict(entry) for entry in self.entries])
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        """Inverse of `to_json`, to the last bit.
+
+        Raises:
+            InputError: this is not what `to_json` writes.
+        """
+        try:
+            return cls(tuple(Entry(**fields) for fields in json.loads(text)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"not a privacy ledger: {error}") from error
+
+
+def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
+    """Epsilon of (epsilon, delta)-DP with users as the unit, under a convention; infinite if a round had no noise.
+
+    Raises:
+        InputError: delta is not between 0 and 1, or the convention is about another sampler than the ledger's, or it
+            cannot account what the ledger holds; the message says why.
+    """
+    others = {entry.sampler for entry in ledger.entries} - {convention.sampler}
+    if others:
+        raise InputError(
+            f"{convention} is about {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
+            f"ask for a convention of that sampler"
+        )
+    return epsilon_of(ledger.event(convention.sensitivity), delta, convention)
