@@ -1,4 +1,8 @@
-"""A server state on disk: one safetensors file, written then renamed; loading it executes no code."""
+"""A server state on disk: one safetensors file, written then renamed; loading it executes no code.
+
+Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
+Metadata     round, clip ("" without one), ledger (JSON), and the fields of `Provenance`
+"""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +13,8 @@ from safetensors.torch import save_file
 from flsim.errors import InputError
 from flsim.federated import ServerState
 from flsim.files import new_file
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.privacy.ledger import Ledger
 
 SUFFIX = ".safetensors"
 
@@ -46,12 +51,14 @@ def save(folder: Path, state: ServerState, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``; it is whole or absent. Returns the path."""
     path = folder / checkpoint_name(state.round)
     metadata = {name: str(value) for name, value in asdict(provenance).items()}
+    clip = "" if state.clip is None else repr(state.clip)  # repr of a float reads back bit for bit
+    metadata |= {"round": str(state.round), "clip": clip, "ledger": state.ledger.to_json()}
+    tensors = {
+        **state.params,
+        **{f"{moment}/{name}": value for moment, of in state.moments.items() for name, value in of.items()},
+    }
     with new_file(path) as partial:
-        save_file(
-            {name: value.contiguous() for name, value in state.params.items()},
-            partial,
-            {**metadata, "round": str(state.round)},
-        )
+        save_file({name: value.contiguous() for name, value in tensors.items()}, partial, metadata)
     return path
 
 
@@ -64,20 +71,31 @@ def load(path: Path) -> tuple[ServerState, Provenance]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
-            params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         provenance = Provenance(
             metadata["run"],
             metadata["config"],
             metadata["corpus"],
             *(int(metadata[name]) for name in ("vocabulary_size", "embedding", "units")),
         )
-        state = ServerState(int(metadata["round"]), params)
+        params = _tensors_under("", tensors)
+        moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
+        clip = float(metadata["clip"]) if metadata["clip"] else None
+        state = ServerState(int(metadata["round"]), params, moments, clip, Ledger.from_json(metadata["ledger"]))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({_first_line(error)})") from error
     expected = {name: value.shape for name, value in model_of(provenance).named_parameters()}
-    if expected != {name: value.shape for name, value in params.items()}:
+    if any(expected != {name: value.shape for name, value in of.items()} for of in (params, *moments.values())):
         raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
     return state, provenance
+
+
+def _prefix(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _tensors_under(prefix: str, tensors: Params) -> Params:
+    return {name.rpartition("/")[2]: value for name, value in tensors.items() if _prefix(name) == prefix}
 
 
 def model_of(provenance: Provenance) -> CIFGLanguageModel:

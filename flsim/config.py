@@ -18,6 +18,7 @@ from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.federated import FedAvgHParams
 from flsim.files import digest
 from flsim.model.cifg import ModelHParams
+from flsim.privacy.mechanism import PrivacyHParams
 from flsim.train.local import LocalHParams
 
 
@@ -105,6 +106,7 @@ class Config:
     model: ModelHParams = field(default_factory=ModelHParams)
     training: TrainingHParams = field(default_factory=TrainingHParams)
     local: LocalHParams = field(default_factory=LocalHParams)
+    privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     evaluation: ScheduledEvaluationHParams = field(default_factory=ScheduledEvaluationHParams)
     system: SystemHParams = field(default_factory=SystemHParams)
 
@@ -114,6 +116,7 @@ class Config:
                 f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
                 f"found {self.evaluation.prefix}"
             )
+        self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
 
     @property
     def digest(self) -> str:
@@ -126,7 +129,21 @@ class Config:
     def setting(self) -> str:
         """The row's name in a table, as in the paper's."""
         world = {"iid": "IID", "non-iid": "Non-IID"}[self.data.world]
-        return f"{world}, FedAvg, b_u={self.training.cohort}"
+        training, privacy = self.training, self.privacy
+        algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
+        if training.server_optimizer != "sgd":
+            algorithm += f"+{training.server_optimizer.capitalize()}"
+        parts = [world, algorithm]
+        if privacy.target_quantile is not None:
+            parts.append(f"S=q{100 * privacy.target_quantile:g}%")
+        elif privacy.clip is not None:
+            parts.append(f"S={privacy.clip:g}")
+        if privacy.noise_multiplier:
+            parts.append(f"z={privacy.noise_multiplier:g}")
+        parts.append(f"b_u={training.cohort}")
+        if training.sampler == "poisson":
+            parts.append("Poisson")
+        return ", ".join(parts)
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:

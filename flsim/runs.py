@@ -4,11 +4,12 @@ config.toml      all settings, defaults included
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 rows/            round-000010.parquet, ...: what evaluation found
-rounds.jsonl     a line per round: loss, seconds, who trained
+rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained
 run.json         name, setting, status, round
 """
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +27,12 @@ from flsim.errors import InputError
 from flsim.evaluation.evaluate import evaluate
 from flsim.federated import ServerState
 from flsim.files import new_file, new_folder, write_json
+from flsim.privacy import report
+from flsim.privacy.ledger import Entry, Ledger
+from flsim.progress import say
 from flsim.results.rows import Row
 from flsim.results.store import write_rows
-from flsim.sampling import fixed_size_cohort, shard_ranges
+from flsim.sampling import draw_cohort, shard_ranges
 
 Status = Literal["running", "completed", "diverged", "failed"]
 
@@ -50,8 +54,9 @@ class Run:
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             train = corpus.split("train")
-            fixed_size_cohort(settings.seed, 0, len(train), settings.training.cohort)
+            draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
             shard_ranges(len(train), settings.system.shards)
+            _foresee_privacy(settings, len(train))
             if not len(corpus.split("test")):
                 raise InputError(
                     f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
@@ -125,7 +130,8 @@ class Run:
         """The newest checkpoint's state, or a new model's where there is none."""
         newest = checkpoint.latest(self.path / "checkpoints")
         if newest is None:
-            return federated.init(self.corpus.layout.vocabulary_size, self.config.model, self.config.seed)
+            config, vocabulary = self.config, self.corpus.layout.vocabulary_size
+            return federated.init(vocabulary, config.model, config.seed, config.training, config.privacy)
         return self.load(newest)
 
     def load(self, path: Path) -> ServerState:
@@ -195,6 +201,45 @@ class Run:
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
+    def epsilons(self, state: ServerState) -> dict[str, float]:
+        """What the state's rounds spent, by the name of the convention; nothing without noise."""
+        if self.config.privacy.mechanism != "dp":
+            return {}
+        return report.spent(state.ledger, self.config.training.sampler, self.delta)
+
+    @property
+    def delta(self) -> float:
+        """Of the (epsilon, delta) that is reported."""
+        return self.config.privacy.delta_for(len(self.users))
+
+    def forget_rounds_after(self, round_: int) -> None:
+        """Drop the lines of later rounds from rounds.jsonl, and one that was cut short: they are trained again."""
+        log = self.path / "rounds.jsonl"
+        if log.exists():
+            kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _round_of_line(line) <= round_]
+            with new_file(log) as partial:
+                partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+
+def _foresee_privacy(settings: Config, population: int) -> None:
+    """Say what all rounds will spend; raises InputError where that cannot be accounted."""
+    training, privacy = settings.training, settings.privacy
+    if privacy.mechanism != "dp":
+        return
+    delta = privacy.delta_for(population)
+    planned = Entry(training.sampler, population, training.cohort, privacy.noise_multiplier, training.rounds)
+    epsilons = report.spent(Ledger((planned,)), training.sampler, delta)
+    say(f"{training.rounds:,} rounds will spend: {report.note(epsilons)}, delta {delta:.3g}")
+    if delta >= 1 / population:
+        say(f"privacy.delta {delta:g} is not below 1 / {population:,} users: to publish one of them would satisfy it")
+
+
+def _round_of_line(line: str) -> float:
+    try:
+        return int(json.loads(line)["round"])
+    except ValueError:
+        return math.inf
+
 
 def evaluate_checkpoint(run: Path, path: str | Path, device: str = "cpu") -> list[Row]:
     """Measure a checkpoint and store its rows in the run; measuring it again changes nothing.
@@ -216,5 +261,9 @@ def evaluate_checkpoint(run: Path, path: str | Path, device: str = "cpu") -> lis
         opened.name,
         state.round,
     )
+    spent = opened.epsilons(state)
+    if spent:
+        measured = {**{f"epsilon {name}": value for name, value in spent.items()}, "delta": opened.delta}
+        rows += [Row(opened.name, state.round, metric, "", value) for metric, value in measured.items()]
     write_rows(opened.path, state.round, rows)
     return rows

@@ -16,9 +16,10 @@ from flsim import checkpoint, federated
 from flsim.errors import Diverged, RunFailed
 from flsim.evaluation.service import EvaluationService
 from flsim.federated import ServerState
+from flsim.privacy import report
 from flsim.progress import progress, say
 from flsim.runs import Run, evaluate_checkpoint
-from flsim.sampling import fixed_size_cohort, shard_ranges
+from flsim.sampling import draw_cohort, shard_ranges
 from flsim.train.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_request
 
@@ -50,6 +51,7 @@ def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> Se
         return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
 
     state = run.latest_state()
+    run.forget_rounds_after(state.round)
     try:
         state = train_rounds(run, state, send, evaluation)
         finish_evaluations(run, evaluation)
@@ -74,32 +76,51 @@ Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
 
 def train_rounds(run: Run, state: ServerState, send: Send, evaluation: EvaluationService) -> ServerState:
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
-    rounds = run.config.training.rounds
+    config, rounds, population = run.config, run.config.training.rounds, len(run.users)
     for path in run.unevaluated():
         evaluation.submit(path.resolve())
     with progress(run.name, rounds, start=state.round) as advance:
+        began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         while state.round < rounds:
-            began = time.monotonic()
             replies = send(requests(run, state))
             total = reduce(UpdateSum.merge, (reply.update for reply in replies), UpdateSum.zero(state.params))
-            state = federated.apply(state, total, run.config.training)
+            clip = state.clip
+            state = federated.apply(state, total, config.training, config.privacy, config.seed, population)
+            evaluated = run.is_evaluated_at(state.round)
+            if evaluated:  # accounting takes a second or so
+                spent, spent_by = run.epsilons(state), f"by round {state.round}"
+            now = time.monotonic()
+            run.log_round(
+                round=state.round,
+                **_about(total, clip),
+                epsilon=spent if evaluated and spent else None,
+                seconds=round(now - began, 3),
+                workers=sorted({reply.worker for reply in replies}),
+            )
+            began = now
             if run.is_saved_at(state.round):
                 path = run.save(state)
                 run.mark("running")
-                if run.is_evaluated_at(state.round):
+                if evaluated:
                     evaluation.submit(path.resolve())
             _go_on_without(evaluation.poll)
-            loss = total.loss / max(total.tokens, 1)
-            run.log_round(
-                round=state.round,
-                loss=loss,
-                users=total.users,
-                examples=int(total.weight),
-                seconds=round(time.monotonic() - began, 3),
-                workers=sorted({reply.worker for reply in replies}),
-            )
-            advance(state.round, f"loss {loss:.3f}")
+            loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "nobody came"
+            advance(state.round, f"{loss}, {report.note(spent)} {spent_by}" if spent else loss)
+    if spent:
+        say(f"{run.name}: {report.sentence(spent, config.training.sampler, run.delta)}")
     return state
+
+
+def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
+    """A round in numbers, for the log; null where there is nothing to tell."""
+    return {
+        "loss": total.loss / total.tokens if total.tokens else None,
+        "users": total.users,
+        "examples": total.examples,
+        "update_norm": total.norms / total.users if total.users else None,
+        "clip": clip,
+        "clipped": total.clipped / total.users if clip is not None and total.users else None,
+    }
 
 
 def finish_evaluations(run: Run, evaluation: EvaluationService) -> None:
@@ -132,9 +153,10 @@ def _go_on_without(look: Callable[[], object]) -> None:
 def requests(run: Run, state: ServerState) -> list[RoundRequest]:
     """One request per shard that holds users of this round's cohort, in shard order."""
     population = len(run.users)
-    cohort = fixed_size_cohort(run.config.seed, state.round, population, run.config.training.cohort)
+    training = run.config.training
+    cohort = draw_cohort(run.config.seed, state.round, population, training.cohort, training.sampler)
     return [
-        RoundRequest(str(run.path.resolve()), run.config.digest, state.round, shard, users, state.params)
+        RoundRequest(str(run.path.resolve()), run.config.digest, state.round, shard, users, state.params, state.clip)
         for shard, (first, last) in enumerate(shard_ranges(population, run.config.system.shards))
         if len(users := cohort[(first <= cohort) & (cohort < last)])
     ]

@@ -22,7 +22,7 @@ from flsim.checkpoint import latest, load, model_of
 from flsim.federated import ServerState
 from flsim.results.store import read_run
 from flsim.runs import Run, evaluate_checkpoint
-from flsim.sampling import fixed_size_cohort
+from flsim.sampling import draw_cohort
 from flsim.train.local import train_cohort
 from flsim.train.update import UpdateSum
 
@@ -54,17 +54,18 @@ def assert_close(run: Path, other: Path) -> None:
 
 def train_without_flower(run: Run, rounds: int) -> ServerState:
     """The paper's loop, plainly, in this process."""
-    config, state = run.config, federated.init(run.corpus.layout.vocabulary_size, run.config.model, run.config.seed)
+    config, training, seed = run.config, run.config.training, run.config.seed
+    state = federated.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)
     model = model_of(run.provenance)
     bounds = [len(run.users) * shard // config.system.shards for shard in range(config.system.shards + 1)]
     for round_ in range(rounds):
         model.load_state_dict(state.params)
-        cohort = fixed_size_cohort(config.seed, round_, len(run.users), config.training.cohort).tolist()
+        cohort = draw_cohort(seed, round_, len(run.users), training.cohort, training.sampler).tolist()
         total = UpdateSum.zero(state.params)
         for first, last in pairwise(bounds):
             members = [user for user in cohort if first <= user < last]
-            total = total.merge(train_cohort(model, run.users, members, config.local, config.seed, round_))
-        state = federated.apply(state, total, config.training)
+            total = total.merge(train_cohort(model, run.users, members, config.local, seed, round_, state.clip))
+        state = federated.apply(state, total, training, config.privacy, seed, len(run.users))
     return state
 
 

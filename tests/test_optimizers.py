@@ -1,10 +1,11 @@
 """Server optimizers against torch's own where definitions coincide, else against the paper's equations, by number."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim import optimizers
@@ -38,7 +39,7 @@ def trained(hparams: ServerOptimizerHParams) -> Params:
     return params
 
 
-def by_torch(make: type[torch.optim.Optimizer], **settings: float) -> Params:
+def by_torch(make: type[torch.optim.Optimizer], **settings: Any) -> Params:
     """torch minimizes: the gradient is the update's negative."""
     params = {name: value.requires_grad_() for name, value in start().items()}
     optimizer = make(list(params.values()), **settings)
@@ -100,6 +101,7 @@ def test_adaptive_ones_are_the_papers(kind: ServerOptimizer, beta1: float) -> No
     assert_close(trained(mine), by_hand(kind, 0.1, beta1, 0.95, 0.01))
 
 
+@settings(deadline=None)
 @given(beta=st.floats(0, 0.99), beta2=st.floats(0, 0.99), size=st.floats(1e-6, 1e6))
 def test_the_first_step_of_adam_is_as_the_equations_say(beta: float, beta2: float, size: float) -> None:
     """m = (1 - beta) D and v = beta2 tau^2 + (1 - beta2) D^2: no bias correction."""

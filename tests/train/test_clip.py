@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -18,7 +18,7 @@ ELEMENTS = st.floats(-LARGEST, LARGEST, width=32)
 UPDATES = st.lists(arrays(np.float32, st.integers(1, 5), elements=ELEMENTS), min_size=1, max_size=4)
 
 
-def params(tensors: list[np.ndarray]) -> Params:  # type: ignore[type-arg]
+def params(tensors: list[np.ndarray]) -> Params:
     return {str(index): torch.from_numpy(tensor).double() for index, tensor in enumerate(tensors)}
 
 
@@ -27,9 +27,10 @@ def exact_norm(update: Params) -> float:
     return math.hypot(*(value for tensor in update.values() for value in tensor.tolist()))
 
 
+@settings(deadline=None)
 @given(tensors=UPDATES, bound=st.floats(1e-6, 1e6))
 def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction(
-    tensors: list[np.ndarray],  # type: ignore[type-arg]
+    tensors: list[np.ndarray],
     bound: float,
 ) -> None:
     update = params(tensors)

@@ -15,6 +15,7 @@ from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged, InputError
 from flsim.federated import FedAvgHParams, ServerState, apply, init
 from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
 from flsim.train.local import LocalHParams, local_batches, train_cohort
 from flsim.train.update import UpdateSum
@@ -36,6 +37,11 @@ class InMemory:
 
     def __getitem__(self, user: int) -> Records:
         return Records.of(self.users[user])
+
+
+def step(state: ServerState, total: UpdateSum) -> ServerState:
+    """Plain averaging."""
+    return apply(state, total, FedAvgHParams(), PrivacyHParams(), seed=0, population=1_000)
 
 
 def model_of(seed: int = 0) -> CIFGLanguageModel:
@@ -74,7 +80,7 @@ def naive_user(
                 name: (value - hparams.learning_rate * gradient).detach().requires_grad_()
                 for (name, value), gradient in zip(params.items(), gradients, strict=True)
             }
-    return {name: params[name].detach() - value for name, value in model.named_parameters()}
+    return {name: (params[name] - value).detach() for name, value in model.named_parameters()}
 
 
 records_strategy = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), max_size=7)
@@ -109,6 +115,32 @@ def test_the_engine_equals_a_loop_over_words(
     assert total.users == len(users)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    users=st.lists(records_strategy, min_size=1, max_size=4),
+    clip=st.floats(0.01, 2.0),
+    seed=st.integers(0, 100),
+)
+def test_clipped_sums_equal_a_loop_over_users(users: list[list[list[int]]], clip: float, seed: int) -> None:
+    """min(1, S / norm) of the whole update, weight 1 whatever the user has. float64, 1e-10."""
+    hparams, model = LocalHParams(batch_size=3, learning_rate=0.5), model_of()
+    total = train_cohort(model, InMemory(users), range(len(users)), hparams, seed, 0, clip)
+    expected = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    norms = []
+    for user, records in enumerate(users):
+        update = naive_user(model, records, hparams, seed, user)
+        norms.append(sum(float((value**2).sum()) for value in update.values()) ** 0.5)
+        for name, value in update.items():
+            expected[name] += value * (clip / norms[-1] if norms[-1] > clip else 1)
+    for name, value in expected.items():
+        torch.testing.assert_close(total.delta[name], value, rtol=0, atol=1e-10)
+    assert (total.weight, total.users, total.non_finite) == (len(users), len(users), 0)
+    assert total.clipped == sum(norm > clip for norm in norms)
+    assert total.within == sum(norm <= clip for norm in norms)
+    assert total.norms == pytest.approx(sum(norms), abs=1e-10)
+    assert total.examples == sum(map(len, users))
+
+
 def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
     records = [[1, 2], [3, 4, 5]]
     model = model_of()
@@ -126,7 +158,7 @@ def test_one_user_in_one_batch_is_one_step_of_gradient_descent() -> None:
     total = train_cohort(model, InMemory([records]), [0], LocalHParams(batch_size=3, learning_rate=0.1), 0, 0)
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     gradients = torch.autograd.grad(naive_loss(leaves, records)[0], list(leaves.values()))
-    after = apply(ServerState(0, params), total, FedAvgHParams())
+    after = step(ServerState(0, params), total)
     for (name, value), gradient in zip(params.items(), gradients, strict=True):
         torch.testing.assert_close(after.params[name], value - 0.1 * gradient, rtol=0, atol=1e-12)
     assert after.round == 1
@@ -160,7 +192,7 @@ def test_a_user_without_records_changes_nothing_and_a_cohort_of_them_neither() -
     total = train_cohort(model_of(), InMemory([[], []]), [0, 1], LocalHParams(), 0, 0)
     assert (total.weight, total.users, total.tokens) == (0.0, 2, 0)
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    after = apply(state, total, FedAvgHParams())
+    after = step(state, total)
     assert all(torch.equal(after.params[name], value) for name, value in state.params.items())
 
 
@@ -180,18 +212,18 @@ def test_values_that_are_not_finite_stop_the_run(value: float) -> None:
     total = UpdateSum.zero(state.params)
     total.delta["gate_bias"][3] = value
     with pytest.raises(Diverged, match=r"round 1: local training gave values that are not finite"):
-        apply(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1), FedAvgHParams())
+        step(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1))
     with pytest.raises(Diverged, match="round 1"):
-        apply(state, UpdateSum(UpdateSum.zero(state.params).delta, 1.0, 1, value, 1), FedAvgHParams())
+        step(state, UpdateSum(UpdateSum.zero(state.params).delta, 1.0, 1, value, 1))
 
 
 def test_an_absurd_loss_stops_the_run_though_all_is_finite() -> None:
     """V = 12: guessing costs log(12) = 2.48 nats a word."""
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
     zero = UpdateSum.zero(state.params).delta
-    apply(state, UpdateSum(zero, 1.0, 1, 24.0 * 7, 7), FedAvgHParams())
+    step(state, UpdateSum(zero, 1.0, 1, 24.0 * 7, 7))
     with pytest.raises(Diverged, match=r"round 1: the training loss is 25 nats a word, where guessing gives 2\.48"):
-        apply(state, UpdateSum(zero, 1.0, 1, 25.0 * 7, 7), FedAvgHParams())
+        step(state, UpdateSum(zero, 1.0, 1, 25.0 * 7, 7))
 
 
 def test_a_finite_update_that_overflows_the_model_stops_the_run() -> None:
@@ -199,7 +231,7 @@ def test_a_finite_update_that_overflows_the_model_stops_the_run() -> None:
     total = UpdateSum.zero(state.params)
     total.delta["gate_bias"][0] = 1e39  # finite in float64, not in float32
     with pytest.raises(Diverged, match="round 1: the averaged model overflows"):
-        apply(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1), FedAvgHParams())
+        step(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1))
 
 
 @pytest.mark.parametrize(

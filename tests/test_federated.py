@@ -1,0 +1,189 @@
+"""The server's step: plain averaging to the bit, fixed denominators, noise once, optimizer after it, ledger as run."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+
+import pytest
+import torch
+
+from flsim import federated, optimizers
+from flsim.errors import Diverged
+from flsim.federated import FedAvgHParams, ServerState
+from flsim.model.cifg import ModelHParams, Params
+from flsim.privacy.ledger import Entry
+from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
+from flsim.rng import stream
+from flsim.train.update import UpdateSum
+
+POPULATION = 1_000
+NONE, CLIP = PrivacyHParams(), PrivacyHParams("clip", clip=0.5)
+DP = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.7)
+TRAINING = FedAvgHParams(cohort=20)
+
+
+def state_of(training: FedAvgHParams = TRAINING, privacy: PrivacyHParams = NONE) -> ServerState:
+    return federated.init(12, ModelHParams(3, 5), 0, training, privacy)
+
+
+def users_of(state: ServerState, count: int, clip: float | None, seed: int = 0) -> list[UpdateSum]:
+    """Users of 1 to 9 examples, with float32 updates of norms from 0 to about 3."""
+    made = []
+    for user in range(count):
+        rng = stream(seed, "update", user)
+        update = {
+            name: torch.from_numpy(rng.normal(scale=user / 100, size=value.shape)).float().double()
+            for name, value in state.params.items()
+        }
+        made.append(UpdateSum.of_user(update, 1 + user % 9, 3.0, 2, clip))
+    return made
+
+
+def summed(state: ServerState, users: Sequence[UpdateSum]) -> UpdateSum:
+    return reduce(UpdateSum.merge, users, UpdateSum.zero(state.params))
+
+
+def step(
+    state: ServerState,
+    users: Sequence[UpdateSum],
+    privacy: PrivacyHParams,
+    training: FedAvgHParams = TRAINING,
+    seed: int = 0,
+) -> ServerState:
+    return federated.apply(state, summed(state, users), training, privacy, seed, POPULATION)
+
+
+def moved(before: ServerState, after: ServerState) -> Params:
+    return {name: after.params[name].double() - value.double() for name, value in before.params.items()}
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_without_mechanism_the_step_is_the_weighted_mean_to_the_bit(rate: float) -> None:
+    """McMahan et al. (2017), Algorithm 1: w + eta sum n_k (w_k - w) / sum n_k, in float64, rounded once. For these
+    rates, powers of two, no order of the products changes a bit."""
+    training = replace(TRAINING, server_learning_rate=rate)
+    state = state_of(training)
+    users = users_of(state, 20, None)
+    after = step(state, users, NONE, training)
+    total = summed(state, users)
+    for name, value in state.params.items():
+        expected = (value.double() + rate / sum(1 + user % 9 for user in range(20)) * total.delta[name]).float()
+        assert torch.equal(after.params[name], expected)
+    assert (after.round, after.clip, after.moments) == (1, None, {})
+
+
+def test_where_no_norm_reaches_the_clip_the_step_is_the_unweighted_mean() -> None:
+    state = state_of()
+    weighted, plain = users_of(state, 20, None), users_of(state, 20, 1e6)
+    after = step(state, plain, PrivacyHParams("clip", clip=1e6))
+    for name, value in state.params.items():
+        mean = torch.stack([user.delta[name] / user.weight for user in weighted]).mean(0)
+        assert torch.equal(after.params[name], (value.double() + mean).float()) or torch.allclose(
+            after.params[name], (value.double() + mean).float(), rtol=1e-7, atol=0
+        )
+    assert summed(state, plain).clipped == 0
+
+
+@pytest.mark.parametrize("came", [0, 1, 19, 20, 33])
+def test_the_denominator_is_the_expected_cohort_whoever_came(came: int) -> None:
+    """Half of those who come have no records, and count; a Poisson cohort may be empty or oversized."""
+    state = state_of(privacy=CLIP)
+    users = [
+        user if index % 2 else UpdateSum.of_user(UpdateSum.zero(state.params).delta, 0, 0.0, 0, 0.5)
+        for index, user in enumerate(users_of(state, came, 0.5))
+    ]
+    after = step(state, users, CLIP)
+    for name, value in state.params.items():
+        expected = value.double() + sum(user.delta[name] for user in users) / 20
+        torch.testing.assert_close(after.params[name].double(), expected, rtol=1e-7, atol=1e-8)
+    total = summed(state, users)
+    assert (total.weight, total.users) == (came, came)
+
+
+def test_noise_is_added_once_to_the_mean_and_the_optimizer_follows() -> None:
+    for kind in ("sgd", "adam"):
+        training = FedAvgHParams(server_optimizer=kind, server_learning_rate=0.3, cohort=20)
+        state = replace(state_of(training, DP), round=4)
+        users = users_of(state, 20, 0.5)
+        after = step(state, users, DP, training, seed=3)
+        noise = noisy_mean(UpdateSum.zero(state.params).delta, 0.5, DP, 20, seed=3, round_=4)
+        mean = {name: value / 20 + noise[name] for name, value in summed(state, users).delta.items()}
+        expected, moments = optimizers.apply(state.params, mean, state.moments, training)
+        for name in expected:
+            torch.testing.assert_close(after.params[name], expected[name], rtol=1e-6, atol=1e-8)
+        assert after.moments.keys() == moments.keys()
+
+
+def test_neither_shards_nor_the_order_of_replies_change_noise_clip_ledger_or_more_than_rounding() -> None:
+    privacy = replace(DP, target_quantile=0.5, count_noise=5.0)
+    state = state_of(privacy=privacy)
+    state = replace(state, params={name: value.double() for name, value in state.params.items()})
+    users = users_of(state, 20, 0.5)
+    first = step(state, users, privacy)
+    shards = [summed(state, users[a:b]) for a, b in ((0, 3), (3, 3), (3, 15), (15, 20))]
+    for grouping in (users[::-1], shards, shards[::-1]):
+        after = step(state, grouping, privacy)
+        for name, value in first.params.items():
+            torch.testing.assert_close(after.params[name], value, rtol=0, atol=1e-12)
+        assert (after.clip, after.ledger) == (first.clip, first.ledger)
+
+
+def test_a_round_of_nobody_changes_nothing_without_mechanism_and_is_noise_with_it() -> None:
+    momentum = FedAvgHParams(server_optimizer="momentum", cohort=20)
+    state = step(state_of(momentum), users_of(state_of(), 20, None), NONE, momentum)
+    after = step(state, [], NONE, momentum)
+    assert after.round == 2
+    assert all(torch.equal(after.params[name], value) for name, value in state.params.items())
+    assert all(torch.equal(after.moments["m"][name], value) for name, value in state.moments["m"].items())
+    state = state_of(privacy=DP)
+    after = step(state, [], DP)
+    noise = noisy_mean(UpdateSum.zero(state.params).delta, 0.5, DP, 20, 0, 0)
+    assert all(
+        torch.equal(after.params[name], (value.double() + noise[name]).float()) for name, value in state.params.items()
+    )
+    assert list(after.ledger.entries) == [Entry("fixed-size", POPULATION, 20, 0.7, 1)]
+
+
+@pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
+def test_the_ledger_holds_what_was_run(sampler: str) -> None:
+    training = FedAvgHParams(cohort=20, sampler=sampler)  # type: ignore[arg-type]
+    state = state_of(training, DP)
+    for _ in range(3):
+        state = step(state, users_of(state, 20, 0.5), DP, training)
+    assert list(state.ledger.entries) == [Entry(sampler, POPULATION, 20, 0.7, 3)]  # type: ignore[arg-type]
+
+
+def test_the_clip_of_the_state_is_what_noise_and_adaptation_follow() -> None:
+    """Of 20 users of norms 0 to about 3 all but a few exceed 0.1: without noise b is their share, exactly."""
+    privacy = PrivacyHParams("clip", clip=0.1, target_quantile=0.5)
+    state = state_of(privacy=privacy)
+    users = users_of(state, 20, 0.1)
+    within = sum(user.norms <= 0.1 for user in users)
+    assert 0 < within < 10
+    after = step(state, users, privacy)
+    assert after.clip == pytest.approx(0.1 * math.exp(-0.2 * (within / 20 - 0.5)), rel=1e-12)
+    noisy = replace(state_of(privacy=replace(DP, clip=0.1)), clip=7.0)  # as after many rounds
+    deviation = torch.cat(
+        [value.flatten() for value in moved(noisy, step(noisy, [], replace(DP, clip=0.1))).values()]
+    ).std()
+    assert float(deviation) == pytest.approx(0.7 * 7.0 / 20, rel=0.3)  # 170 or so coordinates: five deviations
+
+
+@pytest.mark.parametrize("privacy", [NONE, CLIP, DP], ids=lambda privacy: privacy.mechanism)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_users_update_that_is_not_finite_fails_the_round(privacy: PrivacyHParams, value: float) -> None:
+    state = replace(state_of(privacy=privacy), round=6)
+    users = users_of(state, 5, privacy.clip)
+    users[1] = UpdateSum.of_user({**users[1].delta, "gate_bias": torch.full((15,), value)}, 3, 1.0, 5, privacy.clip)
+    with pytest.raises(Diverged, match=r"round 7: .* not finite with 1 of 5 users; most likely local\.learning_rate"):
+        step(state, users, privacy)
+
+
+def test_an_optimizer_whose_state_overflows_fails_the_round() -> None:
+    """1e30 squared is infinite in float32: v would freeze the model there, with every parameter finite."""
+    training = FedAvgHParams(server_optimizer="adagrad", cohort=20)
+    state = state_of(training)
+    huge = {name: torch.full_like(value, 1e30, dtype=torch.float64) for name, value in state.params.items()}
+    with pytest.raises(Diverged, match="round 1: the averaged model overflows"):
+        step(state, [UpdateSum.of_user(huge, 1, 1.0, 1)], NONE, training)
