@@ -2,12 +2,24 @@
 
 from pathlib import Path
 
+from flsim.data import hdf5, parquet, sqlite
+from flsim.data.fedjax import FEDJAX
 from flsim.data.jsonl import JSONL
+from flsim.data.parquet import PARQUET
+from flsim.data.pfl import PFL
 from flsim.data.posts import Format
 from flsim.data.stackexchange import STACKEXCHANGE
+from flsim.data.tff_hdf5 import TFF_HDF5
+from flsim.data.tff_sqlite import TFF_SQLITE
 from flsim.errors import InputError
 
-FORMATS: dict[str, Format] = {format.name: format for format in (STACKEXCHANGE, JSONL)}
+FORMATS: dict[str, Format] = {
+    format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, STACKEXCHANGE)
+}
+KNOWN = (
+    "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
+    '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, and the Posts.xml of a Stack Exchange dump'
+)
 
 _SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL}
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
@@ -28,6 +40,12 @@ def format_of(data: Path, source: Path) -> Format:
         head = file.read(2**12)
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: compressed; unpack it first")
+    if head.startswith(sqlite.MAGIC):
+        return _of_sqlite(data, source)
+    if head.startswith(hdf5.MAGIC):
+        return _of_hdf5(data, source)
+    if head.startswith(parquet.MAGIC):
+        return PARQUET
     for mark in _BYTE_ORDER_MARKS:
         head = head.removeprefix(mark)
     first = head.replace(b"\0", b"").lstrip()[:1]  # UTF-16 has a zero beside each ASCII character
@@ -37,8 +55,25 @@ def format_of(data: Path, source: Path) -> Format:
         return JSONL
     suffix = source.suffix.lower()
     if suffix not in _SUFFIXES:
-        raise InputError(
-            f"{source}: neither XML nor JSON lines; give the Posts.xml of a Stack Exchange dump, "
-            'or lines of {"user": ..., "text": ...}'
-        )
+        raise InputError(f"{source}: begins with {head[:16]!r}, which no known format does; {KNOWN}")
     return _SUFFIXES[suffix]
+
+
+def _of_sqlite(data: Path, source: Path) -> Format:
+    with sqlite.database(data, source) as connection:
+        there = sqlite.tables(connection)
+    if "examples" in there:
+        return TFF_SQLITE
+    if "federated_data" in there:
+        return FEDJAX
+    raise InputError(f"{source}: SQLite with the tables {', '.join(sorted(there)) or '(none)'}; {KNOWN}")
+
+
+def _of_hdf5(data: Path, source: Path) -> Format:
+    with hdf5.hdf5(data, source) as file:
+        there = [str(name) for name in file]
+    if "examples" in there:
+        return TFF_HDF5
+    if "metadata" in there:
+        return PFL
+    raise InputError(f"{source}: HDF5 with the groups {', '.join(there) or '(none)'}; {KNOWN}")

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +24,7 @@ def jsonl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part
         while (target := bounds[-1] + posts.PART_BYTES) < size:
             bounds.append(_after_line_feed(file, target))
     bounds += [size] if bounds[-1] < size else []
-    return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
+    return posts.parts_between(bounds, data, source, columns)
 
 
 def _after_line_feed(file: IO[bytes], offset: int) -> int:

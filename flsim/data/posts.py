@@ -6,15 +6,17 @@ after another, are the posts of the file. A reader holds little of its part in m
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 PART_BYTES = 2**26  # of input; a part has about so many,
 PART_RECORDS = 200_000  # or so many sentences, whichever the format can tell
+USER_RECORDS = 10**6  # of one user, in formats that have them in one piece; the largest published has 194,167
 LONGEST_RECORD = 2**20  # bytes of a sentence or of its record; longer ones are no text, and are dropped and counted
-POST_RECORDS = 256  # sentences that a reader of sentences joins to one post
+POST_RECORDS = 64  # sentences that a reader of sentences joins to one post
 
 OOV_WORD = "<oov>"
 """A word that is known to be out of vocabulary: what formats of token ids have in place of rare words."""
@@ -89,6 +91,11 @@ def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in pairwise(bounds) if begin < end]
 
 
+def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """The parts that begin and end at ascending bounds."""
+    return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
+
+
 def split_of_name(source: Path) -> str | None:
     """The split that a file's name ends in, as published: ``_train``, ``_held_out``, ``_test``; None for other names.
 
@@ -98,3 +105,37 @@ def split_of_name(source: Path) -> str | None:
     stem = source.name.split(".")[0].lower()
     names = {"_train": "train", "_held_out": "heldout", "_heldout": "heldout", "_test": "test"}
     return next((split for ending, split in names.items() if stem.endswith(ending)), None)
+
+
+def user_name(name: Any) -> str | None:
+    """A user's name as text; None of what is not UTF-8, half of a surrogate pair, or no name at all."""
+    try:
+        if isinstance(name, bytes):
+            return name.decode("utf-8")
+        name.encode("utf-8")
+    except (UnicodeError, AttributeError):
+        return None
+    return str(name)
+
+
+def published(user: str, split: str | None, tokens: Iterable[bytes], dropped: Counter[str]) -> Iterator[Post]:
+    """Posts of up to 64 sentences each of a user, split at white space only; what is no sentence is dropped."""
+    sentences: list[str] = []
+    for text in tokens:
+        if len(text) > LONGEST_RECORD:
+            dropped["records_too_long"] += 1
+            continue
+        try:
+            words = text.decode("utf-8").split()
+        except UnicodeDecodeError:
+            dropped["records_not_utf8"] += 1
+            continue
+        if not words:
+            dropped["records_without_words"] += 1
+            continue
+        sentences.append(" ".join(words))
+        if len(sentences) == POST_RECORDS:
+            yield Post(user, sentences, split)
+            sentences = []
+    if sentences:
+        yield Post(user, sentences, split)

@@ -11,7 +11,6 @@ their own. That needs a file that is UTF-8 and without a DTD, as all dumps are; 
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import IO
 from xml.parsers import expat
@@ -31,7 +30,7 @@ _HEAD = re.compile(
     rb"""(?:\xef\xbb\xbf)?(?:<\?xml(?:[^?>]*encoding\s*=\s*["']utf-8["'])?[^?>]*\?>)?\s*<posts\s*>""", re.IGNORECASE
 )
 _OTHER_ENCODING = re.compile(rb"""<\?xml[^?>]*encoding\s*=\s*["'](?!utf-8["'])""", re.IGNORECASE)
-_ROW = re.compile(rb"\n\s*<row\s")
+_ROW = re.compile(rb"\n[ \t\r]{0,16}<row\s")
 
 
 def stackexchange_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
@@ -44,7 +43,7 @@ def stackexchange_parts(data: Path, source: Path, columns: tuple[str, str]) -> l
             while (target := bounds[-1] + posts.PART_BYTES) < size:
                 bounds.append(_next_row(file, target, size))
     bounds += [size] if bounds[-1] < size or size == 0 else []
-    return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
+    return posts.parts_between(bounds, data, source, columns)
 
 
 def _next_row(file: IO[bytes], offset: int, size: int) -> int:
@@ -55,11 +54,8 @@ def _next_row(file: IO[bytes], offset: int, size: int) -> int:
         seen += chunk
         if found := _ROW.search(seen):
             return offset + seen.index(b"<", found.start())
-        keep = (
-            seen[-16:] if seen[-16:].strip() else seen
-        )  # white space may go on and on; a row may begin in what is kept
-        offset += len(seen) - len(keep)
-        seen = keep
+        offset += len(seen[:-32])
+        seen = seen[-32:]  # a row may begin at the end of what was read
     return size
 
 

@@ -1,0 +1,192 @@
+"""Files in the formats that `flsim.data.formats` reads, in the schemas of those who publish them.
+
+All writers take examples, (split, client_id, tokens), with split one of train, heldout, test and tokens joined by
+spaces, and hold one client at a time in memory. Formats that hold one row or group a client want the examples of a
+client to follow each other; formats without splits leave them out.
+"""
+
+import json
+import sqlite3
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+import h5py
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flsim.data.tf_example import Example
+
+Examples = Iterable[tuple[str, str, str]]
+
+DATE, SCORE, TAGS, TITLE, KIND = (
+    b"2010-07-15 18:15:58.5 UTC",
+    -1,
+    b"android|monkey",
+    b"writing to / system",
+    b"question",
+)
+PFL_SPLITS = {"train": "train", "heldout": "val", "test": "test"}
+ROW_GROUP = 50_000  # rows
+
+_TFF_TABLES = """
+CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
+CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
+"""
+_TFF_INDEXES = """
+CREATE INDEX idx_examples_client_id ON examples (client_id);
+CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id);
+CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
+"""
+_FEDJAX_TABLE = """
+CREATE TABLE federated_data (
+    client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL, num_examples INTEGER NOT NULL
+);
+"""
+
+
+def tf_example(tokens: str) -> bytes:
+    """A serialized tf.Example with all six features."""
+    example = Example()
+    feature = example.features.feature
+    for name, value in (("creation_date", DATE), ("tags", TAGS), ("title", TITLE), ("type", KIND)):
+        feature[name].bytes_list.value.append(value)
+    feature["score"].int64_list.value.append(SCORE)
+    feature["tokens"].bytes_list.value.append(tokens.encode())
+    return bytes(example.SerializeToString())
+
+
+def write_tff_sqlite(path: Path, examples: Examples) -> None:
+    """As TensorFlow Federated hosts it; any order of examples."""
+    counts: Counter[tuple[str, str]] = Counter()
+
+    def rows() -> Iterator[tuple[str, str, bytes]]:
+        for split, client, tokens in examples:
+            counts[client, split] += 1
+            yield split, client, tf_example(tokens)
+
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(_TFF_TABLES)
+        connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows())
+        metadata = ((*key, count) for key, count in counts.items())
+        connection.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", metadata)
+        connection.executescript(_TFF_INDEXES)
+
+
+def write_fedjax(path: Path, examples: Examples) -> None:
+    """One of FedJAX's files, which are of one split each; clients in the order of their rows."""
+
+    def rows() -> Iterator[tuple[bytes, bytes, int]]:
+        for _, client, texts in _clients(examples):
+            yield client.encode(), fedjax_client(texts), len(texts)
+
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(_FEDJAX_TABLE)
+        connection.executemany("INSERT INTO federated_data VALUES (?, ?, ?)", rows())
+
+
+def fedjax_client(texts: Sequence[str]) -> bytes:
+    """A client's `data`: zlib of a msgpack map from feature to array."""
+    shape = (len(texts),)
+    strings = {"creation_date": DATE, "tags": TAGS, "title": TITLE, "type": KIND}
+    columns: dict[str, Any] = {name: [value] * len(texts) for name, value in strings.items()}
+    columns["tokens"] = [text.encode() for text in texts]
+    packed = {name: msgpack.ExtType(4, msgpack.packb((shape, values))) for name, values in columns.items()}
+    scores = np.full(shape, SCORE, "<i8")
+    packed["score"] = msgpack.ExtType(1, msgpack.packb((shape, scores.dtype.name, scores.tobytes("C"))))
+    return zlib.compress(msgpack.packb(dict(sorted(packed.items()))))
+
+
+def write_tff_hdf5(path: Path, examples: Examples, fixed_length: bool = False) -> None:
+    """One of TensorFlow Federated's older files, which are of one split each."""
+    with h5py.File(path, "w") as file:
+        clients = file.create_group("examples")
+        for _, client, texts in _clients(examples):
+            group = clients.create_group(client)
+            features = {"creation_date": DATE, "tags": TAGS, "title": TITLE, "type": KIND}
+            columns = {name: [value] * len(texts) for name, value in features.items()}
+            for name, values in {**columns, "tokens": [text.encode() for text in texts]}.items():
+                longest = max((len(value) for value in values), default=1)
+                group.create_dataset(
+                    name,
+                    data=np.array(values, object),
+                    dtype=f"S{longest or 1}" if fixed_length else h5py.string_dtype(),
+                )
+            group.create_dataset("score", data=np.full(len(texts), SCORE, np.int64))
+
+
+def write_pfl(path: Path, examples: Examples, words: Sequence[str], longest: int = 20) -> None:
+    """pfl-research's file: ids of `words`, most frequent first, and UNK for others; sentences are cut at `longest`."""
+    tokens = ["PAD", *words, "UNK", "BOS", "EOS"]
+    ids = {token: number for number, token in enumerate(tokens)}
+    unk, bos, eos = ids["UNK"], ids["BOS"], ids["EOS"]
+    counts: dict[str, dict[str, int]] = {}
+    with h5py.File(path, "w") as file:
+        metadata = {"vocabulary_size": len(tokens), "unk_symbol": unk, "pad_symbol": 0, "max_sequence_length": longest}
+        for name, value in metadata.items():
+            file[f"metadata/{name}"] = value
+        for token, number in ids.items():
+            file.create_dataset(f'metadata/vocabulary/"{token}"', data=number, dtype="int32")
+        for split, client, texts in _clients(examples):
+            table = np.zeros((len(texts), longest + 1), np.int32)
+            for row, text in zip(table, texts, strict=True):
+                sentence = [bos, *(ids.get(word, unk) for word in text.split()), eos][: longest + 1]
+                row[: len(sentence)] = sentence
+            group = file.create_group(f"{PFL_SPLITS[split]}/{client}")
+            group.create_dataset("inputs", data=table[:, :-1])
+            group.create_dataset("targets", data=table[:, 1:])
+            counts.setdefault(PFL_SPLITS[split], {})[client] = int(np.count_nonzero(table[:, :-1]))
+        for split, tokens_of in counts.items():
+            file[f"metadata/num_tokens/{split}"] = json.dumps(tokens_of)
+
+
+def write_parquet(path: Path, examples: Examples, columns: tuple[str, str] = ("user", "text")) -> None:
+    """Columns of user and text, in row groups of 50,000."""
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    with pq.ParquetWriter(path, schema) as writer:
+        for rows in _batches(examples, ROW_GROUP):
+            arrays = [pa.array([row[index] for row in rows], pa.string()) for index in (1, 2)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def write_jsonl(path: Path, examples: Examples, columns: tuple[str, str] = ("user", "text")) -> None:
+    user, text = columns
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps({user: client, text: tokens}) + "\n" for _, client, tokens in examples)
+
+
+def write_stackexchange(path: Path, examples: Examples) -> None:
+    """A Posts.xml of one post a sentence."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
+        for number, (_, client, tokens) in enumerate(examples, start=1):
+            html = tokens.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            body = quoteattr(f"<p>{html}</p>\n", {"\n": "&#xA;"})
+            owner = quoteattr(client)
+            file.write(f'  <row Id="{number}" PostTypeId="1" Score="{SCORE}" Body={body} OwnerUserId={owner} />\n')
+        file.write("</posts>")
+
+
+def _clients(examples: Examples) -> Iterator[tuple[str, str, list[str]]]:
+    """Examples that follow each other and have the same split and client."""
+    for (split, client), group in groupby(examples, itemgetter(0, 1)):
+        yield split, client, [tokens for _, _, tokens in group]
+
+
+def _batches(examples: Examples, size: int) -> Iterator[list[tuple[str, str, str]]]:
+    rows: list[tuple[str, str, str]] = []
+    for example in examples:
+        rows.append(example)
+        if len(rows) == size:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
