@@ -1,4 +1,4 @@
-"""Which users take part in a round: a pure function of (seed, round, population); and what draw, for privacy, that is."""
+"""Which users take part in a round: a pure function of (seed, round, population). And what that draw is for privacy."""
 
 from itertools import pairwise
 from typing import Literal, get_args

@@ -14,6 +14,7 @@ import typer
 
 from flsim.cli.data import data
 from flsim.cli.options import Json
+from flsim.cli.privacy import privacy
 from flsim.errors import InputError, RunFailed
 
 app = typer.Typer(
@@ -24,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
+app.command(epilog="Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7")(
+    privacy
+)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")

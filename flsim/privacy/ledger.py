@@ -1,7 +1,7 @@
 """What a run's rounds released: entries that a checkpoint carries, and the epsilon that they add up to.
 
-The ledger says what was done: who was sampled how, and how much noise their sum got. How that is accounted is a question
-asked later, once per convention.
+The ledger says what was done: who was sampled how, and how much noise their sum got. How that is accounted is asked
+later, once per convention.
 """
 
 import json

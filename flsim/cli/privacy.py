@@ -1,0 +1,98 @@
+"""`flsim privacy`: epsilon of a planned or a finished run, or the noise for an epsilon, under every convention."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flsim.errors import InputError
+from flsim.progress import say
+
+if TYPE_CHECKING:
+    from flsim.privacy.table import Line
+
+
+class Sampling(StrEnum):
+    """Whose conventions to show."""
+
+    fixed_size = "fixed-size"
+    poisson = "poisson"
+    both = "both"
+
+
+def privacy(
+    run: Annotated[Path | None, typer.Argument(help="Run folder, for what it spent; else describe a plan.")] = None,
+    users: Annotated[int | None, typer.Option(help="N, training users.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Users per round; with Poisson sampling, expected.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="z: standard deviation of the noise on the sum, over the clip norm.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Instead of z: show the z that keeps within it.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Of (epsilon, delta); of a run, default its own.")] = None,
+    sampler: Annotated[Sampling, typer.Option(help="How cohorts are drawn.")] = Sampling.both,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+) -> None:
+    """Account user-level differential privacy, under every convention side by side."""
+    from flsim.privacy.table import to_text
+
+    plan = {"--users": users, "--cohort": cohort, "--rounds": rounds}
+    aim = {"--noise-multiplier": noise_multiplier, "--epsilon": epsilon}
+    if run is not None:
+        twice = [name for name, value in {**plan, **aim}.items() if value is not None]
+        twice += [] if sampler is Sampling.both else ["--sampler"]
+        if twice:
+            raise InputError(f"{', '.join(twice)}: {run} has its own; name a run or describe a plan, not both")
+        lines = _spent(run, delta)
+    else:
+        missing = [name for name, value in {**plan, "--delta": delta}.items() if value is None]
+        if users is None or cohort is None or rounds is None or delta is None:
+            raise InputError(f"{', '.join(missing)} missing; describe the plan in full, or name a run folder")
+        if (noise_multiplier is None) == (epsilon is None):
+            raise InputError(f"{' and '.join(aim)}: each follows from the other; give one of them")
+        lines = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, sampler)
+    if as_json:
+        typer.echo(json.dumps([line.to_json() for line in lines], indent=2, allow_nan=False))
+    else:
+        typer.echo(to_text(lines, calibration=epsilon is not None), nl=False)
+
+
+def _planned(
+    users: int,
+    cohort: int,
+    rounds: int,
+    noise_multiplier: float | None,
+    epsilon: float | None,
+    delta: float,
+    sampler: Sampling,
+) -> "list[Line]":
+    from flsim.privacy.ledger import Entry, Ledger
+    from flsim.privacy.table import calibrated, report
+    from flsim.sampling import SAMPLERS
+
+    lines = []
+    for name in SAMPLERS:
+        if sampler in (name, Sampling.both):
+            entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
+            lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
+    _warn(delta, users)
+    return lines
+
+
+def _spent(folder: Path, delta: float | None) -> "list[Line]":
+    from flsim.privacy.table import report
+    from flsim.runs import Run
+
+    run = Run.open(folder)
+    ledger, delta = run.latest_state().ledger, run.delta if delta is None else delta
+    lines = report(ledger, delta)
+    say(f"{folder}: {ledger.rounds:,} rounds, delta {delta:.3g}")
+    _warn(delta, ledger.entries[0].population)
+    return lines
+
+
+def _warn(delta: float, users: int) -> None:
+    if delta >= 1 / users:
+        say(f"warning: delta {delta:g} is not below 1 / {users:,} users; publishing one user's data would satisfy it")

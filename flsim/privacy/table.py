@@ -1,0 +1,115 @@
+"""All conventions side by side, since an epsilon without its convention says little."""
+
+import math
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
+
+from flsim.errors import InputError
+from flsim.privacy.accounting import CONVENTIONS, PAPER, Convention, check_delta
+from flsim.privacy.calibration import calibrate, check_target
+from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.progress import tracked
+from flsim.sampling import Sampler
+
+SOUND = """\
+Sound: sensitivity 2S under replace-one, since exchanging a user can move the sum
+of clipped updates by 2S; and S under add-or-remove-one, with Poisson sampling.
+"""
+STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-one.\n"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one convention says.
+
+    Attributes:
+        convention: the convention.
+        epsilon: spent, or the target; maybe infinite; None where it cannot be computed.
+        noise_multiplier: for the target; None where epsilon was asked for, or it cannot be computed.
+        note: why something is missing or infinite.
+    """
+
+    convention: Convention
+    epsilon: float | None
+    noise_multiplier: float | None = None
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; null for what JSON cannot say, with a note."""
+        convention = self.convention
+        names = ("sampler", "relation", "sensitivity", "accountant", "conversion")
+        values = {name: getattr(convention, name) for name in names}
+        finite = self.epsilon is not None and math.isfinite(self.epsilon)
+        values |= {"epsilon": self.epsilon if finite else None, "convention": convention.name}
+        if self.noise_multiplier is not None:
+            values["noise_multiplier"] = self.noise_multiplier
+        return values | ({"note": self.note} if self.note else {})
+
+
+def report(ledger: Ledger, delta: float) -> list[Line]:
+    """What was spent, under every convention for the ledger's sampler.
+
+    Raises:
+        InputError: delta is not between 0 and 1, or nothing was released yet.
+    """
+    check_delta(delta)
+    if not ledger.entries:
+        raise InputError("no round is completed: nothing was spent yet")
+    lines = []
+    for convention in tracked("accounting", _about({entry.sampler for entry in ledger.entries})):
+        try:
+            spent = epsilon(ledger, delta, convention)
+            lines.append(
+                Line(convention, spent, note="without noise epsilon is infinite" if spent == math.inf else None)
+            )
+        except InputError as error:
+            lines.append(Line(convention, None, note=str(error)))
+    return lines
+
+
+def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
+    """The noise multiplier that keeps planned rounds within a target epsilon, under every convention for their sampler.
+
+    Raises:
+        InputError: delta is not between 0 and 1, or the target is not above 0.
+    """
+    check_delta(delta)
+    check_target(target)
+    lines, guess = [], 1.0
+    for convention in tracked("calibrating", _about({planned.sampler})):
+        try:
+            guess = calibrate(planned, target, delta, convention, guess)
+            lines.append(Line(convention, target, guess))
+        except InputError as error:
+            lines.append(Line(convention, target, note=str(error)))
+    return lines
+
+
+def _about(samplers: set[Sampler]) -> list[Convention]:
+    return [convention for convention in CONVENTIONS if convention.sampler in samplers]
+
+
+def to_text(lines: list[Line], calibration: bool = False) -> str:
+    """A table within 80 columns, what is sound in it, and why anything is missing."""
+    result = "noise" if calibration else "epsilon"
+    table = [("sampler", "relation", "sens.", "accountant", "conversion", result)]
+    for line in lines:
+        of, value = line.convention, line.noise_multiplier if calibration else line.epsilon
+        star = "*" if of == PAPER else ""
+        table.append(
+            (of.sampler, of.relation, of.sensitivity, of.accountant, of.conversion or "-", _brief(value) + star)
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
+    starred = STAR if any(line.convention == PAPER for line in lines) else ""
+    notes = dict.fromkeys(line.note for line in lines if line.note)
+    return f"{text}{starred}{SOUND}" + "".join(f"{fill(note, 80, subsequent_indent='  ')}\n" for note in notes)
+
+
+def _brief(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value >= 1e5:
+        return f"{value:.0e}" if math.isfinite(value) else "inf"
+    return f"{value:.0f}" if value >= 1e3 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"
