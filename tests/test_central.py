@@ -123,7 +123,7 @@ def test_a_batch_is_the_records_at_its_positions(counts: list[int], seed: int) -
         in_order = [record for user in range(len(world)) for record in world[user]]
         positions = rng.permutation(total)
         rows = sequence.batch(positions).targets[:, :2]
-        assert len(sequence) == total
+        np.testing.assert_array_equal(sequence.offsets, (world.twin or world.split).user_offsets)
         np.testing.assert_array_equal(rows, [in_order[position] for position in positions])
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,45 +14,42 @@ from flsim.rng import stream
 Order = Literal["iid", "sequence"]
 
 
-class RecordUsers(Users, Protocol):
-    """Users whose records can be read one at a time, as those of `flsim.canaries.population.Population`."""
-
-    def record_indices(self, user: int) -> NDArray[np.int64]: ...
-
-    def gather(self, records: NDArray[np.int64]) -> Records: ...
-
-
 @dataclass(frozen=True)
 class RecordSequence:
     """All records, user after user; a record's position is its place in this sequence.
 
     Attributes:
         users: the population.
-        offsets: int64 [users + 1], the position of each user's first record.
+        offsets: int64 [users + 1], the position of each user's first record, and the number of records.
+
+    Raises:
+        InputError: there is no record at all.
     """
 
-    users: RecordUsers
+    users: Users
     offsets: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, users: RecordUsers) -> "RecordSequence":
-        """Raises InputError where there is no record at all."""
-        counts = [len(users.record_indices(user)) for user in range(len(users))]
-        offsets = np.cumsum([0, *counts], dtype=np.int64)
-        if not offsets[-1]:
+    def __post_init__(self) -> None:
+        if not len(self):
             raise InputError("there are no training records; import a corpus whose train split has users")
-        return cls(users, offsets)
+
+    @classmethod
+    def of(cls, users: Users) -> "RecordSequence":
+        """Of any population, each user of which is read once to count its records."""
+        return cls(users, np.cumsum([0, *(len(users[user]) for user in range(len(users)))], dtype=np.int64))
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
     def batch(self, positions: NDArray[np.int64]) -> Batch:
-        """The records at int64 [n] positions, in that order; only these are read."""
+        """The records at int64 [n] positions, in that order; only their users are read."""
         owners = np.searchsorted(self.offsets, positions, side="right") - 1
-        within = positions - self.offsets[owners]
-        pairs = zip(owners.tolist(), within.tolist(), strict=True)
-        indices = np.array([self.users.record_indices(user)[place] for user, place in pairs], np.int64)
-        return batch(self.users.gather(indices), np.arange(len(indices)), self.users.layout)
+        places = positions - self.offsets[owners]
+        read = {user: self.users[user] for user in np.unique(owners).tolist()}
+        records = [read[user][place] for user, place in zip(owners.tolist(), places.tolist(), strict=True)]
+        ends = np.cumsum([0, *map(len, records)], dtype=np.int64)
+        chosen = Records(np.concatenate([np.empty(0, np.uint16), *records]), ends)
+        return batch(chosen, np.arange(len(records)), self.users.layout)
 
 
 def steps_per_epoch(records: int, batch_size: int) -> int:
