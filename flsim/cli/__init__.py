@@ -25,9 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
-app.command(epilog="Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7")(
-    privacy
-)
+app.command(
+    epilog="Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7"
+)(privacy)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")

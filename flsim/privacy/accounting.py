@@ -30,6 +30,7 @@ from dp_accounting import (
 )
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from flsim.errors import InputError
 from flsim.sampling import Sampler
@@ -39,8 +40,8 @@ Sensitivity = Literal["S", "2S"]
 Accountant = Literal["rdp", "pld", "rdp-opacus", "prv-opacus"]
 Conversion = Literal["mironov-proposition-3", "tight"]
 
-# [WBK] Theorem 27 holds at integer orders, and between them only by interpolation; it costs order^2 up to 256.
-INTEGER_ORDERS = (*range(2, 64), *range(64, 129, 8), 160, 192, 256, 512, 1024)
+# [WBK] Theorem 27 holds at integer orders, and between them only by interpolation.
+INTEGER_ORDERS = tuple(int(order) for order in DEFAULT_RDP_ORDERS if float(order).is_integer())
 TABULATED = 100.0  # epsilon above which losses are not tabulated: gigabytes and minutes, and no protection to speak of
 PRV_POINTS = 1e7  # in Opacus's table: 1.6 GB
 PRV_ERROR = 0.01  # of epsilon; what Opacus returns is an upper bound

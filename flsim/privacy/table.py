@@ -13,9 +13,10 @@ from flsim.progress import tracked
 from flsim.sampling import Sampler
 
 SOUND = """\
-Sound: sensitivity 2S under replace-one, since exchanging a user can move the sum
+Sound: sensitivity 2S under replace-one, as exchanging a user can move the sum
 of clipped updates by 2S; and S under add-or-remove-one, with Poisson sampling.
 """
+NO_NOISE = "without noise epsilon is infinite"
 STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-one.\n"
 
 
@@ -60,11 +61,10 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
     for convention in tracked("accounting", _about({entry.sampler for entry in ledger.entries})):
         try:
             spent = epsilon(ledger, delta, convention)
-            lines.append(
-                Line(convention, spent, note="without noise epsilon is infinite" if spent == math.inf else None)
-            )
         except InputError as error:
             lines.append(Line(convention, None, note=str(error)))
+        else:
+            lines.append(Line(convention, spent, note=NO_NOISE if spent == math.inf else None))
     return lines
 
 
@@ -97,9 +97,8 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
     for line in lines:
         of, value = line.convention, line.noise_multiplier if calibration else line.epsilon
         star = "*" if of == PAPER else ""
-        table.append(
-            (of.sampler, of.relation, of.sensitivity, of.accountant, of.conversion or "-", _brief(value) + star)
-        )
+        names = (of.sampler, of.relation, of.sensitivity, of.accountant, of.conversion or "-")
+        table.append((*names, _brief(value) + star))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
