@@ -41,6 +41,16 @@ def refuse_existing(path: Path) -> None:
         raise InputError(f"{path}: exists already; name another folder, or remove it first")
 
 
+def sync_folder(path: Path) -> None:
+    """Return once the folder and all that is in it is on the disk."""
+    for each in [path, *path.rglob("*")]:
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a path beside `path`; what is written there replaces `path` in one step, durably."""

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.table import Column
+from rich.text import Text
 
 Item = TypeVar("Item")
 
@@ -15,9 +17,13 @@ LINES_EVERY = 15.0  # seconds between two plain lines
 
 
 class Advance(Protocol):
-    """Says that `done` of the total is done, with a short note."""
+    """Says that `done` of the total is done, with a short note.
 
-    def __call__(self, done: float, note: str = "") -> None: ...
+    `work` is how much work that was since the progress began, where the rate is to be that of something else than of
+    what is counted.
+    """
+
+    def __call__(self, done: float, note: str = "", work: float | None = None) -> None: ...
 
 
 def say(message: str) -> None:
@@ -26,39 +32,68 @@ def say(message: str) -> None:
 
 
 @contextmanager
-def progress(title: str, total: float, start: float = 0) -> Iterator[Advance]:
-    """Show how far a long job is.
+def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iterator[Advance]:
+    """Show how far a long job is, how fast, and how long it takes from here.
 
-    >>> with progress("training", total=100) as advance:                     # doctest: +SKIP
+    Args:
+        title: what the job is.
+        total: how much there is to do; 0 where nobody knows.
+        start: how much of it was done before.
+        unit: of the rate.
+
+    >>> with progress("training", total=100, unit="rounds") as advance:      # doctest: +SKIP
     ...     advance(1, "loss 6.91")
     """
-    if console.is_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        with Progress(*columns, console=console) as bars:
-            task = bars.add_task(title, total=total, completed=int(start), note="")
-            yield lambda done, note="": bars.update(task, completed=done, note=note)
-        return
     last = began = time.monotonic()
 
-    def advance(done: float, note: str = "") -> None:
+    def status(done: float, note: str, work: float | None) -> list[str]:
+        seconds = time.monotonic() - began
+        rate = (done - start if work is None else work) / seconds if seconds else 0.0
+        left = (total - done) * seconds / (done - start) if done > start and total > done else 0.0
+        said = [f"{done:,.0f} of {total:,.0f}" if total else f"{done:,.0f}"]
+        said += [f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"] if rate and unit else []
+        said += [f"{_clock(left)} left"] if left else []
+        return [*said, note] if note else said
+
+    if console.is_terminal:
+        columns = (_OneLine("title"), BarColumn(bar_width=10), TimeElapsedColumn(), _OneLine("status"))
+        with Progress(*columns, console=console) as bars:
+            task = bars.add_task("", total=total or None, completed=int(start), title=title, status="")
+
+            def advance_bar(done: float, note: str = "", work: float | None = None) -> None:
+                bars.update(task, completed=done, status=", ".join(status(done, note, work)))
+
+            yield advance_bar
+        return
+
+    def advance(done: float, note: str = "", work: float | None = None) -> None:
         nonlocal last
-        if done >= total or time.monotonic() - last >= LINES_EVERY:
+        if 0 < total <= done or time.monotonic() - last >= LINES_EVERY:
             last = time.monotonic()
-            say(f"{title}: {done:,.0f} of {total:,.0f}, {last - began:.0f} s{', ' + note if note else ''}")
+            counted, *more = status(done, note, work)
+            say(f"{title}: {', '.join([counted, f'{last - began:.0f} s', *more])}")
 
     yield advance
 
 
-def tracked(title: str, items: Sequence[Item]) -> Iterator[Item]:
+class _OneLine(ProgressColumn):
+    """A field of a task, cut where the terminal ends."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(Column(no_wrap=False))
+        self._field = field
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+
+
+def tracked(title: str, items: Sequence[Item], unit: str = "") -> Iterator[Item]:
     """The items, with progress as they are done."""
-    with progress(title, len(items)) as advance:
+    with progress(title, len(items), unit=unit) as advance:
         for done, item in enumerate(items, start=1):
             yield item
             advance(done)

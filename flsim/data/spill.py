@@ -1,68 +1,73 @@
-"""Regrouping by author what arrives in any order, on disk, with memory for one bucket at a time."""
+"""Regrouping on disk, in bounded memory: files of lines in the order of a hash, read back a range of hashes at a time.
+
+Whoever writes a file decides nothing about how it is read: the ranges are chosen when all files are there and their
+sizes known. All lines of one hash are in one range, and they come in the order of the files, and in that of the lines
+within a file.
+
+A file is its lines, then uint64 [lines] hashes, int64 [lines] ends of lines in bytes, and int64 the number of lines.
+"""
 
 import hashlib
-import json
-import shutil
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-BUFFERED = 2**24  # characters kept in memory before they go to the buckets
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.files import new_file
+
+Range = tuple[str, int, int]  # a file, and the bytes of it from the one to before the other
 
 
-class Spill:
-    """Records of authors: added in any order, read back an author at a time.
+def hash_of(text: str) -> int:
+    """The first 64 bits of a text's sha256, so that they order texts as it does, but for ties."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
-    Authors come back in the order of the sha256 of their names, whatever the order they were added in and the number
-    of buckets; an author's records come back in the order they were added in. A record is its words, joined by spaces.
 
-    A bucket is a text file of a range of hashes. A line is one call of `add`: the author's name in JSON, then the
-    records, separated by tabs, which neither JSON nor a word contains.
+def write_lines(path: Path, hashes: Sequence[int], lines: Iterable[bytes]) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        path: of the file.
+        hashes: of the lines, from 0 to 2**64 - 1, in ascending order.
+        lines: each with its line feed, the only one in it.
     """
-
-    def __init__(self, folder: Path, buckets: int) -> None:
-        folder.mkdir()
-        self._folder = folder
-        self._paths = [folder / f"bucket-{index:04d}" for index in range(buckets)]
-        self._buffers: dict[int, list[str]] = defaultdict(list)
-        self._buffered = 0
-
-    def __len__(self) -> int:
-        """Number of buckets."""
-        return len(self._paths)
-
-    def add(self, author: str, records: list[str]) -> None:
-        line = "\t".join([json.dumps(author), *records]) + "\n"
-        self._buffers[int.from_bytes(_order(author)[:8], "big") * len(self) >> 64].append(line)
-        self._buffered += len(line)
-        if self._buffered > BUFFERED:
-            self.flush()
-
-    def flush(self) -> None:
-        """Append what is in memory to the buckets; to be called before reading."""
-        for bucket, lines in self._buffers.items():
-            with self._paths[bucket].open("a", encoding="ascii", newline="\n") as file:
-                file.writelines(lines)
-        self._buffers.clear()
-        self._buffered = 0
-
-    def remove(self) -> None:
-        """Delete the buckets."""
-        shutil.rmtree(self._folder)
-
-    def read(self, bucket: int) -> Iterator[tuple[str, list[str]]]:
-        """The authors of one bucket, with their records."""
-        if not self._paths[bucket].exists():
-            return
-        grouped: dict[str, list[str]] = defaultdict(list)
-        with self._paths[bucket].open(encoding="ascii", newline="\n") as file:
-            for line in file:
-                name, *records = line[:-1].split("\t")
-                grouped[name] += records
-        authors = {json.loads(name): records for name, records in grouped.items()}
-        for author in sorted(authors, key=_order):
-            yield author, authors[author]
+    ends = []
+    size = 0
+    with new_file(path) as partial, partial.open("wb") as file:
+        for line in lines:
+            file.write(line)
+            size += len(line)
+            ends.append(size)
+        file.write(np.array(hashes, "<u8").tobytes())
+        file.write(np.array([*ends, len(ends)], "<i8").tobytes())
 
 
-def _order(author: str) -> bytes:
-    return hashlib.sha256(author.encode()).digest()
+def cuts(paths: Sequence[Path], ranges: int) -> NDArray[np.int64]:
+    """Where each of so many equal ranges of hashes begins in each file: int64 [files, ranges + 1], bytes."""
+    bounds = np.array([(index << 64) // ranges for index in range(ranges)], np.uint64)
+    found = np.zeros((len(paths), ranges + 1), np.int64)
+    for row, path in enumerate(paths):
+        with path.open("rb") as file:
+            file.seek(-8, 2)
+            (lines,) = np.frombuffer(file.read(), "<i8")
+            file.seek(-8 - 16 * int(lines), 2)
+            hashes = np.frombuffer(file.read(8 * int(lines)), "<u8")
+            ends = np.frombuffer(file.read(8 * int(lines)), "<i8")
+        starts = np.concatenate([np.zeros(1, np.int64), ends])
+        found[row] = starts[np.append(np.searchsorted(hashes, bounds), lines)]
+    return found
+
+
+def ranges_of(paths: Sequence[Path], cuts: NDArray[np.int64], index: int) -> list[Range]:
+    """One range of hashes, in those files that have lines in it."""
+    bounds = zip(paths, cuts[:, index].tolist(), cuts[:, index + 1].tolist(), strict=True)
+    return [(str(path), first, last) for path, first, last in bounds if first < last]
+
+
+def read_lines(ranges: Iterable[Range]) -> Iterator[bytes]:
+    """The lines, without their line feeds."""
+    for path, first, last in ranges:
+        with Path(path).open("rb") as file:
+            file.seek(first)
+            yield from file.read(last - first)[:-1].split(b"\n")

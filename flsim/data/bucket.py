@@ -1,0 +1,193 @@
+"""Step 2 of an import: a range of authors, gathered from all parts, becomes balanced users.
+
+Authors who are too short are dropped, the others cut into users, their sentences cut at `record_words` words. What is
+left goes to disk with token ids of its own: line i of the words of a bucket is its token i.
+"""
+
+import json
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.data.balance import cut, split_of, written
+from flsim.data.corpus import SPLITS
+from flsim.data.hparams import ImportHParams
+from flsim.data.pool import Report
+from flsim.data.spill import Range, hash_of, read_lines, write_lines
+from flsim.files import new_file
+
+BATCH = 2**20  # bytes of text that are words at one time
+
+
+def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
+    """Balance the authors of a range of hashes.
+
+    Args:
+        ranges: their lines.
+        path: balanced users go to this file, see `users_of`, and the words with their counts in train users to one of
+            the same name and .words.
+        hparams: how.
+
+    Returns:
+        ``read`` and ``dropped``, as everywhere; ``read_users``, authors by split of the source; ``authors``, those who
+        are long enough, by their split; ``longest``, words and name of the longest who is not; ``words``, the number of
+        different words.
+    """
+    authors = _authors(ranges)
+    tokens, lengths, words = _encode([text for author in authors for text in author.texts])
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    written_words = np.add.reduceat(written(words)[tokens], starts[:-1], dtype=np.int64)
+    bounds = np.cumsum([0, *(author.records for author in authors)])
+    author_words = np.add.reduceat(written_words, bounds[:-1])
+    long = author_words >= hparams.words_per_user
+
+    short = np.repeat(~long, np.diff(bounds))
+    dropped = Counter(
+        users_too_short=int(np.count_nonzero(~long)),
+        records_of_short_users=int(np.count_nonzero(short)),
+        words_of_short_users=int(lengths[short].sum()),
+        remainder_records=0,
+        remainder_words=0,
+        words_truncated=0,
+    )
+    longest = max(((int(author_words[index]), authors[index].name) for index in np.flatnonzero(~long)), default=(0, ""))
+
+    kept = np.zeros(len(lengths), np.bool_)
+    users: dict[str, list[str]] = {split: [] for split in SPLITS}
+    user_records: dict[str, list[int]] = {split: [] for split in SPLITS}
+    split_of_record = np.zeros(len(lengths), np.uint8)
+    split_authors: Counter[str] = Counter()
+    for index in np.flatnonzero(long):
+        author, first, last = authors[index], bounds[index], bounds[index + 1]
+        split = author.split or split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
+        ends = cut(written_words[first:last], hparams.words_per_user)
+        split_authors[split] += 1
+        users[split] += (f"{author.name}#{number}" for number in range(len(ends)))
+        user_records[split] += np.diff(ends, prepend=0).tolist()
+        kept[first : first + ends[-1]] = True
+        split_of_record[first:last] = SPLITS.index(split)
+        dropped["remainder_records"] += int(last - first - ends[-1])
+        dropped["remainder_words"] += int(starts[last] - starts[first + ends[-1]])
+
+    lengths, split_of_record = lengths[kept], split_of_record[kept]
+    position = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts[:-1].astype(np.int32), np.diff(starts))
+    tokens = tokens[np.repeat(kept, np.diff(starts)) & (position < hparams.record_words)]
+    dropped["words_truncated"] = int(lengths.sum()) - len(tokens)
+    lengths = np.minimum(lengths, hparams.record_words)
+    split_of_token = np.repeat(split_of_record, lengths)
+    tokens, different = _write_words(path.with_name(f"{path.name}.words"), tokens, split_of_token, words)
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for number, split in enumerate(SPLITS):
+        arrays |= {
+            f"{split}.tokens": tokens[split_of_token == number],
+            f"{split}.record_words": lengths[split_of_record == number].astype(np.uint32),
+            f"{split}.user_records": np.array(user_records[split], np.uint32),
+            f"{split}.names": np.frombuffer(json.dumps(users[split]).encode(), np.uint8),
+        }
+    with new_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    return {
+        "read": {"users": len(authors)},
+        "dropped": dropped,
+        "read_users": Counter(author.split for author in authors),
+        "authors": split_authors,
+        "longest": longest,
+        "words": different,
+    }
+
+
+@dataclass(frozen=True)
+class _Author:
+    split: str
+    name: str
+    texts: list[bytes]
+
+    @property
+    def records(self) -> int:
+        return sum(text.count(b"\t") + 1 for text in self.texts)
+
+
+def _authors(ranges: list[Range]) -> list[_Author]:
+    """In the order of the sha256 of their names; what an author wrote, in the order of the sources."""
+    texts: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    for line in read_lines(ranges):
+        author, _, text = line.partition(b"\t")
+        texts[author].append(text)
+    by_author = ((json.loads(author), lines) for author, lines in texts.items())
+    authors = [_Author(split, name, lines) for (split, name), lines in by_author]
+    return sorted(authors, key=lambda author: (hash_of(author.name), author.name, author.split))
+
+
+def _encode(texts: list[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
+    """Token ids in order of first occurrence, uint32 [words]; words of each record, int64 [records]; the words."""
+    ids: defaultdict[str, int] = defaultdict()
+    ids.default_factory = ids.__len__
+    tokens: list[NDArray[np.uint32]] = []
+    lengths: list[NDArray[np.int64]] = []
+    for batch in _batches(texts):
+        text = b"\t".join(batch).decode()
+        words = text.replace("\t", " ").split(" ")
+        tokens.append(np.fromiter(map(ids.__getitem__, words), np.uint32, len(words)))
+        lengths.append(np.array([record.count(" ") + 1 for record in text.split("\t")], np.int64))
+    return np.concatenate(tokens), np.concatenate(lengths), list(ids)
+
+
+def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size > BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write_words(
+    path: Path, tokens: NDArray[np.uint32], split_of_token: NDArray[np.uint8], words: list[str]
+) -> tuple[NDArray[np.uint32], int]:
+    """Write the words that occur, in the order of a hash, each with its count in train users.
+
+    Returns:
+        The tokens, their ids now the words' places in that order; and the number of words.
+    """
+    occurring = np.flatnonzero(np.bincount(tokens, minlength=len(words)))
+    counts = np.bincount(tokens[split_of_token == SPLITS.index("train")], minlength=len(words))
+    spelled = [words[index].encode() for index in occurring]
+    hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
+    order = np.argsort(hashes, kind="stable")
+    ids = np.zeros(len(words), np.uint32)
+    ids[occurring[order]] = np.arange(len(order))
+    ordered = zip(order.tolist(), counts[occurring[order]].tolist(), strict=True)
+    write_lines(path, hashes[order].tolist(), (b"%b\t%d\n" % (spelled[index], count) for index, count in ordered))
+    return ids[tokens], len(order)
+
+
+@dataclass(frozen=True)
+class Users:
+    """Balanced users of one split, in a bucket; token ids are places in the bucket's words."""
+
+    names: list[str]
+    tokens: NDArray[np.uint32]
+    record_words: NDArray[np.uint32]
+    user_records: NDArray[np.uint32]
+
+
+def users_of(path: Path) -> dict[str, Users]:
+    """The balanced users that `balance_bucket` wrote, by split."""
+    with np.load(path) as arrays:
+        return {
+            split: Users(
+                json.loads(arrays[f"{split}.names"].tobytes()),
+                *(arrays[f"{split}.{name}"] for name in ("tokens", "record_words", "user_records")),
+            )
+            for split in SPLITS
+        }
