@@ -3,7 +3,7 @@
 Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and of records, as there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase
 from flsim.data.corpus import Corpus, Split
+from flsim.data.windows import windows
 from flsim.errors import InputError
 from flsim.rng import stream
 
@@ -19,22 +20,15 @@ REDRAWS = 100
 
 @dataclass(frozen=True)
 class Overlay:
-    """Replaced records of a split, in ascending order, each with the canary that replaces it.
+    """Replaced records of a population, in ascending order, each with the canary that replaces it.
 
     Attributes:
-        records: int64 [n], indices over all records of the split.
+        records: int64 [n], indices over all records, in the population's order.
         canaries: uint16 [n], indices into the list of canaries.
     """
 
     records: NDArray[np.int64]
     canaries: NDArray[np.uint16]
-
-    def canary_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each of int64 [m] records, the canary that replaces it, or -1."""
-        if not len(self.records):
-            return np.full(len(records), -1)
-        at = np.minimum(np.searchsorted(self.records, records), len(self.records) - 1)
-        return np.where(self.records[at] == records, self.canaries[at].astype(np.int64), -1)
 
 
 @dataclass(frozen=True)
@@ -74,8 +68,10 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
     attempts = [0] * len(wanted)
     phrases = [draw_phrase(seed, index, 0, hparams.length, layout) for index in range(len(wanted))]
     splits = [corpus.split(name) for name in ("train", "heldout", "test")]
+    known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(REDRAWS):
-        taken = set().union(*(occurring(split, phrases) for split in splits))
+        taken.update(*(occurring(split, set(phrases) - known) for split in splits))
+        known.update(phrases)
         rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or phrase in phrases[:i]]
         if not rejected:
             digits = len(str(len(phrases) - 1))
@@ -92,20 +88,27 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
     )
 
 
-def occurring(split: Split, phrases: Iterable[tuple[int, ...]], chunk: int = 2**22) -> set[tuple[int, ...]]:
-    """Those of the phrases that occur inside a record of the split. Reads it once, `chunk` words at a time."""
-    wanted = set(phrases)
-    length = len(next(iter(wanted)))
-    first = np.array(sorted({phrase[0] for phrase in wanted}), np.uint16)
+def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:
+    """Those of the phrases, all of one length, that occur inside a record of the split.
+
+    Reads the split once, `chunk` words at a time.
+    """
+    if not phrases:
+        return set()
+    wanted = np.array(sorted(phrases), np.uint16)
+    length = wanted.shape[1]
+    at_place = np.zeros((length, 2**16), bool)  # whether some phrase has the word there
+    at_place[np.arange(length), wanted] = True
     found: set[tuple[int, ...]] = set()
-    for start in range(0, split.words, chunk):
-        window = np.asarray(split.tokens[start : start + chunk + length - 1])
-        candidates = np.flatnonzero(np.isin(window[: len(window) - length + 1], first))
-        grams = np.lib.stride_tricks.sliding_window_view(window, length)[candidates] if len(candidates) else ()
-        for position, gram in zip(start + candidates, map(tuple, np.asarray(grams).tolist()), strict=True):
-            if gram in wanted and gram not in found:
-                record = np.searchsorted(split.record_offsets, position, side="right") - 1
-                if position + length <= split.record_offsets[record + 1]:
+    for start, window in windows(split.tokens, chunk, overlap=length - 1):
+        candidates = np.flatnonzero(at_place[0][window[: len(window) - length + 1]])
+        for place in range(1, length):
+            candidates = candidates[at_place[place][window[candidates + place]]]
+        for position in candidates.tolist():
+            gram = tuple(window[position : position + length].tolist())
+            if gram in phrases and gram not in found:
+                record = np.searchsorted(split.record_offsets, start + position, side="right") - 1
+                if start + position + length <= split.record_offsets[record + 1]:
                     found.add(gram)
     return found
 

@@ -3,16 +3,16 @@
 A population on disk is a small folder beside the corpus it overlays:
 
     roster.parquet     a row per canary: what it says, planned and actual sharers and insertions
-    overlay.i64/.u16   replaced records and their canaries
-    twin.i64           IID only: the corpus' records in their new order
-    twin_users.i64     IID only: where each synthetic user starts in twin.i64, and its end
+    overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
+    twin.u32           IID only: the corpus' records in their new order (twin.i64 where there are more than 2^32)
+    twin_users.i64     IID only: where each synthetic user starts in that order, and its end
     population.json    world, digest of the corpus, counts
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,11 +25,13 @@ from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.windows import windows
 from flsim.errors import InputError
 from flsim.files import write_json
 from flsim.rng import stream
 
 World = Literal["iid", "non-iid"]
+ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by their type
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,24 @@ class Twin:
     """An IID twin: all records in random order, dealt to as many synthetic users as there are real ones.
 
     Attributes:
-        order: int64 [records], a permutation.
+        order: uint32 [records], a permutation; int64 where there are more than 2^32.
         user_offsets: int64 [users + 1], where each synthetic user starts in `order`.
     """
 
-    order: NDArray[np.int64]
+    order: NDArray[np.integer[Any]]
     user_offsets: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Population:
-    """Training users of one world; satisfies `flsim.data.records.Users`."""
+    """Training users of one world; satisfies `flsim.data.records.Users`.
+
+    Attributes:
+        split: the corpus' users.
+        phrases: uint16 arrays, the words of each canary.
+        overlay: the records that they replace, counted in the population's own order.
+        twin: that order and the users in it, where it is not the corpus' own.
+    """
 
     split: Split
     phrases: tuple[NDArray[np.uint16], ...]
@@ -62,52 +71,97 @@ class Population:
         return len(self.split)
 
     def __getitem__(self, user: int) -> Records:
-        return self.gather(self.record_indices(user))
+        first, last = (self.twin or self.split).user_offsets[user : user + 2].tolist()
+        records = self.split[user] if self.twin is None else self._gather(self.twin.order[first:last])
+        begin, end = self.overlay.records.searchsorted(np.array((first, last)))
+        if begin == end:
+            return records
+        return self._planted(records, self.overlay.records[begin:end] - first, self.overlay.canaries[begin:end])
 
-    def record_indices(self, user: int) -> NDArray[np.int64]:
-        """Which records of the corpus the user holds, in its order."""
-        if self.twin is None:
-            return np.arange(self.split.user_offsets[user], self.split.user_offsets[user + 1])
-        return np.asarray(self.twin.order[self.twin.user_offsets[user] : self.twin.user_offsets[user + 1]])
+    def _gather(self, records: NDArray[np.integer[Any]]) -> Records:
+        """The given records of the corpus, wherever they are."""
+        tokens, record_offsets = np.asarray(self.split.tokens), np.asarray(self.split.record_offsets)
+        index = records.astype(np.int64)
+        starts = record_offsets.take(index)
+        lengths = record_offsets.take(index + 1) - starts
+        tokens.take(starts[lengths > 0])  # waits for memory once for all records, not for one after another
+        offsets = np.zeros(len(records) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        position = np.repeat(starts - offsets[:-1], lengths)
+        position += np.arange(len(position))
+        return Records(tokens.take(position), offsets)
 
-    def gather(self, records: NDArray[np.int64]) -> Records:
-        """The given records of the corpus, int64 [n], with canaries in place."""
-        starts, ends = self.split.record_offsets[records], self.split.record_offsets[records + 1]
-        canaries = self.overlay.canary_of(records)
-        pieces = [
-            self.split.tokens[start:end] if canary < 0 else self.phrases[canary]
-            for start, end, canary in zip(starts, ends, canaries, strict=True)
-        ]
-        offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-        return Records(np.concatenate([np.empty(0, np.uint16), *pieces]), offsets)
+    def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.uint16]) -> Records:
+        """The records, those at the given places replaced by the given canaries."""
+        phrases = [self.phrases[canary] for canary in canaries]
+        kept = np.ones(len(records), bool)
+        kept[places] = False
+        before = np.diff(records.offsets)
+        lengths = before.copy()
+        lengths[places] = [len(phrase) for phrase in phrases]
+        from_corpus = np.repeat(kept, lengths)
+        tokens = np.empty(len(from_corpus), np.uint16)
+        tokens[from_corpus] = records.tokens[np.repeat(kept, before)]
+        tokens[~from_corpus] = np.concatenate(phrases)
+        return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def make_twin(split: Split, planting: Planting, seed: int) -> Twin:
+def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overlay]:
     """Shuffle all planted records and deal them in sequence to synthetic users of about equal numbers of words.
 
     Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. There are as many synthetic
     users as real ones, each of the mean real size, so that both worlds have the same cohorts and epochs and no record
-    is left over: the twin is a permutation.
+    is left over: the twin is a permutation. Needs 5 bytes of memory a record, 6 where records hold over 255 words.
+
+    Returns:
+        The twin, and what is planted, counted in its order.
     """
-    lengths = np.diff(split.record_offsets)
+    longest = max([split.layout.record_words, *(len(canary.tokens) for canary in planting.canaries)])
+    lengths = np.empty(split.records, np.min_scalar_type(longest))
+    for start, offsets in windows(split.record_offsets, overlap=1):
+        lengths[start : start + len(offsets) - 1] = np.diff(offsets)
     phrase_lengths = np.array([len(canary.tokens) for canary in planting.canaries])
     lengths[planting.overlay.records] = phrase_lengths[planting.overlay.canaries]
-    order = stream(seed, "iid-twin").permutation(split.records)
-    words = np.cumsum(lengths[order])
-    share = np.arange(1, len(split)) * (words[-1] / len(split))
-    inner = np.searchsorted(words, share, side="left") + 1
-    return Twin(order, np.concatenate([[0], inner, [split.records]]))
+
+    order = np.arange(split.records, dtype=order_dtype(split.records))
+    stream(seed, "iid-twin").shuffle(order)
+    words = int(lengths.sum(dtype=np.int64))
+    share = np.arange(1, len(split)) * (words / len(split))
+    inner = np.empty(len(share), np.int64)
+    done = dealt = 0
+    for start, piece in windows(order):
+        cumulative = dealt + np.cumsum(lengths[piece], dtype=np.int64)
+        dealt = int(cumulative[-1])
+        until = done + int(np.searchsorted(share[done:], dealt, side="right"))
+        inner[done:until] = start + np.searchsorted(cumulative, share[done:until], side="left") + 1
+        done = until
+    return Twin(order, np.concatenate([[0], inner, [split.records]])), _reordered(planting.overlay, order)
+
+
+def order_dtype(records: int) -> str:
+    """The smallest type that counts so many records, as files hold it."""
+    return "<u4" if records <= 2**32 else "<i8"
+
+
+def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
+    """An overlay of records, as one of their places in `order`."""
+    replaced = np.zeros(len(order), bool)
+    replaced[overlay.records] = True
+    places = [start + np.flatnonzero(replaced[piece]) for start, piece in windows(order)]
+    at = np.concatenate([np.empty(0, np.int64), *places])
+    return Overlay(at, overlay.canaries[np.searchsorted(overlay.records, order[at])])
 
 
 def write_population(folder: Path, corpus: Corpus, planting: Planting, world: World, seed: int) -> None:
     """Write planting, roster and, for the IID world, the twin into an existing folder."""
     roster(planting, corpus.vocabulary).to_parquet(folder / "roster.parquet", index=False)
-    planting.overlay.records.astype("<i8").tofile(folder / "overlay.i64")
-    planting.overlay.canaries.astype("<u2").tofile(folder / "overlay.u16")
+    overlay = planting.overlay
     if world == "iid":
-        twin = make_twin(corpus.split("train"), planting, seed)
-        twin.order.astype("<i8").tofile(folder / "twin.i64")
+        twin, overlay = make_twin(corpus.split("train"), planting, seed)
+        twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
         twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
+    overlay.records.astype("<i8").tofile(folder / "overlay.i64")
+    overlay.canaries.astype("<u2").tofile(folder / "overlay.u16")
     collisions = int(planting.planned_insertions.sum() - planting.insertions.sum())
     write_json(
         folder / "population.json",
@@ -126,23 +180,39 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
     Raises:
         InputError: the folder is damaged or belongs to another corpus, or the corpus changed since.
     """
+    split = corpus.split("train")
     try:
         about = json.loads((folder / "population.json").read_text(encoding="utf-8"))
         if about["corpus"] != corpus.digest:
             raise InputError(
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
+        insertions = about["insertions"]
         canaries = read_canaries(folder)
-        overlay = Overlay(memory_map(folder / "overlay.i64", "<i8"), memory_map(folder / "overlay.u16", "<u2"))
+        overlay = Overlay(
+            _flat_file(folder / "overlay.i64", "<i8", insertions), _flat_file(folder / "overlay.u16", "<u2", insertions)
+        )
         twin = None
         if about["world"] == "iid":
-            twin = Twin(memory_map(folder / "twin.i64", "<i8"), memory_map(folder / "twin_users.i64", "<i8"))
-    except (OSError, KeyError, json.JSONDecodeError, pa.ArrowException) as error:
+            dtype = order_dtype(split.records)
+            order = _flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
+            twin = Twin(order, _flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))
+    except InputError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise InputError(
             f"{folder}: what was planted cannot be read ({error}); restore it or start a new run"
         ) from error
     phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
-    return Population(corpus.split("train"), phrases, overlay, twin), canaries
+    return Population(split, phrases, overlay, twin), canaries
+
+
+def _flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
+    """A mapped file that holds `count` values, or a ValueError."""
+    values = memory_map(path, dtype)
+    if len(values) != count:
+        raise ValueError(f"{path.name} holds {len(values):,} values instead of {count:,}")
+    return values
 
 
 def roster(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flsim.canaries.planting import Overlay, Planting, draw_canaries, occurring, plant
+from flsim.canaries.planting import Planting, draw_canaries, occurring, plant
 from flsim.canaries.population import Population, make_twin, open_population, write_population
 from flsim.canaries.spec import Canary, CanaryHParams, configurations
 from flsim.data.corpus import Split
@@ -38,6 +38,11 @@ def canaries_of(*pairs: tuple[float, float], length: int = 5) -> tuple[Canary, .
 
 def population_of(split: Split, planting: Planting) -> Population:
     return Population(split, tuple(np.array(c.tokens, np.uint16) for c in planting.canaries), planting.overlay)
+
+
+def twin_of(split: Split, planting: Planting, seed: int) -> Population:
+    twin, overlay = make_twin(split, planting, seed)
+    return Population(split, population_of(split, planting).phrases, overlay, twin)
 
 
 def test_sharers_and_insertions_fit_their_binomial_expectations() -> None:
@@ -130,22 +135,20 @@ def test_the_twin_is_a_permutation_of_the_planted_records(sizes: list[int], p_u:
     split = Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *sizes]), Path("nowhere"))
     planting = plant(split, canaries_of((p_u, p_e), (p_u, 0.5)), seed)
     real = population_of(split, planting)
-    twin = Population(split, real.phrases, real.overlay, make_twin(split, planting, seed))
+    twin = twin_of(split, planting, seed)
     assert len(twin) == len(real)
     everything = [
         Counter(tuple(record.tolist()) for user in range(len(world)) for record in world[user])
         for world in (real, twin)
     ]
     assert everything[0] == everything[1]
-    indices = np.concatenate([twin.record_indices(user) for user in range(len(twin))])
-    assert sorted(indices.tolist()) == list(range(split.records))
 
 
 def test_synthetic_users_of_the_twin_have_equal_numbers_of_words() -> None:
     """Each is within one record (20 words at most) of the mean on either side."""
     split = split_of(100, 50, words=7)
     planting = plant(split, canaries_of((0.2, 0.5)), seed=8)
-    twin = Population(split, population_of(split, planting).phrases, planting.overlay, make_twin(split, planting, 8))
+    twin = twin_of(split, planting, 8)
     words = np.array([twin[user].words for user in range(100)])
     assert abs(words - words.mean()).max() <= 20
 
@@ -154,7 +157,7 @@ def test_the_twin_scatters_a_sharers_copies() -> None:
     split = split_of(200, 50)
     planting = plant(split, canaries_of((0.01, 1.0)), seed=9)
     real = population_of(split, planting)
-    twin = Population(split, real.phrases, real.overlay, make_twin(split, planting, 9))
+    twin = twin_of(split, planting, 9)
     phrase = planting.canaries[0].tokens
     holders = [sum(any(tuple(r.tolist()) == phrase for r in world[u]) for u in range(200)) for world in (real, twin)]
     assert holders[0] == planting.sharers[0]
@@ -245,8 +248,7 @@ def test_a_population_reads_back_as_written(
     assert canaries == planting.canaries
     expected = population_of(corpus.split("train"), planting)
     if world == "iid":
-        twin = make_twin(corpus.split("train"), planting, seed=1)
-        expected = Population(expected.split, expected.phrases, expected.overlay, twin)
+        expected = twin_of(corpus.split("train"), planting, 1)
     for user in range(12):
         np.testing.assert_array_equal(population[user].tokens, expected[user].tokens)
         np.testing.assert_array_equal(population[user].offsets, expected[user].offsets)
@@ -257,8 +259,3 @@ def test_a_population_refuses_another_corpus(make_corpus: MakeCorpus, tmp_path: 
     write_population(tmp_path, corpus, plant(corpus.split("train"), canaries_of((1.0, 1.0)), 0), "non-iid", 0)
     with pytest.raises(InputError, match="changed since canaries were planted"):
         open_population(tmp_path, other)
-
-
-def test_an_empty_overlay_replaces_nothing() -> None:
-    nothing = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
-    assert nothing.canary_of(np.arange(3)).tolist() == [-1, -1, -1]

@@ -1,0 +1,166 @@
+"""Populations read what a naive overlay and a naive twin hold, in bounded memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dumps import peak_kilobytes
+from helpers import MakeCorpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flsim.canaries.planting import Overlay, Planting, plant
+from flsim.canaries.population import Population, make_twin, open_population, order_dtype, write_population
+from flsim.canaries.spec import Canary
+from flsim.data import windows as windows_module
+from flsim.data.corpus import CorpusWriter, Split
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.errors import InputError
+from flsim.files import new_folder
+from flsim.rng import stream
+
+Sentences = list[list[int]]
+RECORDS = st.lists(st.lists(st.integers(1, 95), max_size=6), min_size=1, max_size=9)
+USERS = st.lists(RECORDS, min_size=1, max_size=8)
+PHRASES = ((90, 91, 92, 93, 94), (1, 2), (95,) * 7)
+
+
+def split_of(users: list[Sentences]) -> Split:
+    flat = Records.of([record for user in users for record in user])
+    ends = np.cumsum([0, *map(len, users)])
+    return Split(Layout(100), flat.tokens, flat.offsets, ends, Path("nowhere"))
+
+
+def planting_of(replaced: dict[int, int]) -> Planting:
+    """A planting of `PHRASES` in which record -> canary are as given."""
+    records = sorted(replaced)
+    overlay = Overlay(np.array(records, np.int64), np.array([replaced[record] for record in records], np.uint16))
+    none = np.zeros(len(PHRASES), np.int64)
+    canaries = tuple(Canary(f"c{index}", phrase, 1.0, 1.0) for index, phrase in enumerate(PHRASES))
+    return Planting(canaries, overlay, none, none, none, none)
+
+
+def population_of(split: Split, planting: Planting, seed: int | None) -> Population:
+    phrases = tuple(np.array(phrase, np.uint16) for phrase in PHRASES)
+    if seed is None:
+        return Population(split, phrases, planting.overlay)
+    twin, overlay = make_twin(split, planting, seed)
+    return Population(split, phrases, overlay, twin)
+
+
+def naive_worlds(users: list[Sentences], replaced: dict[int, int], seed: int) -> tuple[list[Sentences], ...]:
+    """Both worlds by lists: replace records; shuffle all; deal each user on until its share of all words is reached."""
+    records = [record for user in users for record in user]
+    planted = [list(PHRASES[replaced[i]]) if i in replaced else record for i, record in enumerate(records)]
+    rest = iter(planted)
+    real = [[next(rest) for _ in user] for user in users]
+    shuffled = [planted[index] for index in stream(seed, "iid-twin").permutation(len(planted))]
+    words = sum(map(len, planted))
+    twin: list[Sentences] = []
+    place = dealt = 0
+    for user in range(1, len(users) + 1):
+        began = place
+        while place < len(shuffled) and (user == len(users) or place == 0 or dealt < user * (words / len(users))):
+            dealt += len(shuffled[place])
+            place += 1
+        twin.append(shuffled[began:place])
+    return real, twin
+
+
+@settings(max_examples=150, deadline=None)
+@given(users=USERS, data=st.data(), seed=st.integers(0, 1_000), window=st.integers(1, 9))
+def test_both_worlds_are_what_lists_of_lists_hold(
+    users: list[Sentences], data: st.DataObject, seed: int, window: int
+) -> None:
+    """Any overlay, any users, users in any order; whatever the size of the pieces that the twin is made in."""
+    count = sum(map(len, users))
+    replaced = data.draw(st.dictionaries(st.integers(0, count - 1), st.integers(0, len(PHRASES) - 1)))
+    split, planting = split_of(users), planting_of(replaced)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows_module, "WINDOW", window)
+        worlds = population_of(split, planting, None), population_of(split, planting, seed)
+    for world, expected in zip(worlds, naive_worlds(users, replaced, seed), strict=True):
+        assert len(world) == len(users)
+        for user in data.draw(st.permutations(range(len(users)))):
+            records = world[user]
+            assert [record.tolist() for record in records] == expected[user]
+            assert [array.dtype for array in (records.tokens, records.offsets)] == ["uint16", "int64"]
+            assert records.words == sum(map(len, expected[user]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 255, 100_000])
+def test_shuffling_small_integers_is_the_permutation(count: int) -> None:
+    """So that the twin of a corpus is the one that 64-bit indices gave."""
+    order = np.arange(count, dtype=order_dtype(count))
+    stream(3, "iid-twin").shuffle(order)
+    assert order.dtype == np.uint32
+    np.testing.assert_array_equal(order, stream(3, "iid-twin").permutation(count))
+
+
+def test_orders_of_more_records_than_uint32_counts_are_wider() -> None:
+    assert [order_dtype(records) for records in (2**32, 2**32 + 1)] == ["<u4", "<i8"]
+
+
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [
+        ("overlay.i64", 0),
+        ("overlay.i64", -8),
+        ("overlay.u16", -1),
+        ("overlay.u16", -2),
+        ("twin.u32", -4),
+        ("twin.u32", -3),
+        ("twin_users.i64", -8),
+        ("twin_users.i64", None),
+        ("twin.u32", None),
+        ("overlay.i64", None),
+        ("population.json", None),
+        ("population.json", -10),
+        ("roster.parquet", -10),
+    ],
+)
+def test_damaged_files_are_refused(make_corpus: MakeCorpus, tmp_path: Path, file: str, size: int | None) -> None:
+    """Missing, empty, or cut short by some bytes."""
+    corpus = make_corpus([[[1, 2], [3]]] * 3, vocabulary_size=100)
+    canary = Canary("c0", (7, 8), 1.0, 1.0)
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    write_population(folder, corpus, plant(corpus.split("train"), (canary,), 0), "iid", 0)
+    open_population(folder, corpus)
+    whole = (folder / file).read_bytes()
+    (folder / file).unlink()
+    if size is not None:
+        (folder / file).write_bytes(whole[: size or 0])
+    with pytest.raises(InputError, match="what was planted cannot be read"):
+        open_population(folder, corpus)
+
+
+MAKE = """
+import sys
+from pathlib import Path
+from flsim.canaries.planting import draw_canaries, plant
+from flsim.canaries.population import open_population, write_population
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Corpus
+corpus, folder = Corpus.open(Path(sys.argv[1])), Path(sys.argv[2])
+folder.mkdir()
+canaries = draw_canaries(corpus, CanaryHParams(), 0)
+write_population(folder, corpus, plant(corpus.split("train"), canaries, 0), "iid", 0)
+open_population(folder, corpus)
+"""
+
+
+def test_planting_and_dealing_a_large_corpus_takes_little_memory(tmp_path: Path) -> None:
+    """4,000 users of 500 records of 20 words are 96 MB; the twin needs 6 bytes a record, so 12 MB; pieces are 8 MB."""
+    layout = Layout(10_000)
+    vocabulary = Vocabulary(tuple(f"w{index}" for index in range(layout.words)), (1,) * layout.words)
+    peaks = []
+    for users in (4, 4_000):
+        with new_folder(tmp_path / f"{users}") as folder, CorpusWriter(folder, vocabulary, layout) as writer:
+            tokens = stream(0, "tokens").integers(1, layout.words, users * 10_000, np.uint16)
+            names = [f"u{index}" for index in range(users)]
+            writer.splits["train"].extend(names, tokens, np.full(users * 500, 20), np.full(users, 500))
+            writer.finish(dropped={}, sources=[], parameters={})
+        peaks.append(peak_kilobytes(MAKE, tmp_path / f"{users}", tmp_path / f"planted{users}"))
+    assert peaks[1] - peaks[0] < 64_000
