@@ -1,6 +1,7 @@
 """Configuration: what is allowed, what is refused and how, and what stands for results."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,36 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
     assert config.setting == "Non-IID, FedAvg, b_u=500"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (["privacy.mechanism=clip", "privacy.clip=0.2"], "Non-IID, FedAvg+Clip, S=0.2, b_u=500"),
+        (
+            ["privacy.mechanism=dp", "privacy.clip=0.2", "privacy.noise_multiplier=1", "training.cohort=5000"],
+            "Non-IID, DP-FedAvg, S=0.2, z=1, b_u=5000",
+        ),
+        (
+            [
+                "privacy.mechanism=dp",
+                "privacy.clip=0.1",
+                "privacy.noise_multiplier=1",
+                "privacy.target_quantile=0.5",
+                "training.sampler=poisson",
+                "training.server_optimizer=adam",
+                "data.world=iid",
+            ],
+            "IID, DP-FedAvg+Adam, S=q50%, z=1, b_u=500, Poisson",
+        ),
+    ],
+)
+def test_a_setting_names_what_is_not_plain_averaging(tmp_path: Path, overrides: list[str], setting: str) -> None:
+    config = read(tmp_path, MINIMAL, *overrides)
+    assert config.setting == setting
+    assert config.digest != read(tmp_path, MINIMAL).digest
+    dump(config, tmp_path / "dumped.toml")
+    assert load(tmp_path / "dumped.toml") == config
+
+
 def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "run.toml").write_text('[data]\ncorpus = "../there"\n')
@@ -53,6 +84,19 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (MINIMAL + "[evaluation]\nevery = 0\n", "evaluation: every must be at least 1, found 0"),
         (MINIMAL + "[system]\nretries = -1\n", "system: retries must not be negative, found -1"),
         (MINIMAL + "[system]\ndeadline = 0\n", "system: deadline must be above 0 seconds, found 0"),
+        (MINIMAL + "[privacy]\nclip = 0.2\n", 'privacy: mechanism "none" clips nothing; remove clip'),
+        (MINIMAL + '[privacy]\nmechanism = "clip"\nclip = 0\n', "privacy: clip must be above 0, found 0"),
+        (MINIMAL + '[privacy]\nmechanism = "dp"\nclip = 1\n', 'privacy: mechanism "dp" needs noise_multiplier above 0'),
+        (MINIMAL + '[privacy]\nmechanism = "pd"\n', "privacy.mechanism: Input should be 'none', 'clip' or 'dp'"),
+        (MINIMAL + "[privacy]\nnoise_multipler = 1\n", "did you mean privacy.noise_multiplier?"),
+        (
+            MINIMAL + '[training]\ncohort = 20\n[privacy]\nmechanism = "dp"\nclip = 1\nnoise_multiplier = 2\n'
+            "target_quantile = 0.5\n",
+            "privacy.count_noise of 1 spends more than noise_multiplier 2 allows; raise it above 1, or enlarge",
+        ),
+        (MINIMAL + '[training]\nsampler = "random"\n', "training.sampler: Input should be 'fixed-size' or 'poisson'"),
+        (MINIMAL + '[training]\nserver_optimizer = "adams"\n', "training.server_optimizer: Input should be 'sgd', "),
+        (MINIMAL + "[training]\nserver_beta2 = 1\n", "training: server_beta2 must be at least 0 and below 1, found 1"),
         ('[data]\ncorpus = "c"\nworld = "half"\n', "data.world: Input should be 'iid' or 'non-iid', found 'half'"),
         ("", "data: Field required"),
         ("model = 3\n" + MINIMAL, "model: "),
@@ -103,7 +147,7 @@ def test_the_digest_leaves_out_what_a_run_may_be_resumed_with(tmp_path: Path, ov
 
 @given(key=st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20))
 def test_no_unknown_key_is_ever_ignored(key: str) -> None:
-    known = {"data", "seed", "canaries", "model", "training", "local", "evaluation", "system"}
+    known = {item.name for item in fields(Config)}
     if key not in known:
         with pytest.raises(InputError, match="unknown key"):
             parse({"data": {"corpus": "c"}, key: 1}, "x.toml")

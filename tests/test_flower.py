@@ -217,6 +217,74 @@ def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment) -> Non
     assert_same(broken, whole)
 
 
+PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger; cohorts of any size
+    "training.sampler='poisson'",
+    "training.server_optimizer='adam'",
+    "training.server_learning_rate=0.01",
+    "privacy.mechanism='dp'",
+    "privacy.clip=0.5",
+    "privacy.noise_multiplier=0.8",
+    "privacy.target_quantile=0.5",
+    "privacy.count_noise=2",
+)
+
+
+def final_state(run: Path) -> ServerState:
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    return load(newest)[0]
+
+
+def test_a_private_run_killed_and_resumed_spends_its_budget_once(experiment: Experiment) -> None:
+    """Model, moments, clip, ledger, epsilons and log, against the run that nothing happened to."""
+    options = [part for text in (*PRIVATE, "training.rounds=24", "evaluation.every=12") for part in ("--set", text)]
+    options += ["--set", "system.checkpoint_every=5"]
+    whole = experiment.run("whole", *options[1::2])
+    broken = experiment.folder / "broken"
+    process = start(experiment, "--out", "broken", *options)
+    wait_for_round(broken, 13)  # beyond the checkpoint of round 12, before the next
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with (broken / "rounds.jsonl").open("a") as log:
+        log.write('{"round": 99, "lo')  # a line cut short
+    experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
+    assert_same(broken, whole)
+    mine, theirs = final_state(broken), final_state(whole)
+    assert (mine.round, mine.clip, mine.ledger) == (theirs.round, theirs.clip, theirs.ledger)
+    assert [entry.rounds for entry in mine.ledger.entries] == [24]
+    for moment in ("m", "v"):
+        assert all(torch.equal(mine.moments[moment][name], value) for name, value in theirs.moments[moment].items())
+    assert set(rows(whole)["metric"]) >= {"epsilon poisson-rdp", "delta"}
+    logs = [[json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()] for run in (broken, whole)]
+    assert [entry["round"] for entry in logs[0]] == list(range(1, 25))
+    for name in ("loss", "users", "examples", "clip", "clipped", "update_norm", "epsilon"):
+        assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
+    assert len({entry["users"] for entry in logs[0]}) > 1
+    assert len({entry["clip"] for entry in logs[0]}) > 1
+
+
+def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: Experiment) -> None:
+    """Expected cohort 1: about a third of the rounds are of nobody, and still add noise and spend."""
+    settings = (*PRIVATE, "training.cohort=1", "privacy.count_noise=0.5", "training.rounds=8", "evaluation.every=8")
+    path = experiment.run("run", *settings)
+    expected = train_without_flower(Run.open(path), 8)
+    state = final_state(path)
+    assert all(torch.equal(value, expected.params[name]) for name, value in state.params.items())
+    assert (state.clip, state.ledger) == (expected.clip, expected.ledger)
+    users = [json.loads(line)["users"] for line in (path / "rounds.jsonl").read_text().splitlines()]
+    assert 0 in users
+    assert max(users) > 1
+    overrides = [part for text in (*settings, "system.shards=5", "privacy.delta=0.05") for part in ("--set", text)]
+    said = " ".join(experiment.flsim("run", experiment.config, "--out", "other", *overrides).stderr.split())
+    assert "privacy.delta 0.05 is not below 1 / 24 users" in said
+    assert "other: user-level privacy after poisson sampling, delta 0.05: epsilon " in said
+    other = experiment.folder / "other"
+    for name, value in final_params(path).items():
+        torch.testing.assert_close(final_params(other)[name], value, rtol=1e-6, atol=1e-6)
+    assert final_state(other).ledger == state.ledger
+    assert final_state(other).clip == pytest.approx(state.clip, rel=1e-12)
+
+
 def test_a_killed_client_is_replaced_and_changes_nothing(experiment: Experiment) -> None:
     options = ("--set", "training.rounds=30", "--set", "evaluation.every=30")
     whole = experiment.run("whole", *options[1::2])
@@ -273,13 +341,24 @@ def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> No
     assert "failed 2 times" in about["reason"]
 
 
-def test_a_diverging_run_stops_with_the_round_and_the_last_good_checkpoint(experiment: Experiment) -> None:
-    settings = ["--set", "local.learning_rate=1e30", "--set", "training.server_learning_rate=1e-30"]
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.server_learning_rate=1e-30"],
+        ["privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=1"],
+    ],
+    ids=["plain", "private"],
+)
+def test_a_diverging_run_stops_with_the_round_and_the_last_good_checkpoint(
+    experiment: Experiment, overrides: list[str]
+) -> None:
+    """Clipped updates cannot overflow the model: there it is the users whose own updates are not finite."""
+    settings = [part for text in ("local.learning_rate=1e30", *overrides) for part in ("--set", text)]
     failed = experiment.flsim("run", experiment.config, "--out", "run", *settings, check=False)
     assert failed.returncode == 1
     line = failed.stderr.strip().splitlines()[-1]
     assert line.startswith("flsim: round ")
-    assert "not finite" in line
+    assert re.search(r"not finite with [1-6] of 6 users", line)
     assert "last good checkpoint: " in line
     about = json.loads((experiment.folder / "run" / "run.json").read_text())
     assert about["status"] == "diverged"

@@ -1,5 +1,7 @@
 """What goes over the wire comes out as it went in."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,11 @@ from flsim.wire import RoundRequest, ShardReply, decode_reply, decode_request, e
 PARAMS = federated.init(12, ModelHParams(3, 5), seed=0).params
 
 
-@pytest.mark.parametrize("users", [[], [0], [3, 392_000, 5]])
-def test_a_request_arrives_as_sent(users: list[int]) -> None:
-    sent = RoundRequest("/runs/a", "c0ffee", 8_000, 7, np.array(users, np.int64), PARAMS)
+@pytest.mark.parametrize(("users", "clip"), [([], None), ([0], 0.2), ([3, 392_000, 5], 1 / 3)])
+def test_a_request_arrives_as_sent(users: list[int], clip: float | None) -> None:
+    sent = RoundRequest("/runs/a", "c0ffee", 8_000, 7, np.array(users, np.int64), PARAMS, clip)
     got = decode_request(encode_request(sent))
+    assert got.clip == clip
     assert (got.run, got.config, got.round, got.shard) == (sent.run, sent.config, sent.round, sent.shard)
     assert got.users.tolist() == users
     assert all(torch.equal(got.params[name], value) for name, value in PARAMS.items())
@@ -26,10 +29,12 @@ def test_a_request_arrives_as_sent(users: list[int]) -> None:
 @pytest.mark.parametrize("loss", [1.5, 0.0, float("inf")])
 def test_a_reply_arrives_as_sent_in_float64(loss: float) -> None:
     delta = {name: value.double() / 3 for name, value in PARAMS.items()}
-    sent = ShardReply(2, 1, UpdateSum(delta, 250.0, 3, loss, 1_999), "node/17")
+    sent = ShardReply(2, 1, UpdateSum(delta, 250.0, 3, loss, 1_999, 1 / 3, 2, 1, 251), "node/17")
     got = decode_reply(encode_reply(sent))
     assert (got.round, got.shard, got.worker) == (2, 1, "node/17")
-    assert (got.update.weight, got.update.users, got.update.loss, got.update.tokens) == (250.0, 3, loss, 1_999)
+    assert replace(got.update, delta={}) == replace(sent.update, delta={})
+    for count in ("users", "tokens", "clipped", "non_finite", "examples"):
+        assert type(getattr(got.update, count)) is int
     for name, value in delta.items():
         assert got.update.delta[name].dtype == torch.float64
         assert torch.equal(got.update.delta[name], value)

@@ -26,7 +26,8 @@ class Row:
         run: the run's name.
         round: number of completed rounds of the evaluated model.
         metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs``, ``bs`` (memorized: 1);
-            of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``.
+            of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``; where
+            training added noise also ``delta`` and, for each convention that is reported, ``epsilon NAME``.
         canary: its id; empty for a metric of the model.
         value: the number.
     """

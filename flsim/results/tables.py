@@ -13,6 +13,12 @@ A run is a row; every format shows the same frame:
     references               |R|, number of random continuations a canary was ranked among
     status                   completed, running, failed or diverged
 
+and, where some run has noise,
+
+    epsilon_paper            by the paper's convention, which takes S for the sensitivity; blank for Poisson sampling
+    epsilon_sound            by the convention that is named in sound_convention, which holds as it stands
+    delta                    of both
+
 What was not measured is blank. So is every measurement of a run that diverged.
 """
 
@@ -48,9 +54,18 @@ COLUMNS = {
     "status": "string",
 }
 
+PRIVACY = {
+    "epsilon_paper": "Float64",
+    "epsilon_sound": "Float64",
+    "sound_convention": "string",
+    "delta": "Float64",
+}
+TYPES = COLUMNS | PRIVACY
+
 LEGEND = """Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary.
 Bits: mean exposure of all canaries.
 """
+PRIVACY_LEGEND = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}.\n"
 LATEX_HEADINGS = {"Lowest": r"Lowest $(p_u, p_e)$", "Bits": "Exposure (bits)"}
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -74,7 +89,8 @@ def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> 
         InputError: a run went past that round without evaluating it, or some canaries' results are missing.
     """
     rows = [{"setting": run.setting, "run": run.name, **_measured(run, round), "status": run.status} for run in runs]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    columns = TYPES if any("epsilon_sound" in row for row in rows) else COLUMNS
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
 def _measured(run: RunResults, round: int | None) -> dict[str, Any]:
@@ -94,7 +110,23 @@ def _measured(run: RunResults, round: int | None) -> dict[str, Any]:
     if exposure is not None:
         low, high = t_interval(exposure.to_numpy())
         shown |= {"mean_exposure": float(exposure.mean()), "exposure_low": low, "exposure_high": high}
-    return shown | {"round": at, **{name: run.of_model(name, at) for name in ("accuracy", "perplexity", "references")}}
+    of_model = {name: run.of_model(name, at) for name in ("accuracy", "perplexity", "references")}
+    return shown | {"round": at, **of_model, **_privacy(run, at)}
+
+
+def _privacy(run: RunResults, at: int) -> dict[str, Any]:
+    """The columns of `PRIVACY`, of a run with noise."""
+    prefix = "epsilon "
+    metrics = run.rows.loc[(run.rows["round"] == at) & (run.rows["canary"] == ""), "metric"]
+    sound = [name for name in metrics if name.startswith(prefix) and name != f"{prefix}paper"]
+    if not sound:
+        return {}
+    return {
+        "epsilon_paper": run.of_model(f"{prefix}paper", at),
+        "epsilon_sound": run.of_model(sound[0], at),
+        "sound_convention": sound[0].removeprefix(prefix),
+        "delta": run.of_model("delta", at),
+    }
 
 
 def lowest(roster: pd.DataFrame) -> str:
@@ -132,7 +164,7 @@ def from_csv(text: str) -> pd.DataFrame:
     """The table that `to_csv` wrote, exactly."""
     # Numbers are converted afterwards: pandas' own parser may miss the last bit.
     cells = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
-    return cells.astype(COLUMNS)
+    return cells.astype({name: TYPES[name] for name in cells.columns})
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
@@ -163,7 +195,14 @@ def to_markdown(table: pd.DataFrame, width: int = 80) -> str:
         "-" * (size - column.is_number) + ":" * column.is_number for size, column in zip(widths, columns, strict=True)
     ]
     lines = [line([column.heading for column in columns]), line(rule), *map(line, zip(*escaped, strict=True))]
-    return "".join(lines) + "\n" + LEGEND
+    return "".join(lines) + "\n" + LEGEND + _privacy_legend(table)
+
+
+def _privacy_legend(table: pd.DataFrame) -> str:
+    if "epsilon_sound" not in table:
+        return ""
+    deltas = [f"{value:.3g}" for value in table["delta"].dropna().unique()]
+    return PRIVACY_LEGEND.format(", ".join(table["sound_convention"].dropna().unique()), ", ".join(deltas))
 
 
 def to_latex(table: pd.DataFrame) -> str:
@@ -220,9 +259,19 @@ def _shown(table: pd.DataFrame) -> list[_Column]:
         _Column("Bits", cells("mean_exposure", "{:.1f}")),
         _Column("Acc. %", cells("accuracy", "{:.1f}", 100)),
         _Column("Perp.", cells("perplexity", "{:.1f}")),
+        _Column("Eps.", _epsilons(table)) if "epsilon_sound" in table else None,
         _Column("Status", text("status"), is_number=False) if unfinished else None,
     ]
     return [column for column in columns if column is not None]
+
+
+def _epsilons(table: pd.DataFrame) -> list[str]:
+    """Both epsilons, as in ``"5.62/28.5"``; ``"-"`` where a convention is not about the run's sampler."""
+    pairs = zip(table["epsilon_paper"], table["epsilon_sound"], strict=True)
+    return [
+        "" if pd.isna(sound) else f"{'-' if pd.isna(paper) else format(paper, '.3g')}/{sound:.3g}"
+        for paper, sound in pairs
+    ]
 
 
 def _latex(text: str) -> str:

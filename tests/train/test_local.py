@@ -17,7 +17,7 @@ from flsim.federated import FedAvgHParams, ServerState, apply, init
 from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
-from flsim.train.local import LocalHParams, local_batches, train_cohort
+from flsim.train.local import LocalHParams, local_batches, train_cohort, train_user
 from flsim.train.update import UpdateSum
 
 LAYOUT = Layout(12, record_words=6)
@@ -113,6 +113,17 @@ def test_the_engine_equals_a_loop_over_words(
         assert torch.equal(model.state_dict()[name], before[name])
     assert total.weight == sum(len(records) for records in users)
     assert total.users == len(users)
+
+
+def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit() -> None:
+    """As in plain FedAvg: the difference in float32, the product in float64."""
+    records, hparams, model = [[1, 2], [3, 4, 5], [9]], LocalHParams(batch_size=2), model_of().float()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    total = train_cohort(model, InMemory([records]), [0], hparams, 0, 0)
+    train_user(model, local_batches(Records.of(records), LAYOUT, hparams, stream(0, "local", 0, 0)), hparams)
+    for name, value in model.state_dict().items():
+        assert torch.equal(total.delta[name], (value - before[name]).double() * 3)
+    assert (total.weight, total.clipped, total.examples) == (3.0, 0, 3)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,0 +1,39 @@
+"""What is said of a run's privacy names the sampler, the relation, the sensitivity and the conversion."""
+
+import pytest
+
+from flsim.errors import InputError
+from flsim.privacy.accounting import CONVENTIONS
+from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.privacy.report import note, sentence, spent
+from flsim.sampling import Sampler
+
+BY_NAME = {convention.name: convention for convention in CONVENTIONS}
+
+
+def ledger(sampler: Sampler) -> Ledger:
+    return Ledger((Entry(sampler, 316, 32, 2.0, 13),))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "names"), [("fixed-size", ["paper", "replace-one-rdp"]), ("poisson", ["poisson-rdp"])]
+)
+def test_the_sampler_that_ran_decides_the_conventions(sampler: Sampler, names: list[str]) -> None:
+    found = spent(ledger(sampler), sampler, 1e-3)
+    assert list(found) == names
+    assert all(value == epsilon(ledger(sampler), 1e-3, BY_NAME[name]) for name, value in found.items())
+    with pytest.raises(InputError, match="ask for a convention of that sampler"):
+        spent(ledger(sampler), "poisson" if sampler == "fixed-size" else "fixed-size", 1e-3)
+
+
+def test_the_sentence_says_what_each_number_means() -> None:
+    assert sentence({"paper": 5.6234, "replace-one-rdp": 28.53}, "fixed-size", 1e-7) == (
+        "user-level privacy after fixed-size sampling, delta 1e-07: "
+        "epsilon 5.62 as the paper counts (paper: replace-one, sensitivity S, RDP, mironov-proposition-3 conversion); "
+        "epsilon 28.5 (replace-one-rdp: replace-one, sensitivity 2S, RDP, tight conversion)"
+    )
+    assert sentence({"poisson-rdp": 3.151}, "poisson", 1e-7) == (
+        "user-level privacy after poisson sampling, delta 1e-07: "
+        "epsilon 3.15 (poisson-rdp: add-or-remove-one, sensitivity S, RDP, tight conversion)"
+    )
+    assert note({"paper": 5.6234, "replace-one-rdp": 28.53}) == "epsilon 5.62 (paper), epsilon 28.5 (replace-one-rdp)"

@@ -1,0 +1,45 @@
+"""Epsilon in tables: both conventions, only where some run has noise, and never without their names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from flsim.results import tables
+from flsim.results.store import read_run
+
+MakeRun = Callable[..., Path]
+FIXED = {"perplexity": 68.5, "epsilon paper": 18.77, "epsilon replace-one-rdp": 152.8, "delta": 1e-7}
+POISSON = {"perplexity": 68.5, "epsilon poisson-rdp": 9.304, "delta": 1e-7}
+
+
+def table_of(make_run: MakeRun, **rounds: dict[int, dict[str, float]]) -> pd.DataFrame:
+    made = [make_run(found, name=name, setting=f"{name}, b_u = 5000") for name, found in rounds.items()]
+    return tables.memorization_table([read_run(path) for path in made])
+
+
+def test_without_noise_there_are_no_such_columns(make_run: MakeRun) -> None:
+    table = table_of(make_run, plain={8: {"perplexity": 58.2}})
+    assert list(table.columns) == list(tables.COLUMNS)
+    assert "Eps." not in tables.to_markdown(table)
+
+
+def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_run: MakeRun) -> None:
+    early = FIXED | {"epsilon paper": 5.62, "epsilon replace-one-rdp": 28.5}
+    table = table_of(make_run, plain={8: {"perplexity": 58.2}}, fixed={4: early, 8: FIXED}, poisson={8: POISSON})
+    shown = tables.to_markdown(table, width=0).splitlines()
+    assert [line.split("|")[-2].strip() for line in shown[:1] + shown[2:5]] == ["Eps.", "", "18.8/153", "-/9.3"]
+    assert shown[-1] == (
+        "Eps.: epsilon by the paper's convention / by one that holds (replace-one-rdp, poisson-rdp), delta 1e-07."
+    )
+    assert table["epsilon_paper"].tolist()[1] == 18.77
+    assert pd.isna(table["epsilon_paper"][2])
+    assert table["sound_convention"].tolist()[1:] == ["replace-one-rdp", "poisson-rdp"]
+    pd.testing.assert_frame_equal(tables.from_csv(tables.to_csv(table)), table)
+    assert "18.8/153" in tables.to_latex(table)
+
+
+def test_a_diverged_run_has_no_epsilon(make_run: MakeRun) -> None:
+    made = [make_run({8: FIXED}, name="good"), make_run({8: FIXED}, name="bad", status="diverged")]
+    table = tables.memorization_table([read_run(path) for path in made])
+    assert table["epsilon_sound"].isna().tolist() == [False, True]
