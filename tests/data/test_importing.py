@@ -4,6 +4,8 @@ import hashlib
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,7 @@ Sentence = list[str]
 Posts = list[tuple[str, list[Sentence]]]
 
 words = st.sampled_from(["a", "bee", "don't", "well-known", "7", "x1"])
-posts = st.lists(
+some_posts = st.lists(
     st.tuples(
         st.one_of(st.sampled_from(["u", "v", "w/1", "w#1"]), st.text(max_size=4)),
         st.lists(st.lists(words, min_size=1, max_size=9), max_size=4),
@@ -67,6 +69,16 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
     return kept, dropped
 
 
+@contextmanager
+def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]:
+    """Imports work in parts of so many bytes, pieces of so many characters, and ranges of so many bytes and words."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in (("posts.PART_BYTES", part), ("steps.PIECE", piece), ("steps.BUCKET", bucket)):
+            patch.setattr(f"flsim.data.{name}", size)
+        patch.setattr("flsim.data.steps.COUNTED", counted)
+        yield
+
+
 def decoded(corpus: Corpus, split: str) -> list[tuple[str, list[Sentence]]]:
     users = corpus.split(split)
     return [
@@ -84,8 +96,15 @@ def import_small(tmp_path: Path, sources: list[Path], name: str = "corpus", **ch
     return import_corpus(sources, tmp_path / name, ImportHParams(**values))  # type: ignore[arg-type]
 
 
-@settings(max_examples=100)
-@given(posts, st.integers(1, 10), st.integers(1, 25), st.integers(0, 3), st.sampled_from([0.0, 0.3]))
+@settings(max_examples=80)
+@given(
+    some_posts,
+    st.integers(1, 10),
+    st.integers(1, 25),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 0.3]),
+    st.tuples(*[st.sampled_from([40, 400, 2**24])] * 4),
+)
 def test_imports_what_a_naive_import_does(
     tmp_path_factory: pytest.TempPathFactory,
     posts: Posts,
@@ -93,7 +112,9 @@ def test_imports_what_a_naive_import_does(
     words_per_user: int,
     words_left_out: int,
     share: float,
+    sizes: tuple[int, int, int, int],
 ) -> None:
+    """Whatever the sizes of parts, pieces, and ranges of authors and words."""
     tmp_path = tmp_path_factory.mktemp("import")
     written = [(user, text_of(sentences)) for user, sentences in posts]
     sources = [write_jsonl(tmp_path / "one.jsonl", written[::2]), write_jsonl(tmp_path / "two.jsonl", written[1::2])]
@@ -102,13 +123,14 @@ def test_imports_what_a_naive_import_does(
     kept, dropped = naive_import([*posts[::2], *posts[1::2]], hparams)
     counts = Counter(word for user in kept["train"].values() for record in user for word in record)
     vocabulary = sorted(counts, key=lambda word: (-counts[word], word))[: max(1, len(counts) - words_left_out)]
-    if not vocabulary:
-        with pytest.raises(InputError):
-            import_corpus(sources, tmp_path / "corpus", hparams)
-        assert sorted(tmp_path.iterdir()) == sources
-        return
-    hparams = replace(hparams, vocabulary_size=len(vocabulary) + 4)
-    corpus = import_corpus(sources, tmp_path / "corpus", hparams)
+    with cut_into(*sizes):
+        if not vocabulary:
+            with pytest.raises(InputError):
+                import_corpus(sources, tmp_path / "corpus", hparams)
+            assert sorted(tmp_path.iterdir()) == sources
+            return
+        hparams = replace(hparams, vocabulary_size=len(vocabulary) + 4)
+        corpus = import_corpus(sources, tmp_path / "corpus", hparams)
     assert list(corpus.vocabulary.words) == vocabulary
     assert list(corpus.vocabulary.counts) == [counts[word] for word in vocabulary]
     assert nonzero(corpus.manifest["dropped"]) == nonzero(dropped)
@@ -176,8 +198,13 @@ def test_sources_are_in_the_manifest(tmp_path: Path) -> None:
     two = write_jsonl(tmp_path / "two.jsonl", [(2, "a b c d e f g h. " * 3)])
     corpus = import_small(tmp_path, [one, two])
     assert corpus.manifest["sources"] == [
-        {"name": path.name, "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        for path in (one, two)
+        {
+            "name": path.name,
+            "format": format,
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path, format in ((one, "stackexchange"), (two, "jsonl"))
     ]
     assert {name for split in SPLITS for name in corpus.split(split).names} == {"a/1#0", "2#0"}
     assert Corpus.open(corpus.path, verify=True).digest == corpus.digest
@@ -216,13 +243,16 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
         assert folder_bytes(out) == expected
 
 
-def test_neither_buckets_nor_the_order_of_sources_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_processes_nor_pieces_nor_the_order_of_sources_matter(tmp_path: Path) -> None:
     sources = write_two(tmp_path)
     expected = folder_bytes(import_small(tmp_path, sources, "expected").path)
     turned = folder_bytes(import_small(tmp_path, sources[::-1], "turned").path)
     assert {name for name in expected if expected[name] != turned[name]} == {"manifest.json"}  # the list of sources
-    monkeypatch.setattr(importing, "BUCKET", 1_000)
-    assert folder_bytes(import_small(tmp_path, sources, "buckets").path) == expected
+    hparams = ImportHParams(8, 6, 12, heldout=0.0, test=0.0)
+    with cut_into(1_000, 500, 1_000, 10):
+        assert folder_bytes(import_corpus(sources, tmp_path / "one", hparams, workers=1).path) == expected
+        assert folder_bytes(import_corpus(sources, tmp_path / "three", hparams, workers=3).path) == expected
+    assert folder_bytes(import_corpus(sources, tmp_path / "two", hparams, workers=2).path) == expected
 
 
 def test_another_seed_keeps_other_authors_out(tmp_path: Path) -> None:
