@@ -5,14 +5,9 @@ the topic. So a next-word model has something to learn, and users of different t
 """
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from multiprocessing import get_context, parent_process
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.pool import Pool, Report, Task
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
-from flsim.errors import InputError, RunFailed, at_least_one
+from flsim.errors import InputError, at_least_one
 from flsim.files import new_folder
 from flsim.progress import progress, tracked
 from flsim.rng import stream
@@ -174,7 +170,7 @@ def _draw(
     return lengths, topic, fresh, successor, order
 
 
-class _Task(NamedTuple):
+class _Range(NamedTuple):
     """Users `first` to `last` of a split, and the file that they are drawn into."""
 
     split: str
@@ -195,7 +191,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
 
     Raises:
         InputError: `out` exists.
-        RunFailed: a process was killed.
+        WorkerDied: a process was killed.
     """
     layout = Layout(hparams.vocabulary_size, hparams.record_words, hparams.layout)
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}
@@ -203,79 +199,58 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     with new_folder(out) as folder:
         scratch = folder / "scratch"
         scratch.mkdir()
-        tasks = [
-            _Task(split, first, min(first + step, size), scratch / f"{split}{first}.npz")
+        parts = [
+            _Range(split, first, min(first + step, size), scratch / f"{split}{first}.npz")
             for split, size in sizes.items()
             for first in range(0, size, step)
         ]
-        large = sum(sizes.values()) * hparams.words_per_user >= POOL_WORDS
-        processes = min(len(tasks), len(os.sched_getaffinity(0))) if large else 1
-        counts = np.zeros(layout.words, np.int64)
-        for task, counted in _drawn(hparams, seed, tasks, processes):
-            if task.split == "train":
-                counts += counted
+        counts = _draw_parts(parts, hparams, seed)
         ranked = np.argsort(-counts, kind="stable")
         ids = np.empty(layout.words, np.uint16)
         ids[ranked] = np.arange(layout.first_word, layout.last_word + 1)
         digits = len(str(layout.words - 1))
         names = tuple(f"w{word:0{digits}d}" for word in ranked)
         with CorpusWriter(folder, Vocabulary(names, tuple(counts[ranked].tolist()), layout.name), layout) as writer:
-            for task in tracked("synthetic corpus, writing", tasks):
-                with np.load(task.file) as part:
-                    tokens = ids[part["tokens"]]
-                    writer.splits[task.split].extend(task.names, tokens, part["record_words"], part["user_records"])
-                task.file.unlink()
+            for part in tracked("synthetic corpus, writing", parts):
+                with np.load(part.file) as users:
+                    tokens = ids[users["tokens"]]
+                    writer.splits[part.split].extend(part.names, tokens, users["record_words"], users["user_records"])
+                part.file.unlink()
             scratch.rmdir()
             writer.finish(dropped={}, sources=[], parameters={"synthetic": {**vars(hparams), "seed": seed}})
     return Corpus.open(out)
 
 
-def _drawn(
-    hparams: SyntheticHParams, seed: int, tasks: list[_Task], processes: int
-) -> Iterator[tuple[_Task, NDArray[np.int64]]]:
-    """Draw the tasks' users into their files; the tasks in order, each with its counts of words."""
-    draw = partial(_draw_part, hparams, seed)
-    users, began = 0, time.monotonic()
-    with progress("synthetic corpus, drawing", sum(task.last - task.first for task in tasks)) as advance:
-        for task, counts in zip(tasks, _parallel_map(draw, tasks, processes), strict=True):
-            yield task, counts
-            users += task.last - task.first
-            advance(users, f"{users / (time.monotonic() - began):,.0f} users/s")
+def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
+    """Draw users into files; int64 [words], how often each word occurs in train."""
+    counts = np.zeros(hparams.vocabulary_size - SPECIAL_TOKENS, np.int64)
+    users = sum(part.last - part.first for part in parts)
+    large = users * hparams.words_per_user >= POOL_WORDS
+    tasks = [Task(f"users of {part.split} from {part.first}", _draw_part, (part, hparams, seed)) for part in parts]
+    drawn = 0
+    with (
+        progress("synthetic corpus, drawing", users, unit="users") as advance,
+        Pool(len(os.sched_getaffinity(0)) if large else 1) as pool,
+    ):
+
+        def done(index: int, counted: NDArray[np.int64]) -> None:
+            nonlocal counts, drawn
+            if parts[index].split == "train":
+                counts += counted
+            drawn += parts[index].last - parts[index].first
+            advance(drawn)
+
+        pool.run(tasks, done)
+    return counts
 
 
-def _parallel_map(
-    function: Callable[[_Task], NDArray[np.int64]], tasks: list[_Task], processes: int
-) -> Iterator[NDArray[np.int64]]:
-    if processes == 1:
-        yield from map(function, tasks)
-        return
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _end_with_parent)
-    try:
-        yield from pool.map(function, tasks)
-    except BrokenProcessPool as error:
-        raise RunFailed("a process that drew users was killed; was there enough memory?") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """A pool's process waits for ever where the one that started it was killed."""
-
-    def wait() -> None:
-        if parent := parent_process():
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
+    """Draw users into their file; int64 [words], how often each word occurs."""
+    drawn = draw_users(_language(hparams, seed), hparams, seed, part.names)
+    np.savez(part.file, **drawn._asdict())
+    return np.bincount(drawn.tokens, minlength=hparams.vocabulary_size - SPECIAL_TOKENS)
 
 
 @lru_cache(maxsize=1)
 def _language(hparams: SyntheticHParams, seed: int) -> Language:
     return Language.draw(hparams, seed)
-
-
-def _draw_part(hparams: SyntheticHParams, seed: int, task: _Task) -> NDArray[np.int64]:
-    """Draw a task's users into its file; int64 [words], how often each word occurs."""
-    part = draw_users(_language(hparams, seed), hparams, seed, task.names)
-    np.savez(task.file, **part._asdict())
-    return np.bincount(part.tokens, minlength=hparams.vocabulary_size - SPECIAL_TOKENS)

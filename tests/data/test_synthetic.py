@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -8,9 +10,12 @@ import pytest
 from dumps import folder_bytes
 from numpy.typing import NDArray
 
+from flsim.data import synthetic
 from flsim.data.corpus import SPLITS, Corpus, Split
-from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.data.records import Records
+from flsim.data.synthetic import Language, SyntheticHParams, draw_users, make_synthetic
 from flsim.errors import InputError
+from flsim.rng import stream
 
 HPARAMS = SyntheticHParams(
     users=60,
@@ -53,6 +58,59 @@ def test_the_seed_decides_everything(tmp_path: Path) -> None:
     assert first == again
     for name in ("train/tokens.u16", "train/records.i64", "heldout/records.i64", "test/records.i64"):
         assert first[name] != other[name]
+
+
+def naive_user(language: Language, hparams: SyntheticHParams, seed: int, name: str) -> Records:
+    """A user drawn position by position, all twelve of every record, fresh words for all of them."""
+    rng = stream(seed, "synthetic user", name)
+    words = language.successors.shape[1]
+    mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))
+    lengths = rng.integers(5, 12, -(-hparams.words_per_user // 5), endpoint=True)
+    lengths = lengths[: np.searchsorted(np.cumsum(lengths), hparams.words_per_user) + 1]
+    topic = rng.choice(hparams.topics, len(lengths), p=mixture)
+    table = np.empty((len(lengths), 12), np.int64)
+    table[:, 0] = language.draw_words(topic, rng.random(len(lengths)), words)
+    for position in range(1, 12):
+        fresh = language.draw_words(topic, rng.random(len(lengths)), words)
+        following = language.successors[topic, table[:, position - 1], rng.integers(4, size=len(lengths))]
+        table[:, position] = np.where(rng.random(len(lengths)) < hparams.order, following, fresh)
+    return Records.of([record[:length].tolist() for record, length in zip(table, lengths, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"order": 0.0},
+        {"order": 1.0},
+        {"words_per_user": 1},
+        {"vocabulary_size": 5, "topics": 1},
+        {"vocabulary_size": 2**16, "topics": 2},
+    ],
+)
+def test_users_are_what_a_walk_through_their_records_draws(change: dict[str, float]) -> None:
+    hparams = replace(HPARAMS, **change)  # type: ignore[arg-type]
+    language = Language.draw(hparams, 5)
+    names = [f"train{index}" for index in range(7)]
+    drawn = draw_users(language, hparams, 5, names)
+    users = [naive_user(language, hparams, 5, name) for name in names]
+    assert drawn.user_records.tolist() == [len(user) for user in users]
+    assert drawn.record_words.tolist() == [len(record) for user in users for record in user]
+    assert drawn.tokens.tolist() == [word for user in users for word in user.tokens.tolist()]
+
+
+def test_processes_and_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process and one part of users; processes, with parts of four users."""
+    alone = folder_bytes(make(tmp_path, name="alone").path)
+    monkeypatch.setattr(synthetic, "PART_WORDS", 4 * HPARAMS.words_per_user)
+    monkeypatch.setattr(synthetic, "POOL_WORDS", 1)
+    assert folder_bytes(make(tmp_path, name="together").path) == alone
+
+
+def test_processes_that_draw_do_not_load_torch() -> None:
+    code = "import sys, flsim.__main__, flsim.data.synthetic; print({'torch', 'ray', 'pandas'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:
