@@ -47,6 +47,7 @@ class Benchmark(StrEnum):
     """What `flsim bench` measures."""
 
     training = "training"
+    scale = "scale"
 
 
 @app.command(epilog="Example: flsim demo --out runs/demo")
@@ -142,9 +143,16 @@ def table(
 @app.command(epilog="Example: flsim bench training --json")
 def bench(
     what: Annotated[Benchmark, typer.Argument(help="What to measure.")] = Benchmark.training,
+    users: Annotated[int, typer.Option(help="Training users, of `scale`; default the paper's.")] = 392_000,
     as_json: Json = False,
 ) -> None:
     """Measure how fast the platform is here: figures side by side in one run."""
+    if what is Benchmark.scale:
+        from flsim.bench.scale import bench_scale, describe
+
+        measured = bench_scale(users)
+        typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+        return
     from flsim.bench.training import bench_training
 
     measured = {Benchmark.training: bench_training}[what]()

@@ -1,0 +1,183 @@
+"""The data side at the size of the paper: 392,000 users of 2,000 words, 90 canaries, cohorts of 5,000.
+
+Memory is that of this process and all its children, as proportional set size (a page that k processes share counts
+1/k in each), sampled from /proc: anonymous memory, which nothing else can have, apart from pages of mapped files,
+which the system takes back when it needs them.
+"""
+
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flsim.canaries.planting import Planting, draw_canaries, plant
+from flsim.canaries.population import Population, World, open_population, write_population
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Corpus
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.errors import InputError
+from flsim.progress import say
+from flsim.rng import stream
+
+PAPER_USERS = 392_000
+COHORT = 5_000
+ROUNDS = 7
+SAMPLE_EVERY = 0.1  # seconds
+WORLDS: tuple[World, ...] = ("non-iid", "iid")
+
+
+def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
+    """Make a synthetic corpus, plant the paper's canaries, make and open both worlds, read cohorts.
+
+    A cohort is cold where no file of the corpus is in the system's cache, and warm where all are; every one is of other
+    users. Needs about 5 GB of disk for 392,000 users, in the folder for temporary files.
+
+    Args:
+        users: training users.
+
+    Returns:
+        Counts, bytes on disk, and for each step its seconds and peak memory in bytes.
+
+    Raises:
+        InputError: this system has no /proc/self/smaps_rollup.
+    """
+    if not Path("/proc/self/smaps_rollup").exists():
+        raise InputError("flsim bench scale reads memory from /proc/self/smaps_rollup, which this system has not")
+    with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
+        folder = Path(name)
+        steps: dict[str, Any] = {}
+        with _step(steps, "make the corpus"):
+            hparams = SyntheticHParams(users=users, words_per_user=2_000, vocabulary_size=10_000)
+            corpus = make_synthetic(folder / "corpus", hparams, seed=0)
+        with _step(steps, "draw the canaries"):
+            canaries = draw_canaries(corpus, CanaryHParams(), seed=0)
+        with _step(steps, "plant them"):
+            planting = plant(corpus.split("train"), canaries, seed=0)
+        for world in WORLDS:
+            _bench_world(folder, corpus, planting, world, steps)
+        train = corpus.split("train")
+        return {
+            "users": len(train),
+            "records": train.records,
+            "words": train.words,
+            "canaries": len(canaries),
+            "insertions": len(planting.overlay.records),
+            "cohort": min(COHORT, users),
+            "bytes": {name: _bytes(folder / name) for name in ("corpus", *WORLDS)},
+            "steps": steps,
+        }
+
+
+def describe(measured: dict[str, Any]) -> str:
+    """The figures for a person."""
+    size = ", ".join(f"{name} {count / 1e9:.2f} GB" for name, count in measured["bytes"].items())
+    lines = [
+        f"{measured['users']:,} users, {measured['records']:,} records, {measured['words']:,} words; "
+        f"{measured['canaries']} canaries replace {measured['insertions']:,} records",
+        f"on disk: {size}",
+        f"{'':<42} {'seconds':>9} {'own memory':>12} {'mapped files':>13}",
+    ]
+    for name, step in measured["steps"].items():
+        own, mapped = (f"{step[f'peak_{kind}_bytes'] / 1e6:,.0f} MB" for kind in ("anonymous", "file"))
+        lines.append(f"{name:<42} {step['seconds']:>9.3f} {own:>12} {mapped:>13}")
+    return "\n".join(lines)
+
+
+def _bench_world(folder: Path, corpus: Corpus, planting: Planting, world: World, steps: dict[str, Any]) -> None:
+    (folder / world).mkdir()
+    with _step(steps, f"{world}: make the population"):
+        write_population(folder / world, corpus, planting, world, seed=0)
+    for state, rounds in (("cold", range(1)), ("warm", range(1, 1 + ROUNDS))):
+        _cache(folder, forget=state == "cold")
+        with _step(steps, f"{world}: open it {state}"):
+            population, _ = open_population(folder / world, corpus)
+        seconds = []
+        what = f"{world}: read a cohort {state}"
+        with _step(steps, what):
+            for round_ in rounds:
+                began = time.perf_counter()
+                _read_cohort(population, round_)
+                seconds.append(time.perf_counter() - began)
+        steps[what] |= {"seconds": statistics.median(seconds), "rounds": len(seconds)}
+        del population  # a file that is mapped stays in the cache
+
+
+def _read_cohort(population: Population, round_: int) -> None:
+    """Draw users without replacement, and touch every token of theirs."""
+    rng = stream(0, "benchmark cohort", round_)
+    for user in rng.choice(len(population), min(COHORT, len(population)), replace=False).tolist():
+        population[user].tokens.max(initial=0)
+
+
+def _cache(folder: Path, forget: bool) -> None:
+    """Have all files of the folder in the system's cache, or none of them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                if forget:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while not forget and file.read(2**20):
+                    pass
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@dataclass
+class _Memory:
+    """Bytes."""
+
+    anonymous: int = 0
+    file: int = 0
+
+
+@contextmanager
+def _step(steps: dict[str, Any], name: str) -> Iterator[None]:
+    """Measure seconds and peak memory."""
+    peak, over = _Memory(), threading.Event()
+
+    def sample() -> None:
+        while True:
+            now = memory(os.getpid())
+            peak.anonymous, peak.file = max(peak.anonymous, now.anonymous), max(peak.file, now.file)
+            if over.wait(SAMPLE_EVERY):
+                return
+
+    say(name)
+    sampler = threading.Thread(target=sample)
+    began = time.perf_counter()
+    sampler.start()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - began
+        over.set()
+        sampler.join()
+    steps[name] = {"seconds": seconds, "peak_anonymous_bytes": peak.anonymous, "peak_file_bytes": peak.file}
+
+
+def memory(process: int) -> _Memory:
+    """What a process and its descendants use now."""
+    total = _Memory()
+    with suppress(OSError):  # it has ended
+        folder = Path("/proc") / str(process)
+        for line in (folder / "smaps_rollup").read_text().splitlines()[1:]:
+            name, kilobytes = line.split()[:2]
+            if name == "Pss_Anon:":
+                total.anonymous += 1024 * int(kilobytes)
+            elif name in ("Pss_File:", "Pss_Shmem:"):
+                total.file += 1024 * int(kilobytes)
+        for task in (folder / "task").iterdir():
+            for child in (task / "children").read_text().split():
+                below = memory(int(child))
+                total.anonymous += below.anonymous
+                total.file += below.file
+    return total
