@@ -1,14 +1,17 @@
-"""Cohorts are a pure function of (seed, round, population), uniform and without replacement."""
+"""Cohorts are a pure function of (seed, round, population): so many users without replacement, or each by chance."""
+
+import math
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from flsim.errors import InputError
 from flsim.rng import stream
-from flsim.sampling import fixed_size_cohort, shard_ranges
+from flsim.sampling import SAMPLERS, Sampler, cohort_event, draw_cohort, fixed_size_cohort, shard_ranges
 
 
 @given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))
@@ -43,6 +46,82 @@ def test_rounds_and_seeds_draw_differently() -> None:
 def test_impossible_cohorts_are_refused(size: int) -> None:
     with pytest.raises(InputError, match=r"training\.cohort must be between 1 and the 10 training users"):
         fixed_size_cohort(0, 0, 10, size)
+
+
+@given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_draws_distinct_users_in_order_and_the_same_again(
+    sampler: Sampler, population: int, data: st.DataObject, seed: int, round_: int
+) -> None:
+    size = data.draw(st.integers(1, population))
+    cohort = draw_cohort(seed, round_, population, size, sampler)
+    assert cohort.dtype == np.int64
+    assert set(cohort.tolist()) <= set(range(population))
+    assert cohort.tolist() == sorted(set(cohort.tolist()))
+    np.testing.assert_array_equal(cohort, draw_cohort(seed, round_, population, size, sampler))
+    if sampler == "fixed-size":
+        np.testing.assert_array_equal(cohort, fixed_size_cohort(seed, round_, population, size))
+
+
+def test_poisson_sizes_are_binomial() -> None:
+    """20,000 rounds of 5 of 20 users: sizes have the mean 5 and the variance 20 x 1/4 x 3/4 = 3.75. Each check rejects
+    falsely once in 10,000 (fixed seed); a sample variance's own variance is (m4 - m2^2) / rounds, about."""
+    rounds, law = 20_000, stats.binom(20, 0.25)
+    sizes = np.array([len(draw_cohort(0, round_, 20, 5, "poisson")) for round_ in range(rounds)])
+    limit = stats.norm.isf(0.5e-4)
+    assert abs(sizes.mean() - law.mean()) < limit * law.std() / math.sqrt(rounds)
+    fourth = law.expect(lambda size: (size - law.mean()) ** 4)
+    assert abs(sizes.var() - law.var()) < limit * math.sqrt((fourth - law.var() ** 2) / rounds)
+
+
+def test_poisson_takes_every_user_as_often_and_independently() -> None:
+    """20,000 rounds of 5 of 20 users: each takes part in a quarter of the rounds, each pair in a sixteenth. Chi-squared
+    over users and the largest of the 190 pairs (Bonferroni) reject falsely once in 10,000 each (fixed seed)."""
+    rounds = 20_000
+    present = np.zeros((rounds, 20))
+    for round_ in range(rounds):
+        present[round_, draw_cohort(1, round_, 20, 5, "poisson")] = 1
+    statistic = ((present.sum(0) - rounds / 4) ** 2 / (rounds * 3 / 16)).sum()
+    assert stats.chi2(20).sf(statistic) > 1e-4
+    together = (present.T @ present)[np.triu_indices(20, 1)]
+    deviations = np.abs(together - rounds / 16) / math.sqrt(rounds * 15 / 256)
+    assert deviations.max() < stats.norm.isf(0.5e-4 / 190)
+
+
+def test_poisson_cohorts_may_be_empty_or_hold_everybody() -> None:
+    sizes = {len(draw_cohort(0, round_, 2, 1, "poisson")) for round_ in range(50)}
+    assert sizes == {0, 1, 2}
+    empty = next(cohort for round_ in range(50) if not len(cohort := draw_cohort(0, round_, 2, 1, "poisson")))
+    assert empty.dtype == np.int64
+    assert empty.shape == (0,)
+    assert draw_cohort(0, 0, 30, 30, "poisson").tolist() == list(range(30))
+
+
+def test_poisson_rounds_and_seeds_draw_differently() -> None:
+    draws = {tuple(draw_cohort(seed, round_, 1_000, 100, "poisson")) for seed in range(5) for round_ in range(5)}
+    assert len(draws) == 25
+
+
+def test_a_draw_says_what_it_is_for_privacy() -> None:
+    noise = GaussianDpEvent(1.5)
+    assert cohort_event("fixed-size", 1_000, 10, noise) == SampledWithoutReplacementDpEvent(1_000, 10, noise)
+    assert cohort_event("poisson", 1_000, 10, noise) == PoissonSampledDpEvent(0.01, noise)
+
+
+@pytest.mark.parametrize("size", [0, 11, -1])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: Sampler, size: int) -> None:
+    for refused in (
+        lambda: draw_cohort(0, 0, 10, size, sampler),
+        lambda: cohort_event(sampler, 10, size, GaussianDpEvent(1)),
+    ):
+        with pytest.raises(InputError, match=r"training\.cohort must be between 1 and the 10 training users"):
+            refused()
+
+
+def test_an_unknown_sampler_is_refused() -> None:
+    with pytest.raises(InputError, match='sampler must be one of fixed-size, poisson; found "shuffled"'):
+        draw_cohort(0, 0, 10, 5, "shuffled")  # type: ignore[arg-type]
 
 
 @given(population=st.integers(1, 300), data=st.data())

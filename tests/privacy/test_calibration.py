@@ -1,0 +1,52 @@
+"""Calibration inverts epsilon, on the safe side, and says so where nothing helps."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flsim.errors import InputError
+from flsim.privacy.accounting import CONVENTIONS, PAPER, Convention
+from flsim.privacy.calibration import TOLERANCE, calibrate
+from flsim.privacy.ledger import Entry, Ledger, epsilon
+
+COMPUTABLE = [convention for convention in CONVENTIONS if convention.name != "replace-one-pld"]
+
+
+@pytest.mark.parametrize("convention", COMPUTABLE, ids=lambda convention: convention.name)
+def test_the_noise_is_enough_and_hardly_more(convention: Convention) -> None:
+    planned, target = Entry(convention.sampler, 10_000, 100, 0.0, 300), 3.0
+    noise = calibrate(planned, target, 1e-6, convention)
+
+    def spent(multiplier: float) -> float:
+        return epsilon(Ledger((replace(planned, noise_multiplier=multiplier),)), 1e-6, convention)
+
+    assert spent(noise) <= target < spent(noise / (1 + TOLERANCE))
+
+
+@settings(max_examples=10, deadline=None)
+@given(noise=st.floats(0.6, 20), rounds=st.integers(1, 10_000), guess=st.floats(0.05, 50))
+def test_calibration_inverts_epsilon_from_any_guess(noise: float, rounds: int, guess: float) -> None:
+    convention = next(of for of in CONVENTIONS if of.name == "poisson-rdp")
+    planned = Entry("poisson", 10_000, 100, noise, rounds)
+    target = epsilon(Ledger((planned,)), 1e-6, convention)
+    assert calibrate(planned, target, 1e-6, convention, guess) == pytest.approx(noise, rel=2 * TOLERANCE)
+
+
+def test_an_epsilon_below_what_the_conversion_can_say_is_refused() -> None:
+    """Mironov's Proposition 3 adds log(1 / delta) / (order - 1): at orders to 1,024 and delta 1e-7 at least 0.0157."""
+    with pytest.raises(InputError, match=r'"paper": no noise multiplier gives epsilon 0\.01'):
+        calibrate(Entry("fixed-size", 100, 100, 0.0, 1), 0.01, 1e-7, PAPER)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
+def test_the_target_is_positive_and_finite(target: float) -> None:
+    with pytest.raises(InputError, match="epsilon must be above 0 and finite"):
+        calibrate(Entry("fixed-size", 100, 10, 0.0, 1), target, 1e-7, PAPER)
+
+
+def test_what_cannot_be_accounted_cannot_be_calibrated() -> None:
+    with pytest.raises(InputError, match="refuses SampledWithoutReplacementDpEvent"):
+        calibrate(Entry("fixed-size", 100, 10, 0.0, 1), 1.0, 1e-7, CONVENTIONS[3])
