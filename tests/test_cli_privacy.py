@@ -1,0 +1,129 @@
+"""`flsim privacy` as a user meets it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Experiment
+
+from flsim import cli
+from flsim.config import load
+from flsim.privacy.ledger import Entry, Ledger
+from flsim.runs import Run
+
+PAPER = ("--users", "392000", "--cohort", "5000", "--rounds", "784", "--delta", "1e-7")
+SMALL = ("--users", "1000", "--cohort", "10", "--rounds", "5", "--delta", "1e-4")
+Flsim = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
+    """`flsim privacy` in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["flsim", "privacy", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_the_papers_ten_epochs(experiment: Experiment) -> None:
+    """In its own process: 5.6 is the paper's (5.62 to two digits); nothing but the result on standard output."""
+    done = experiment.flsim("privacy", *PAPER, "--noise-multiplier", "1", "--json")
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    by_name = {row["convention"]: row for row in rows}
+    assert len(by_name) == len(rows) == 8
+    assert by_name["paper"]["epsilon"] == pytest.approx(5.62, abs=0.01)
+    assert by_name["replace-one-rdp"]["epsilon"] == pytest.approx(28.5, abs=0.1)
+    assert by_name["poisson-pld"]["epsilon"] == pytest.approx(2.79, abs=0.01)
+    columns = {"sampler", "relation", "sensitivity", "accountant", "conversion", "epsilon", "convention"}
+    assert all(columns <= set(row) <= columns | {"note"} for row in rows)
+    assert all((row["epsilon"] is None) == ("note" in row) for row in rows)
+    assert "WARNING" not in done.stderr
+
+
+def test_the_table(flsim: Flsim) -> None:
+    code, out, _ = flsim(*PAPER, "--noise-multiplier", "1", "--sampler", "fixed-size")
+    assert code == 0
+    header, paper, *_ = out.splitlines()
+    assert header.split() == ["sampler", "relation", "sens.", "accountant", "conversion", "epsilon"]
+    assert paper.split() == ["fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "5.62*"]
+    assert "poisson  " not in out
+    assert "Sound: " in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_noise_for_an_epsilon_and_back(flsim: Flsim) -> None:
+    code, out, _ = flsim(*SMALL, "--epsilon", "2", "--sampler", "fixed-size", "--json")
+    assert code == 0
+    rows = {row["convention"]: row for row in json.loads(out)}
+    assert "noise_multiplier" not in rows["replace-one-pld"]
+    sound = rows["replace-one-rdp"]["noise_multiplier"]
+    _, back, _ = flsim(*SMALL, "--noise-multiplier", sound, "--sampler", "fixed-size", "--json")
+    (same,) = (row for row in json.loads(back) if row["convention"] == "replace-one-rdp")
+    assert 1.98 < same["epsilon"] <= 2
+
+
+def test_a_delta_that_allows_publishing_a_user_is_warned_about(flsim: Flsim) -> None:
+    plan = ("--users", "1000", "--cohort", "10", "--rounds", "5", "--noise-multiplier", "1", "--sampler", "fixed-size")
+    code, out, err = flsim(*plan, "--delta", "0.001", "--json")
+    assert code == 0
+    assert json.loads(out)
+    assert "warning: delta 0.001 is not below 1 / 1,000 users" in err
+    assert "warning" not in flsim(*plan, "--delta", "0.0009")[2]
+
+
+def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
+    """A private run of 4 rounds of 6 of 24 users, made without Ray: its own plan gives the same numbers."""
+    private = ["privacy.mechanism=dp", "privacy.clip=0.2", "privacy.noise_multiplier=2", "privacy.delta=1e-3"]
+    run = Run.create(load(experiment.config, private), experiment.folder / "run")
+    code, out, err = flsim(run.path)
+    assert (code, out) == (2, "")
+    assert "no round is completed" in err
+    run.save(replace(run.latest_state(), round=4, ledger=Ledger((Entry("fixed-size", 24, 6, 2.0, 4),))))
+    code, out, err = flsim(run.path, "--json")
+    assert code == 0
+    assert "4 rounds, delta 0.001" in err
+    plan = ("--users", "24", "--cohort", "6", "--rounds", "4", "--noise-multiplier", "2", "--sampler", "fixed-size")
+    assert out == flsim(*plan, "--delta", "1e-3", "--json")[1]
+    assert json.loads(flsim(run.path, "--delta", "1e-5", "--json")[1])[0]["epsilon"] > json.loads(out)[0]["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--users, --cohort, --rounds, --delta missing"),
+        (("--users", "10", "--delta", "0.1"), "--cohort, --rounds missing"),
+        (SMALL, "--noise-multiplier and --epsilon: each follows from the other; give one"),
+        ((*SMALL, "--noise-multiplier", "1", "--epsilon", "1"), "--noise-multiplier and --epsilon: each follows"),
+        ((*SMALL, "--noise-multiplier", "-1"), "noise_multiplier must be finite and at least 0, found -1"),
+        ((*SMALL, "--noise-multiplier", "nan"), "noise_multiplier must be finite"),
+        ((*SMALL, "--epsilon", "0"), "epsilon must be above 0 and finite, found 0"),
+        ((*SMALL, "--noise-multiplier", "1", "--cohort", "1001"), "cohort must be between 1 and the 1,000"),
+        ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be between 1 and the 1,000"),
+        ((*SMALL, "--noise-multiplier", "1", "--users", "0"), "population must be at least 1"),
+        ((*SMALL, "--noise-multiplier", "1", "--rounds", "0"), "rounds must be at least 1"),
+        ((*SMALL, "--noise-multiplier", "1", "--delta", "0"), "delta must be above 0 and below 1, found 0"),
+        ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
+        ((*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"), "'shuffle' is not one of"),
+        (("runs/x", "--users", "10", "--sampler", "poisson"), "--users, --sampler: runs/x has its own"),
+        (("no-such-run",), "no-such-run: not a run folder"),
+    ],
+)
+def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = flsim(*arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_the_example_in_its_help_is_the_papers(flsim: Flsim) -> None:
+    code, out, _ = flsim("--help")
+    assert code == 0
+    assert "flsim privacy --users 392000 --cohort 5000" in " ".join(out.split())
