@@ -1,6 +1,7 @@
 """`flsim data`: make and inspect corpora."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,28 +12,58 @@ from flsim.cli.options import Json
 data = typer.Typer(help="Make and inspect corpora.", no_args_is_help=True)
 
 
-@data.command("import", epilog="Example: flsim data import dumps/*.Posts.xml --out corpora/stackexchange")
+@data.command(
+    "import",
+    epilog="Example: flsim data import dumps/*.Posts.xml --out corpora/stackexchange\n\n"
+    "Example: flsim data import stackoverflow.sqlite.lzma --vocabulary 10004 --out corpora/stackoverflow\n\n"
+    "Example: zcat posts.jsonl.gz | flsim data import /dev/stdin --user-column author --out corpora/posts",
+)
 def import_(
-    sources: Annotated[
-        list[Path], typer.Argument(help="Stack Exchange Posts.xml or JSON lines; several are one corpus.")
-    ],
+    sources: Annotated[list[Path], typer.Argument(help="Files or pipes, maybe compressed; several are one corpus.")],
     out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
     vocabulary: Annotated[int, typer.Option(help="Token ids, the four special ones included.")] = 10_000,
+    layout: Annotated[str, typer.Option(help="Of token ids: tff, fedjax or fedml.")] = "tff",
+    vocabulary_from: Annotated[
+        Path | None,
+        typer.Option(help="File of words with counts to take the vocabulary from; counted where not given."),
+    ] = None,
     words_per_user: Annotated[int, typer.Option(help="Words of a balanced user.")] = 2_000,
     heldout: Annotated[float, typer.Option(help="Share of authors kept out of training for attacks.")] = 0.1,
     test: Annotated[float, typer.Option(help="Share of authors kept out of training to measure utility.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Decides which authors are kept out.")] = 0,
-    format: Annotated[str | None, typer.Option(help="stackexchange or jsonl; detected where not given.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl or stackexchange; default by content."
+        ),
+    ] = None,
+    user_column: Annotated[str, typer.Option(help="Where Parquet and JSON lines have the author.")] = "user",
+    text_column: Annotated[str, typer.Option(help="Where Parquet and JSON lines have the text.")] = "text",
+    workers: Annotated[int | None, typer.Option(help="Processes; default one for each core.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a dump into a corpus of balanced users."""
+    """Turn dumps into a corpus of balanced users.
+
+    Sources that are compressed (gz, bz2, xz, lzma) are unpacked on the way.
+
+    An import that was interrupted continues when the same command is given again.
+    """
     from flsim.data.importing import ImportHParams, import_corpus
     from flsim.data.inspect import inspect
 
     hparams = ImportHParams(
-        vocabulary_size=vocabulary, words_per_user=words_per_user, heldout=heldout, test=test, seed=seed
+        vocabulary_size=vocabulary,
+        words_per_user=words_per_user,
+        heldout=heldout,
+        test=test,
+        seed=seed,
+        layout=layout,
     )
-    _print(inspect(import_corpus(sources, out, hparams, format)), as_json)
+    columns = (user_column, text_column)
+    corpus = import_corpus(
+        sources, out, hparams, format, vocabulary_from=vocabulary_from, columns=columns, workers=workers
+    )
+    _print(inspect(corpus), as_json)
 
 
 @data.command(epilog="Example: flsim data synthetic --out corpora/small --users 400 --words-per-user 250")
@@ -66,16 +97,36 @@ def synthetic(
     _print(inspect(make_synthetic(out, hparams, seed)), as_json)
 
 
-@data.command("inspect", epilog="Example: flsim data inspect corpora/stackexchange --json")
-def inspect_(corpus: Annotated[Path, typer.Argument(help="Folder of a corpus.")], as_json: Json = False) -> None:
-    """Say what a corpus holds, and what was dropped on the way into it."""
+@data.command("inspect", epilog="Example: flsim data inspect corpora/stackexchange --plot lengths.png")
+def inspect_(
+    corpus: Annotated[Path, typer.Argument(help="Folder of a corpus.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="File for a figure of the lengths: .png, .svg or .pdf; replaced if there.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a corpus holds, how long its records and users are, who is a member, and what was dropped."""
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
 
-    _print(inspect(Corpus.open(corpus, verify=True)), as_json)
+    if plot is None:
+        _print(inspect(Corpus.open(corpus, verify=True)), as_json, histograms=True)
+        return
+    from flsim.data.plot import plot_lengths, refuse_plot
+
+    refuse_plot(plot)
+    summary = inspect(Corpus.open(corpus, verify=True))
+    plot_lengths(summary, plot)
+    _print(summary, as_json, histograms=True)
 
 
-def _print(values: dict[str, Any], as_json: bool) -> None:
-    from flsim.data.inspect import describe
+def _print(values: dict[str, Any], as_json: bool, histograms: bool = False) -> None:
+    from flsim.data.describe import describe
+    from flsim.data.histogram import can_show
 
-    typer.echo(json.dumps(values, indent=2) if as_json else describe(values))
+    if as_json:
+        typer.echo(json.dumps(values, indent=2))
+        return
+    encoding = sys.stdout.encoding or "ascii"
+    text = describe(values, histograms, blocks=can_show(encoding))
+    typer.echo(text.encode(encoding, "replace").decode(encoding))

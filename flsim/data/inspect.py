@@ -1,98 +1,162 @@
 """What a corpus holds, as numbers."""
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.data.corpus import SPLITS, Corpus, Split
+from flsim.data.histogram import Distribution
+from flsim.data.vocabulary import Layout
+from flsim.data.windows import windows
 
-QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
-_CHUNK = 2**22  # words or records looked at at once
+LENGTHS = ("words_per_record", "records_per_user", "words_per_user")
+UNITS = ("posts", "records", "words", "users")
+TOP = (100, 1_000, 10_000)
+_MOST_FREQUENT = 10
 
 
 def inspect(corpus: Corpus) -> dict[str, Any]:
-    """Summarize a corpus; everything is JSON-serialisable.
+    """Summarize a corpus; everything is JSON-serialisable. Memory grows with the number of users only.
 
     Returns:
         ``users``, ``records`` and ``words`` of the train split, the one that models see; ``heldout_users`` and
-        ``test_users``; ``vocabulary``, the number of token ids, the four special ones included; ``record_words``;
-        ``dropped``, reason -> count of everything that was read and is in no split, the reason's name saying what is
-        counted; ``splits``, for each split ``users``, ``records``, ``words``, ``oov_share`` (share of words
-        outside the vocabulary; None where there are no words), ``records_per_user`` and ``words_per_record``, both as
-        quantile -> number; ``sources`` and ``parameters`` as in the manifest; ``digest`` of the whole.
+        ``test_users``; ``layout``, its name; ``vocabulary``, the number of token ids, the four special ones included;
+        ``record_words``; ``dropped``, reason -> count of everything that was read and is in no split, the reason's name
+        saying what is counted, and ``dropped_shares``, of all that was read of that (None where this is not known);
+        ``splits``, see below; ``membership``, see `_membership`; ``sources``, ``parameters``, ``warnings`` and
+        ``notes`` as in the manifest; ``digest`` of the whole.
+
+        Each split has ``users``, ``records``, ``words``; ``oov_share``, share of words outside the vocabulary;
+        ``coverage``, share of words that the 100, 1,000, 10,000 and all words of the vocabulary cover, those taken that
+        are most frequent in the split (shares are None where there are no words); ``words_occurring``, words of the
+        vocabulary that occur; ``most_frequent``, ten of them with counts; ``words_per_record``, ``records_per_user``
+        and ``words_per_user``, each as quantile -> number; and ``histograms`` of these three, each ``edges`` (the same
+        in every split; see `Distribution.edges`), ``counts`` and ``scale``, the axis that suits it.
     """
-    splits = {name: _split(corpus.split(name)) for name in SPLITS}
-    train = splits["train"]
+    measured = {name: _Measured(corpus.split(name)) for name in SPLITS}
+    splits = {name: _described(split, corpus) for name, split in measured.items()}
+    for length in LENGTHS:
+        edges, scale = reduce(add, (split.lengths[length] for split in measured.values())).edges()
+        for name, split in measured.items():
+            counts = split.lengths[length].binned(edges)
+            splits[name]["histograms"][length] = {"edges": edges, "counts": counts, "scale": scale}
+    train, manifest = splits["train"], corpus.manifest
+    dropped = dict(sorted(manifest["dropped"].items()))
+    read = manifest["parameters"].get("read", {})
     return {
         "users": train["users"],
         "records": train["records"],
         "words": train["words"],
         "heldout_users": splits["heldout"]["users"],
         "test_users": splits["test"]["users"],
+        "layout": corpus.layout.name,
         "vocabulary": corpus.layout.vocabulary_size,
         "record_words": corpus.layout.record_words,
-        "dropped": dict(sorted(corpus.manifest["dropped"].items())),
+        "dropped": dropped,
+        "dropped_shares": {reason: _share(count, read.get(unit_of(reason))) for reason, count in dropped.items()},
         "splits": splits,
-        "sources": corpus.manifest["sources"],
-        "parameters": corpus.manifest["parameters"],
+        "membership": _membership({name: split.split.names for name, split in measured.items()}),
+        "sources": manifest["sources"],
+        "parameters": manifest["parameters"],
+        "warnings": manifest.get("warnings", []),
+        "notes": manifest.get("notes", []),
         "digest": corpus.digest,
     }
 
 
-def describe(summary: dict[str, Any]) -> str:
-    """What `inspect` returned, for a person with 80 columns."""
-    lines = ["split        users      records         words    OOV  records/user  words/record"]
-    for name, split in summary["splits"].items():
-        oov = "" if split["oov_share"] is None else f"{split['oov_share']:.1%}"
-        lengths = (_range(split["records_per_user"]), _range(split["words_per_record"]))
-        counts = f"{split['users']:>9,} {split['records']:>12,} {split['words']:>13,}"
-        lines.append(f"{name:<8} {counts} {oov:>6} {lengths[0]:>13} {lengths[1]:>13}".rstrip())
-    lines += [
-        "Ranges are from the 5% to the 95% quantile. Punctuation counts as words.",
-        "",
-        f"vocabulary   {summary['vocabulary']:,} token ids; records of at most {summary['record_words']} words",
-    ]
-    lines += [
-        f"dropped      {count:,} {reason.replace('_', ' ')}" for reason, count in summary["dropped"].items() if count
-    ]
-    lines += [f"source       {source['name']}, {source['bytes']:,} bytes" for source in summary["sources"]]
-    return "\n".join([*lines, f"digest       {summary['digest']}"])
+def author_of(user: str) -> str:
+    """Who wrote a user's text: an importer that cuts authors into users numbers them ``author#0``, ``author#1``."""
+    return re.sub(r"#[0-9]+\Z", "", user)
 
 
-def _range(quantiles: dict[str, int]) -> str:
-    return f"{quantiles['5%']:,}-{quantiles['95%']:,}" if quantiles else ""
+def unit_of(reason: str) -> str | None:
+    """What a reason to drop counts: the first unit in its name."""
+    return next((part for part in reason.split("_") if part in UNITS), None)
 
 
-def _split(split: Split) -> dict[str, Any]:
-    oov_words = sum(
-        int(np.count_nonzero(split.tokens[start : start + _CHUNK] == split.layout.oov))
-        for start in range(0, split.words, _CHUNK)
+@dataclass(frozen=True)
+class _Measured:
+    """One split's distributions and word counts, each found in one pass over a file."""
+
+    split: Split
+
+    @cached_property
+    def lengths(self) -> dict[str, Distribution]:
+        split = self.split
+        return {
+            "words_per_record": Distribution.of(_steps(split.record_offsets)),
+            "records_per_user": Distribution.of(_steps(split.user_offsets)),
+            "words_per_user": Distribution.of([np.diff(_taken(split.record_offsets, np.asarray(split.user_offsets)))]),
+        }
+
+    @cached_property
+    def token_counts(self) -> NDArray[np.int64]:
+        """int64 [2^16]: how often each token id occurs."""
+        counts = np.zeros(2**16, np.int64)
+        for _, tokens in windows(self.split.tokens):
+            counts += np.bincount(tokens, minlength=len(counts))
+        return counts
+
+
+def _steps(offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The lengths of the pieces between offsets."""
+    return (np.diff(window) for _, window in windows(offsets, overlap=1))
+
+
+def _taken(array: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``array[indices]`` for ascending indices."""
+    bounds = (
+        (window, start, *np.searchsorted(indices, (start, start + len(window)))) for start, window in windows(array)
     )
+    return np.concatenate([window[indices[first:last] - start] for window, start, first, last in bounds])
+
+
+def _described(measured: _Measured, corpus: Corpus) -> dict[str, Any]:
+    split, layout = measured.split, corpus.layout
     return {
         "users": len(split),
         "records": split.records,
         "words": split.words,
-        "oov_share": oov_words / split.words if split.words else None,
-        "records_per_user": _quantiles(_histogram(split.user_offsets)),
-        "words_per_record": _quantiles(_histogram(split.record_offsets)),
+        "oov_share": _share(int(measured.token_counts[layout.oov]), split.words),
+        **_coverage(measured.token_counts, layout, corpus),
+        **{length: found.quantiles() for length, found in measured.lengths.items()},
+        "histograms": {},
     }
 
 
-def _histogram(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [longest + 1]: how many of the pieces between offsets have each length; a chunk of offsets at a time."""
-    counts = np.zeros(0, np.int64)
-    for start in range(0, len(offsets) - 1, _CHUNK):
-        found = np.bincount(np.diff(offsets[start : start + _CHUNK + 1]), minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
-    return counts
+def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -> dict[str, Any]:
+    counts = token_counts[layout.first_word : layout.last_word + 1]
+    order = np.argsort(-counts, kind="stable")
+    covered, total = np.cumsum(counts[order]), int(token_counts.sum())
+    tops = {**{str(top): top for top in TOP if top < layout.words}, "all": layout.words}
+    frequent = [index for index in order[:_MOST_FREQUENT].tolist() if counts[index]]
+    return {
+        "coverage": {name: _share(int(covered[top - 1]), total) for name, top in tops.items()},
+        "words_occurring": int(np.count_nonzero(counts)),
+        "most_frequent": [{"word": corpus.vocabulary.words[index], "count": int(counts[index])} for index in frequent],
+    }
 
 
-def _quantiles(histogram: NDArray[np.int64]) -> dict[str, int]:
-    """Each quantile's smallest length that at least this share of the pieces do not exceed; empty without pieces."""
-    cumulative = np.cumsum(histogram)
-    if not len(cumulative):
-        return {}
-    ranks = {name: max(1, int(np.ceil(share * cumulative[-1]))) for name, share in QUANTILES.items()}
-    return {name: int(np.searchsorted(cumulative, rank)) for name, rank in ranks.items()}
+def _membership(names: dict[str, list[str]]) -> dict[str, Any]:
+    """Who is a member and who is not, for attacks on users: authors, of whom a split may hold several users.
+
+    Returns:
+        ``{split}_authors``, how many; for heldout and test ``{split}_also_train``, the names of authors who are in
+        train too, and ``{split}_only``, how many are not.
+    """
+    authors = {split: set(map(author_of, users)) for split, users in names.items()}
+    found: dict[str, Any] = {f"{split}_authors": len(of) for split, of in authors.items()}
+    for split in ("heldout", "test"):
+        found[f"{split}_also_train"] = sorted(authors[split] & authors["train"])
+        found[f"{split}_only"] = len(authors[split] - authors["train"])
+    return found
+
+
+def _share(part: int, whole: int | None) -> float | None:
+    return part / whole if whole else None

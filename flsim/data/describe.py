@@ -1,0 +1,162 @@
+"""What `inspect` found, as text for a terminal of 80 columns: no colour, and no blocks where they cannot be shown."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from flsim.data.histogram import ASCII, BINS, BLOCKS, panel
+from flsim.data.inspect import LENGTHS, unit_of
+from flsim.data.vocabulary import SPECIAL_TOKENS
+
+WIDTH = 80
+_LABEL = 13  # columns
+_GAP = 4  # columns
+_FEW = 3  # names
+REASONS = {
+    "posts_of_community_user": "by the Community user, which is no person",
+    "posts_of_other_types": "neither question nor answer",
+    "posts_too_long": "too long for a text that a person wrote",
+    "posts_without_body": "without a text",
+    "posts_without_owner": "whose author is not known",
+    "posts_without_text": "without a text",
+    "posts_without_user": "whose author is not known",
+    "posts_without_words": "without words: formulas, code or pictures alone",
+    "records_not_utf8": "that are no UTF-8 text",
+    "records_of_short_users": "of authors too short for a balanced user",
+    "records_too_long": "too long for a sentence",
+    "records_without_words": "without words",
+    "remainder_records": "after an author's last whole balanced user",
+    "remainder_words": "after an author's last whole balanced user",
+    "users_not_utf8": "whose names are no UTF-8 text",
+    "users_too_large": "with too much text for one author",
+    "users_too_short": "too short for a balanced user",
+    "words_of_short_users": "of authors too short for a balanced user",
+    "words_truncated": "behind the cut of longer records",
+}
+
+
+def describe(summary: dict[str, Any], histograms: bool = False, blocks: bool = True) -> str:
+    """What `inspect` returned, for a person.
+
+    Args:
+        summary: of `inspect`.
+        histograms: draw how long the train split's records and users are.
+        blocks: draw with block characters; else in ASCII.
+    """
+    parts = [_splits(summary), _lengths(summary)]
+    if histograms:
+        parts.append(_panels(summary["splits"]["train"], BLOCKS if blocks else ASCII))
+    parts += [_words(summary), _drops(summary), _membership(summary["membership"]), _origin(summary)]
+    lines = "\n\n".join("\n".join(part) for part in parts if part).split("\n")
+    return "\n".join("".join(sign if sign.isprintable() else "?" for sign in line) for line in lines)
+
+
+def _splits(summary: dict[str, Any]) -> list[str]:
+    lines = [f"{'split':<{_LABEL}}{'authors':>11}{'users':>11}{'records':>15}{'words':>17}{'OOV':>9}"]
+    for name, split in summary["splits"].items():
+        authors = summary["membership"][f"{name}_authors"]
+        counts = f"{authors:>11,}{split['users']:>11,}{split['records']:>15,}{split['words']:>17,}"
+        lines.append(f"{name:<{_LABEL}}{counts}{_percent(split['oov_share']):>9}".rstrip())
+    return lines
+
+
+def _lengths(summary: dict[str, Any]) -> list[str]:
+    """Quantiles of the train split."""
+    train = summary["splits"]["train"]
+    if not train["words_per_user"]:
+        return []
+    names = list(train["words_per_user"])
+    lines = [f"{'train':<20}" + "".join(f"{name:>12}" for name in names)]
+    for length in LENGTHS:
+        # A split may have users without records: quantiles of records are then missing.
+        lines.append(f"{_title(length):<20}" + "".join(f"{train[length].get(name, 0):>12,}" for name in names))
+    return [*lines, "OOV: share of words out of vocabulary. Punctuation counts as words."]
+
+
+def _panels(train: dict[str, Any], signs: Sequence[str]) -> list[str]:
+    panels = [panel(_title(length), train["histograms"][length], signs) for length in LENGTHS]
+    return [(" " * _GAP).join(f"{cell:<{BINS}}" for cell in row).rstrip() for row in zip(*panels, strict=True)]
+
+
+def _words(summary: dict[str, Any]) -> list[str]:
+    train = summary["splits"]["train"]
+    words = summary["vocabulary"] - SPECIAL_TOKENS
+    tokens = f"{summary['vocabulary']:,} token ids in layout {summary['layout']}"
+    lines = _entry("tokens", f"{tokens}; records of at most {summary['record_words']} words")
+    lines += _entry("vocabulary", f"{words:,} words, of which {train['words_occurring']:,} occur in train")
+    covered = [(name, share) for name, share in train["coverage"].items() if share is not None]
+    if covered:
+        tops = [f"{'all' if name == 'all' else f'top {int(name):,}'} {share:.1%}" for name, share in covered]
+        lines += _entry("coverage", f"of train's words: {', '.join(tops)}")
+        lines += _entry("frequent", " ".join(word["word"] for word in train["most_frequent"]))
+    return lines
+
+
+def _drops(summary: dict[str, Any]) -> list[str]:
+    """Why, by what is counted, most first; shares are of everything that was read."""
+    lines = []
+    dropped = sorted(summary["dropped"].items(), key=lambda item: (unit_of(item[0]) or "", -item[1]))
+    for reason, count in dropped:
+        if count:
+            unit = unit_of(reason) or ""
+            says = REASONS.get(reason, reason.removeprefix(f"{unit}_").replace("_", " "))
+            shown = "authors" if unit == "users" else unit  # they are not cut into users yet
+            begin = f"{count:>14,} {shown:<8}{_percent(summary['dropped_shares'][reason]):>6}  "
+            lines += textwrap.wrap(says, WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
+    return [f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []
+
+
+def _membership(membership: dict[str, Any]) -> list[str]:
+    lines = []
+    inside, outside = len(membership["heldout_also_train"]), membership["heldout_only"]
+    if inside:
+        names = _names(membership["heldout_also_train"])
+        lines += _entry(
+            "WARNING",
+            f"{inside:,} of {inside + outside:,} held-out authors are train authors too ({names}): "
+            "they are members, and no attack may take them for non-members",
+        )
+    elif outside:
+        text = "no held-out author is in train: held-out users are the safe non-members for user-level attacks"
+        lines += _entry("non-members", text)
+    else:
+        lines += _entry("non-members", "none held out: user-level attacks have no safe non-members")
+    inside, outside = len(membership["test_also_train"]), membership["test_only"]
+    if inside:
+        names = _names(membership["test_also_train"])
+        text = f"{inside:,} of {inside + outside:,} test authors are train authors too ({names}), so members"
+        lines += _entry("test", text)
+    elif outside:
+        lines += _entry("test", "no test author is in train")
+    return lines
+
+
+def _origin(summary: dict[str, Any]) -> list[str]:
+    lines = []
+    for source in summary["sources"]:
+        about = [source["name"], *([source["format"]] if "format" in source else []), f"{source['bytes']:,} bytes"]
+        lines += _entry("source", ", ".join(about))
+    for note in summary["notes"]:
+        lines += _entry("note", note)
+    for warning in summary["warnings"]:
+        lines += _entry("WARNING", warning)
+    return [*lines, f"{'digest':<{_LABEL}}{summary['digest']}"]
+
+
+def _entry(label: str, text: str) -> list[str]:
+    """A label and a text beside it, wrapped."""
+    begin, then = f"{label:<{_LABEL}}", " " * _LABEL
+    return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=then, break_on_hyphens=False)
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = [name if len(name) <= 24 else f"{name[:21]}..." for name in names[:_FEW]]
+    return ", ".join(shown) + (f" and {len(names) - _FEW:,} more" if len(names) > _FEW else "")
+
+
+def _title(length: str) -> str:
+    return length.replace("_", " ")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"

@@ -1,0 +1,92 @@
+"""How long a corpus's records and users are, as a figure."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from flsim.data.corpus import SPLITS
+from flsim.data.histogram import short
+from flsim.data.inspect import LENGTHS
+from flsim.errors import InputError
+from flsim.files import new_file
+
+FORMATS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+OF = {"words_per_record": "records", "records_per_user": "users", "words_per_user": "users"}
+# Train is an area; the others are lines of Okabe and Ito's colours (2008), which their dashes tell apart in print.
+LINES = {"heldout": ("#0072B2", "--"), "test": ("#D55E00", ":")}
+STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.xmargin": 0.02,
+    "font.size": 10,
+    "grid.alpha": 0.3,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "flsim",  # the same corpus gives the same bytes
+}
+
+
+def refuse_plot(path: Path) -> None:
+    """Raises InputError for a path that no figure can be written to; for before the work that a figure needs."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: plots are written as .png, .svg or .pdf; name one of these")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
+
+
+def plot_lengths(summary: dict[str, Any], path: Path) -> None:
+    """Write the figure of `draw_lengths`, whole or not at all.
+
+    Args:
+        summary: of `inspect`.
+        path: a .png, .svg or .pdf file to write.
+
+    Raises:
+        InputError: another kind of file, or no such folder.
+    """
+    refuse_plot(path)
+    kind = path.suffix.lower()
+    with mpl.rc_context(STYLE), new_file(path) as partial:
+        draw_lengths(summary).savefig(partial, format=kind[1:], dpi=150, metadata=FORMATS[kind])
+
+
+def draw_lengths(summary: dict[str, Any]) -> Figure:
+    """Three histograms, words per record, records per user and words per user, of each split that has users."""
+    figure = Figure(figsize=(11, 3.4), layout=ConstrainedLayoutEngine(wspace=0.05))
+    FigureCanvasAgg(figure)
+    splits = {name: summary["splits"][name] for name in SPLITS if summary["splits"][name]["users"]}
+    for panel, length in zip(figure.subplots(1, len(LENGTHS)), LENGTHS, strict=True):
+        for name, split in splits.items():
+            _histogram(panel, name, split["histograms"][length])
+        panel.set(xlabel=length.replace("_", " "), ylabel=f"share of {OF[length]} (%)")
+        panel.set_ylim(bottom=0)
+    labels = [f"{name}, {split['users']:,} users" for name, split in splits.items()]
+    figure.legend(panel.patches, labels, loc="outside lower center", ncols=len(SPLITS), frameon=False)
+    return figure
+
+
+def _histogram(panel: Axes, name: str, histogram: dict[str, Any]) -> None:
+    counts, edges = np.array(histogram["counts"]), np.array(histogram["edges"], np.float64)
+    if not counts.sum():
+        return
+    shares = 100 * counts / counts.sum()
+    if np.all(np.diff(edges) == 1):
+        edges -= 0.5  # a bin of one value is drawn around it
+    if name == "train":
+        panel.stairs(shares, edges, fill=True, facecolor="0.8", edgecolor="black", linewidth=0.8)
+    else:
+        colour, dashes = LINES[name]
+        panel.stairs(shares, edges, color=colour, linestyle=dashes, linewidth=1.6)
+    if histogram["scale"] == "log":
+        panel.set_xscale("log") if edges[0] else panel.set_xscale("symlog", linthresh=1)
+    else:
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))

@@ -1,0 +1,107 @@
+"""Bins hold everything once, drawn bars are as high as their counts, and any encoding can show them."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flsim.data.histogram import ASCII, BINS, BLOCKS, HEIGHT, Distribution, can_show, panel, short
+
+lengths = st.one_of(
+    st.lists(st.integers(0, 30), min_size=1, max_size=50),
+    st.lists(st.integers(0, 10**7), min_size=1, max_size=50),
+    st.lists(st.integers(0, 7).map(lambda power: 10**power), min_size=1, max_size=50),
+)
+
+
+def of(values: list[int]) -> Distribution:
+    return Distribution.of([np.array(values)])
+
+
+@given(values=lengths, more=lengths)
+def test_bins_hold_every_value_once(values: list[int], more: list[int]) -> None:
+    """Of both lists in the bins of the whole."""
+    whole = of(values) + of(more)
+    edges, scale = whole.edges()
+    bins = list(pairwise(edges))
+    assert 1 <= len(bins) <= BINS
+    assert all(low < high for low, high in bins)
+    assert whole.binned(edges) == [sum(low <= x < high for x in values + more) for low, high in bins]
+    assert of(values).binned(edges) == [sum(low <= x < high for x in values) for low, high in bins]
+    assert sum(of(more).binned(edges)) == len(more)
+    median = sorted(values + more)[(len(values + more) - 1) // 2]
+    longtailed = max(values + more) > 10 * max(1, median)
+    assert (scale == "log") == (longtailed and max(values + more) - min(values + more) >= BINS)
+
+
+@given(values=lengths, cut=st.integers(0, 50))
+def test_a_distribution_in_pieces_is_that_of_the_whole(values: list[int], cut: int) -> None:
+    pieces = Distribution.of([np.array(values[:cut], np.int64), np.array(values[cut:], np.int64)])
+    distinct = sorted(set(values))
+    assert pieces.values.tolist() == distinct
+    assert pieces.counts.tolist() == [values.count(value) for value in distinct]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], ([], "linear")),
+        ([7], ([7, 8], "linear")),
+        ([1, 20], (list(range(1, 22)), "linear")),  # a record's words: a bin each
+        ([46, 110, 181], (list(range(40, 191, 10)), "linear")),
+        ([865, 1_700, 2_128], (list(range(800, 2_201, 100)), "linear")),
+        ([0, 3, 10**6], ([0, 1, 2, 3, 6, 11, 20], "log")),  # ratios of 10^(6/23), rounded; two that meet are one
+    ],
+)
+def test_edges_are_round(values: list[int], expected: tuple[list[int], str]) -> None:
+    edges, scale = of(values).edges()
+    assert (edges[: len(expected[0])], scale) == expected
+    assert not values or edges[-1] > max(values)
+
+
+def test_edges_of_a_long_tail_have_one_ratio() -> None:
+    edges, scale = of([1_000] * 9 + [10**9]).edges()
+    ratios = np.array(edges[1:]) / edges[:-1]
+    assert scale == "log"
+    assert len(ratios) == BINS
+    np.testing.assert_allclose(ratios, 10 ** (6 / BINS), rtol=1e-3)
+
+
+@pytest.mark.parametrize("signs", [BLOCKS, ASCII])
+@given(
+    counts=st.lists(st.integers(0, 1000), min_size=1, max_size=BINS).filter(any),
+    scale=st.sampled_from(["linear", "log"]),
+)
+def test_bars_are_as_high_as_their_counts(signs: tuple[str, ...], counts: list[int], scale: str) -> None:
+    lines = panel("words", {"edges": list(range(1, len(counts) + 2)), "counts": counts, "scale": scale}, signs)
+    assert len(lines) == HEIGHT + 4
+    assert max(map(len, lines)) <= BINS
+    assert lines[0] == "words"
+    assert ("log scale" in lines[-1]) == (scale == "log")
+    *levels, axis = signs
+    assert set(lines[HEIGHT + 1]) == {axis}
+    columns = BINS // len(counts)
+    for index, count in enumerate(counts):
+        bar = [levels.index(line[index * columns]) for line in lines[1 : HEIGHT + 1]]
+        assert bar == sorted(bar)  # from the ground up
+        assert abs(sum(bar) - HEIGHT * (len(levels) - 1) * count / max(counts)) < 1 + 1e-9
+        assert (sum(bar) > 0) == (count > 0)
+    assert lines[HEIGHT + 2].split()[-1] == str(len(counts))  # the last bin's only value
+
+
+def test_a_histogram_of_nothing_is_its_title() -> None:
+    for edges in ([], [1, 2]):
+        lines = panel("words", {"edges": edges, "counts": [0] * (len(edges) // 2), "scale": "linear"}, BLOCKS)
+        assert (lines[0], set(lines[1:]), len(lines)) == ("words", {""}, HEIGHT + 4)
+
+
+def test_short_numbers() -> None:
+    numbers = {0: "0", 9_999: "9,999", 10_000: "10k", 999_499: "999k", 999_500: "1M", 1_049_321: "1.05M", 3e8: "300M"}
+    assert {number: short(number) for number in numbers} == numbers
+
+
+def test_which_encodings_show_blocks() -> None:
+    assert [can_show(name) for name in ("utf-8", "ascii", "latin-1", "cp437", "nonsense")] == [True, *[False] * 4]
+    assert all(sign.isascii() for sign in ASCII)
