@@ -58,6 +58,13 @@ def bench_training() -> dict[str, Any]:
     }
 
 
+def describe(measured: dict[str, Any]) -> str:
+    """The figures for a person."""
+    rates = [f"{name:<8} {rate:6.2f} users/s" for name, rate in measured["users_per_second"].items()]
+    ratio = f"system is {measured['ratio']:.2f} times local, with {measured['clients']} clients"
+    return "\n".join([f"unit: {measured['unit']}", *rates, ratio])
+
+
 def _train_locally(run: Run) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

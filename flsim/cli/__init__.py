@@ -1,7 +1,6 @@
 """The command line: one call into the platform each. Results on standard output, everything else on standard error."""
 
 import importlib
-import json
 import shutil
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Annotated
 import click
 import typer
 
+from flsim.cli.bench import bench
 from flsim.cli.data import data
 from flsim.cli.options import Json
 from flsim.cli.privacy import privacy
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
+app.add_typer(bench, name="bench")
 app.command(
     epilog="Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7"
 )(privacy)
@@ -41,13 +42,6 @@ class Format(StrEnum):
     csv = "csv"
     latex = "latex"
     parquet = "parquet"
-
-
-class Benchmark(StrEnum):
-    """What `flsim bench` measures."""
-
-    training = "training"
-    scale = "scale"
 
 
 @app.command(epilog="Example: flsim demo --out runs/demo")
@@ -138,31 +132,6 @@ def table(
     else:
         with new_file(out) as partial:
             partial.write_text(text, encoding="utf-8")
-
-
-@app.command(epilog="Example: flsim bench training --json")
-def bench(
-    what: Annotated[Benchmark, typer.Argument(help="What to measure.")] = Benchmark.training,
-    users: Annotated[int, typer.Option(help="Training users, of `scale`; default the paper's.")] = 392_000,
-    as_json: Json = False,
-) -> None:
-    """Measure how fast the platform is here: figures side by side in one run."""
-    if what is Benchmark.scale:
-        from flsim.bench.scale import bench_scale, describe
-
-        measured = bench_scale(users)
-        typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
-        return
-    from flsim.bench.training import bench_training
-
-    measured = {Benchmark.training: bench_training}[what]()
-    if as_json:
-        typer.echo(json.dumps(measured, indent=2))
-        return
-    typer.echo(f"unit: {measured['unit']}")
-    for name, rate in measured["users_per_second"].items():
-        typer.echo(f"{name:<8} {rate:6.2f} users/s")
-    typer.echo(f"system is {measured['ratio']:.2f} times local, with {measured['clients']} clients")
 
 
 def main() -> None:
