@@ -28,7 +28,7 @@ from flsim.rng import stream
 PAPER_USERS = 392_000
 COHORT = 5_000
 ROUNDS = 7
-SAMPLE_EVERY = 0.1  # seconds
+SAMPLE_EVERY = 0.25  # seconds; a sample walks the pages that are mapped, which holds up a process that maps more
 WORLDS: tuple[World, ...] = ("non-iid", "iid")
 
 
@@ -148,8 +148,9 @@ def _step(steps: dict[str, Any], name: str) -> Iterator[None]:
         while True:
             now = memory(os.getpid())
             peak.anonymous, peak.file = max(peak.anonymous, now.anonymous), max(peak.file, now.file)
-            if over.wait(SAMPLE_EVERY):
+            if over.is_set():
                 return
+            over.wait(SAMPLE_EVERY)
 
     say(name)
     sampler = threading.Thread(target=sample)
