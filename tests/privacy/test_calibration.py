@@ -8,16 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.errors import InputError
-from flsim.privacy.accounting import CONVENTIONS, PAPER, Convention
+from flsim.privacy.accounting import CONVENTIONS, PAPER
 from flsim.privacy.calibration import TOLERANCE, calibrate
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 
-COMPUTABLE = [convention for convention in CONVENTIONS if convention.name != "replace-one-pld"]
+BY_NAME = {convention.name: convention for convention in CONVENTIONS}
+CHECKED = ("paper", "replace-one-rdp", "poisson-rdp", "poisson-pld", "poisson-prv-opacus")
 
 
-@pytest.mark.parametrize("convention", COMPUTABLE, ids=lambda convention: convention.name)
-def test_the_noise_is_enough_and_hardly_more(convention: Convention) -> None:
-    planned, target = Entry(convention.sampler, 10_000, 100, 0.0, 300), 3.0
+@pytest.mark.parametrize("name", CHECKED)
+def test_the_noise_is_enough_and_hardly_more(name: str) -> None:
+    convention, target = BY_NAME[name], 3.0
+    planned = Entry(convention.sampler, 10_000, 100, 0.0, 300)
     noise = calibrate(planned, target, 1e-6, convention)
 
     def spent(multiplier: float) -> float:
@@ -29,7 +31,7 @@ def test_the_noise_is_enough_and_hardly_more(convention: Convention) -> None:
 @settings(max_examples=10, deadline=None)
 @given(noise=st.floats(0.6, 20), rounds=st.integers(1, 10_000), guess=st.floats(0.05, 50))
 def test_calibration_inverts_epsilon_from_any_guess(noise: float, rounds: int, guess: float) -> None:
-    convention = next(of for of in CONVENTIONS if of.name == "poisson-rdp")
+    convention = BY_NAME["poisson-rdp"]
     planned = Entry("poisson", 10_000, 100, noise, rounds)
     target = epsilon(Ledger((planned,)), 1e-6, convention)
     assert calibrate(planned, target, 1e-6, convention, guess) == pytest.approx(noise, rel=2 * TOLERANCE)
@@ -49,4 +51,4 @@ def test_the_target_is_positive_and_finite(target: float) -> None:
 
 def test_what_cannot_be_accounted_cannot_be_calibrated() -> None:
     with pytest.raises(InputError, match="refuses SampledWithoutReplacementDpEvent"):
-        calibrate(Entry("fixed-size", 100, 10, 0.0, 1), 1.0, 1e-7, CONVENTIONS[3])
+        calibrate(Entry("fixed-size", 100, 10, 0.0, 1), 1.0, 1e-7, BY_NAME["replace-one-pld"])
