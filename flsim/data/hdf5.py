@@ -1,6 +1,7 @@
 """HDF5 files that others wrote: opened without trust.
 
-libhdf5 may crash on a file that is damaged in the wrong place, so readers of it belong in a process of their own.
+libhdf5 may crash on a file that is damaged in the wrong place, or never come back from a heap of strings that is, so
+readers of it belong in a process of their own that somebody watches.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import h5py
 
 from flsim.data import posts
-from flsim.data.posts import USER_RECORDS, Part, ranges, user_name
+from flsim.data.posts import USER_RECORDS, Part, ranges, said, user_name
 from flsim.errors import InputError
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -37,8 +38,7 @@ def hdf5(data: Path, source: Path) -> Iterator[Any]:
     except InputError:
         raise
     except _ERRORS as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{source}: libhdf5 cannot read it ({reason}); is it complete? Get it again") from error
+        raise InputError(f"{source}: libhdf5 cannot read it ({said(error)}); is it complete? Get it again") from error
 
 
 def child(group: Any, name: str | bytes) -> Any:
@@ -53,26 +53,27 @@ def child(group: Any, name: str | bytes) -> Any:
     return group[name]
 
 
-@lru_cache(maxsize=8)
-def _members(data: Path, group: str, _size: int, _changed: int) -> tuple[str | bytes, ...]:
-    with hdf5(data, data) as file:
-        return tuple(child(file, group))
-
-
-def members(data: Path, source: Path, group: str) -> tuple[str | bytes, ...]:
-    """Names in a group below the root, in the file's order; listed once a process, as there are hundreds of thousands.
+def members(data: Path, source: Path, *groups: str) -> dict[str, tuple[str | bytes, ...]]:
+    """Names in groups below the root, in the file's order; listed once a process, as there are hundreds of thousands.
 
     Raises:
-        InputError: there is no such group.
+        InputError: none of the groups is there.
     """
-    with hdf5(data, source) as file:
-        if group not in file:
-            raise InputError(f"{source}: no group {group!r}; its groups: {', '.join(map(str, file)) or 'none'}")
     status = data.stat()
-    try:
-        return _members(data, group, status.st_size, status.st_mtime_ns)
-    except InputError as error:
-        raise InputError(str(error).replace(str(data), str(source))) from error
+    return _members(data, source, groups, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _members(
+    data: Path, source: Path, groups: tuple[str, ...], _size: int, _changed: int
+) -> dict[str, tuple[str | bytes, ...]]:
+    with hdf5(data, source) as file:
+        found = {group: tuple(child(file, group)) for group in groups if group in file}
+        if not found:
+            raise InputError(
+                f"{source}: no group {' or '.join(groups)}; its groups: {', '.join(map(str, file)) or 'none'}"
+            )
+        return found
 
 
 def client_parts(data: Path, source: Path, columns: tuple[str, str], clients: int) -> list[Part]:

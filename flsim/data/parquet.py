@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flsim.data import posts
-from flsim.data.posts import Format, Part, Post
+from flsim.data.posts import Format, Part, Post, said
 from flsim.data.text import records
 from flsim.errors import InputError
 
@@ -27,8 +27,9 @@ def _open(data: Path, source: Path) -> Iterator[Any]:
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{source}: cannot be read as Parquet ({reason}); is it complete? Get it again") from error
+        raise InputError(
+            f"{source}: cannot be read as Parquet ({said(error)}); is it complete? Get it again"
+        ) from error
 
 
 def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:

@@ -2,7 +2,7 @@
 
 ``/{train,val,test}/<user>/{inputs,targets}``, int32 [sentences, 20], are [BOS, words, EOS][:21], padded, without its
 last and without its first token. ``/metadata/vocabulary/"<token>"`` is a token's id; a token with a ``/`` in it is a
-group in a group there.
+group in a group there, and HDF5 makes one slash of several.
 """
 
 import json
@@ -72,18 +72,7 @@ def read_pfl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 def _users(data: Path, source: Path) -> list[tuple[str, str | bytes]]:
-    there = _splits(data, source)
-    return [(split, name) for split in there for name in members(data, source, split)]
-
-
-def _splits(data: Path, source: Path) -> list[str]:
-    with hdf5(data, source) as file:
-        there = [split for split in SPLITS if split in file]
-        if not there:
-            raise InputError(
-                f"{source}: no group train, val or test; its groups: {', '.join(map(str, file)) or 'none'}"
-            )
-    return there
+    return [(split, name) for split, names in members(data, source, *SPLITS).items() for name in names]
 
 
 def _datasets(user: Any, where: str) -> tuple[Any, Any]:
@@ -166,13 +155,12 @@ def _leaves(group: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
 def check_pfl(data: Path, source: Path) -> list[str]:
     """Whether there are as many users as the metadata counts."""
     warnings = []
-    for split in _splits(data, source):
-        there = len(members(data, source, split))
-        with hdf5(data, source) as file:
-            name = f"metadata/num_tokens/{split}"
-            said = len(json.loads(file[name][()])) if name in file else there
-        if said != there:
-            warnings.append(f"{source}: num_tokens counts {said:,} users of {split}, but there are {there:,}")
+    with hdf5(data, source) as file:
+        for split, names in members(data, source, *SPLITS).items():
+            counted = f"metadata/num_tokens/{split}"
+            users = len(json.loads(file[counted][()])) if counted in file else len(names)
+            if users != len(names):
+                warnings.append(f"{source}: num_tokens counts {users:,} users of {split}, but there are {len(names):,}")
     return warnings
 
 

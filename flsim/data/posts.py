@@ -139,3 +139,9 @@ def published(user: str, split: str | None, tokens: Iterable[bytes], dropped: Co
             sentences = []
     if sentences:
         yield Post(user, sentences, split)
+
+
+def said(error: Exception) -> str:
+    """What a library says is wrong with a file, as part of one line: it may quote the file."""
+    printable = "".join(character if character.isprintable() else " " for character in str(error)[:1_000])
+    return " ".join(printable.split())[:200]

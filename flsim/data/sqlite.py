@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from flsim.data import posts
-from flsim.data.posts import Part, ranges
+from flsim.data.posts import Part, ranges, said
 from flsim.errors import InputError
 
 MAGIC = b"SQLite format 3\0"
@@ -33,9 +33,9 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA cell_size_check = ON")
             yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes what is damaged
         raise InputError(
-            f"{source}: SQLite cannot read it ({error}); is it complete? Get it again, or run `PRAGMA integrity_check`"
+            f"{source}: SQLite cannot read it ({said(error)}); is it complete? Get it again"
         ) from error
 
 

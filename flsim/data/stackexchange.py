@@ -78,7 +78,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
             dropped[reason] += 1
         else:
             yield Post(f"{site}/{row['OwnerUserId']}", records(plain_text(row["Body"])))
-    if not rows and part.first == 0:
+    if not rows and part.first == 0 and part.last == part.path.stat().st_size:
         raise InputError(f"{part.source}: no posts in it; give the Posts.xml of a Stack Exchange dump")
 
 

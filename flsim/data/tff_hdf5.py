@@ -20,7 +20,7 @@ GROUP = "examples"
 
 def tff_hdf5_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Ranges of clients, in the file's order."""
-    return client_parts(data, source, columns, len(members(data, source, GROUP)))
+    return client_parts(data, source, columns, len(members(data, source, GROUP)[GROUP]))
 
 
 def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
@@ -33,7 +33,7 @@ def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         InputError: libhdf5 cannot read the part; a client without strings ``tokens``.
     """
     split = split_of_name(part.source)
-    names = members(part.path, part.source, GROUP)[part.first : part.last]
+    names = members(part.path, part.source, GROUP)[GROUP][part.first : part.last]
     with hdf5(part.path, part.source) as file:
         clients = child(file, GROUP)
         for name in names:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from flsim.data.posts import said
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
 from flsim.files import file_digest
@@ -83,7 +84,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     except InputError:
         raise
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as word counts ({error}); get it again") from error
+        raise InputError(f"{path}: cannot be read as word counts ({said(error)}); get it again") from error
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -1,24 +1,24 @@
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from dumps import write_jsonl
+import reading
+from dumps import peak_kilobytes, write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.data import jsonl
-from flsim.data.jsonl import read_jsonl
-from flsim.data.posts import CHUNK, Post, Source
+from flsim.data import jsonl, posts
+from flsim.data.formats import FORMATS
+from flsim.data.jsonl import CHUNK
+from flsim.data.posts import Post
+from flsim.data.text import records
 from flsim.errors import InputError
 
 
 def read(path: Path) -> list[Post]:
-    dropped: Counter[str] = Counter()
-    with Source(path) as source:
-        posts = list(read_jsonl(source, dropped))
+    found, dropped = reading.read(path, "jsonl")
     assert not dropped
-    return posts
+    return found
 
 
 @given(st.lists(st.tuples(st.one_of(st.text(), st.integers()), st.text())), st.booleans())
@@ -28,18 +28,18 @@ def test_what_is_written_is_read(
     path = tmp_path_factory.mktemp("jsonl") / "posts.jsonl"
     lines = [json.dumps({"text": text, "user": user, "x": None}, ensure_ascii=ascii_only) for user, text in posts]
     path.write_bytes("\n".join(lines).encode())
-    assert read(path) == [Post(str(user), text) for user, text in posts]
+    assert read(path) == [Post(str(user), records(text)) for user, text in posts]
 
 
 def test_lines_longer_than_a_chunk(tmp_path: Path) -> None:
     posts = [("a", "x" * (3 * CHUNK)), ("b", "y"), ("c", "z" * (CHUNK - 30)), ("d", "w" * CHUNK)]
-    assert read(write_jsonl(tmp_path / "a.jsonl", posts)) == [Post(user, text) for user, text in posts]
+    assert read(write_jsonl(tmp_path / "a.jsonl", posts)) == [Post(user, [text]) for user, text in posts]
 
 
 def test_bom_crlf_and_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"user": 7, "text": "a"}\r\n\r\n   \n{"user": "7", "text": "b"}')
-    assert read(path) == [Post("7", "a"), Post("7", "b")]
+    assert read(path) == [Post("7", ["a"]), Post("7", ["b"])]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,63 @@ def test_wrong_lines_are_named(tmp_path: Path, line: bytes, message: str) -> Non
     assert len(str(caught.value)) < len(str(path)) + 160
 
 
-def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_lines_of_later_parts_are_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [("a", "b")] * 10)
+    path.write_bytes(path.read_bytes() + b"{}\n")
+    for size in (1, 30, 100, 2**20):
+        monkeypatch.setattr(posts, "PART_BYTES", size)
+        with pytest.raises(InputError, match=r"a\.jsonl: line 11: no 'user'"):
+            read(path)
+
+
+@given(
+    st.lists(st.sampled_from(["", " ", "\r", '{"user": "a", "text": "b"}', '{"user": "c", "text": "d"}  '])), st.data()
+)
+def test_parts_end_after_line_feeds(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    content = "\n".join(lines).encode()
+    path.write_bytes(content)
+    whole = read(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(posts, "PART_BYTES", data.draw(st.integers(1, 100)))
+        parts = FORMATS["jsonl"].parts(path, path, ("user", "text"))
+        assert b"".join(content[part.first : part.last] for part in parts) == content
+        assert all(content[: part.first].endswith(b"\n") for part in parts[1:])
+        assert read(path) == whole
+
+
+def test_other_keys(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"author": 7, "body": "a", "user": null}\n')
+    assert reading.read(path, "jsonl", columns=("author", "body"))[0] == [Post("7", ["a"])]
+    path.write_text('{"author": 7}\n')
+    with pytest.raises(InputError, match=r"line 1: no 'body'; expected \{\"author\": ..., \"body\": ...\}"):
+        reading.read(path, "jsonl", columns=("author", "body"))
+
+
+def test_a_line_too_long_is_dropped_in_bounded_memory(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [("a", "b"), ("a", "x" * 50_000_000), ("c", "d")])
+    assert reading.read(path, "jsonl") == ([Post("a", ["b"]), Post("c", ["d"])], {"posts_too_long": 1})
+    small = write_jsonl(tmp_path / "small.jsonl", [("a", "b")])
+    assert peak_kilobytes(READ, path) < peak_kilobytes(READ, small) + 40_000
+
+
+READ = """
+import sys
+from collections import Counter
+from pathlib import Path
+from flsim.data.formats import FORMATS
+path, format = Path(sys.argv[1]), FORMATS["jsonl"]
+for part in format.parts(path, path, ("user", "text")):
+    sum(1 for _ in format.read(part, Counter()))
+"""
+
+
+def test_a_file_without_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "LONGEST_LINE", 2**20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x" * 2**21)
-    with pytest.raises(InputError, match=r"a line of more than 1,048,576 bytes"):
+    with pytest.raises(InputError, match=r"line 1: a line of more than 1,048,576 bytes that is no JSON object"):
         read(path)

@@ -2,19 +2,22 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import reading
 from dumps import DECLARATION, dump, peak_kilobytes, question, row, write_dump
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.data.posts import Post, Source
-from flsim.data.stackexchange import read_stackexchange, site_of
+from flsim.data import posts as parts
+from flsim.data import stackexchange
+from flsim.data.formats import FORMATS
+from flsim.data.posts import Post
+from flsim.data.stackexchange import site_of
+from flsim.data.text import records
 from flsim.errors import InputError
 
 
 def read(path: Path) -> tuple[list[Post], Counter[str]]:
-    dropped: Counter[str] = Counter()
-    with Source(path) as source:
-        return list(read_stackexchange(source, dropped)), dropped
+    return reading.read(path, "stackexchange")
 
 
 def test_questions_and_answers_of_owners_are_kept_and_the_rest_counted(tmp_path: Path) -> None:
@@ -32,7 +35,7 @@ def test_questions_and_answers_of_owners_are_kept_and_the_rest_counted(tmp_path:
         f"  <inner>{question('8', 'x')}</inner>\n",
     ]
     posts, dropped = read(write_dump(tmp_path / "ai.Posts.xml", rows))
-    assert [(post.user, post.text.strip()) for post in posts] == [("ai/8", "a"), ("ai/9", "b <")]
+    assert posts == [Post("ai/8", ["a"]), Post("ai/9", ["b <"])]
     assert dropped == {
         "posts_of_other_types": 3,
         "posts_without_owner": 1,
@@ -64,8 +67,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, posts
         tmp_path_factory.mktemp("dump") / "a.Posts.xml",
         [question(owner, body) for owner, body in [*written, ("1", "end")]],
     )
-    found = [(post.user, post.text.split()) for post in read(path)[0][:-1]]
-    assert found == [(f"a/{owner}", ["x", *text.split()]) for owner, text in posts]
+    assert read(path)[0][:-1] == [Post(f"a/{owner}", records(" ".join(["x", *text.split()]))) for owner, text in posts]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, posts
 def test_dumps_as_they_come(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.Posts.xml"
     path.write_bytes(content)
-    assert read(path)[0] == [Post("a/1", "caf\u00e9")]
+    assert read(path)[0] == [Post("a/1", ["caf"])]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_an_external_dtd_is_never_opened(tmp_path: Path) -> None:
     head = f"{DECLARATION}<!DOCTYPE posts SYSTEM '{dtd.as_uri()}'>"
     rows = [question("1", "a").replace('"a"', '"a&leak;b"'), row(PostTypeId="1", Body="c")]
     posts, dropped = read(write_dump(tmp_path / "a.Posts.xml", rows, head))
-    assert posts == [Post("a/1", "ab")]
+    assert posts == [Post("a/1", ["ab"])]
     assert dropped == {"posts_without_owner": 1}
 
 
@@ -145,7 +147,6 @@ def test_billion_laughs_are_refused(tmp_path: Path) -> None:
         (b"<posts><post/></posts>", "no posts in it"),
         (b"<?xml version='1.0' encoding='shift_jis'?><posts/>", "multi-byte encodings are not supported"),
         (b"<?xml version='1.0' encoding='nonsense'?><posts/>", "unknown encoding: nonsense"),
-        (b"<posts><row PostTypeId='1' Body='" + b"x" * 2**23 + b"'/></posts>", "more than 4,194,304 bytes"),
     ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -171,10 +172,10 @@ READ = """
 import sys
 from collections import Counter
 from pathlib import Path
-from flsim.data.posts import Source
-from flsim.data.stackexchange import read_stackexchange
-with Source(Path(sys.argv[1])) as source:
-    sum(1 for _ in read_stackexchange(source, Counter()))
+from flsim.data.formats import FORMATS
+path, format = Path(sys.argv[1]), FORMATS["stackexchange"]
+for part in format.parts(path, path, ("user", "text")):
+    sum(1 for _ in format.read(part, Counter()))
 """
 
 
@@ -184,3 +185,78 @@ def test_memory_does_not_grow_with_the_dump(tmp_path: Path) -> None:
         return peak_kilobytes(READ, write_dump(tmp_path / f"{posts}.Posts.xml", rows))
 
     assert peak(20_000) < peak(500) + 5_000  # 40 MB and 1 MB
+
+
+@given(
+    st.lists(st.sampled_from([question("1", "a"), question("2", "<p>b\n<row c"), "\n", " <!-- x --> ", "\t<x/>\n"])),
+    st.data(),
+)
+def test_parts_begin_at_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[str], data: st.DataObject) -> None:
+    path = write_dump(tmp_path_factory.mktemp("dump") / "a.Posts.xml", [question("3", "first"), *rows])
+    whole = read(path)
+    content = path.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_BYTES", data.draw(st.integers(1, 200)))
+        found = FORMATS["stackexchange"].parts(path, path, ("user", "text"))
+        assert b"".join(content[part.first : part.last] for part in found) == content
+        assert all(content[part.first :].startswith(b"<row ") for part in found[1:])
+        assert read(path) == whole
+
+
+def test_errors_of_later_parts_name_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_dump(tmp_path / "a.Posts.xml", [question("1", "a")] * 9 + ["<row &nbsp; />"])
+    monkeypatch.setattr(parts, "PART_BYTES", 300)
+    with pytest.raises(
+        InputError, match=r"a\.Posts\.xml: line \d+, column \d+ of the part from byte \d+: not well-formed"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize("ending", ["", "</posts></posts>", "</posts><row />", "</row></posts>"])
+def test_parts_do_not_hide_a_wrong_end(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 200)
+    path = tmp_path / "a.Posts.xml"
+    path.write_text(f"<posts>\n{question('1', 'a') * 9}{ending}\n")
+    with pytest.raises(InputError, match="column"):
+        read(path)
+    path.write_text(f"<posts>\n{question('1', 'a') * 4}</posts>\n{question('1', 'a') * 4}</posts>")
+    with pytest.raises(InputError, match="column"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["<posts>" + question("1", "a").strip() * 9 + "</posts>", "\ufeff<posts>\n</posts>"]
+)
+def test_what_cannot_be_cut_is_one_part(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 10)
+    path = tmp_path / "a.Posts.xml"
+    path.write_bytes(content.encode("utf-16"))
+    assert len(FORMATS["stackexchange"].parts(path, path, ("user", "text"))) == 1
+    path.write_bytes(content.encode())
+    assert len(FORMATS["stackexchange"].parts(path, path, ("user", "text"))) == 1
+
+
+def test_a_row_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stackexchange, "LONGEST_ROW", 2**22)
+    path = write_dump(tmp_path / "a.Posts.xml", [question("1", "x" * 2**23)])
+    with pytest.raises(InputError, match="more than 4,194,304 bytes"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["x" * 50_000_000, "<b>" * 100_000, "<div>" * 100_000, "<table><tr><td>" * 50_000, "&amp;" * 1_000_000],
+    ids=["50 MB", "inline", "blocks", "tables", "references"],
+)
+def test_html_that_is_a_bomb_is_dropped(tmp_path: Path, body: str) -> None:
+    rows = [question("1", "a"), question("2", body), question("3", "b")]
+    posts, dropped = read(write_dump(tmp_path / "a.Posts.xml", rows))
+    assert posts == [Post("a/1", ["a"]), Post("a/3", ["b"])]
+    assert dropped == {"posts_too_long": 1}
+
+
+@pytest.mark.parametrize("tag", ["<div>", "<b>", "<ul><li>", "<table>", "<a href=x>", "<font><p>"])
+def test_the_deepest_html_that_is_read(tmp_path: Path, tag: str) -> None:
+    body = tag * (stackexchange.MOST_TAGS // tag.count("<")) + "deep"
+    posts, _ = read(write_dump(tmp_path / "a.Posts.xml", [question("1", body)]))
+    assert posts == [Post("a/1", ["deep"])]

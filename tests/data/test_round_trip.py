@@ -1,0 +1,148 @@
+"""What is written in a format is read from it: the same users in the same order with the same words, in any parts."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reading import Sentence, by_user, check_post, read, sentences
+
+from flsim.bench import writers
+from flsim.data import posts
+from flsim.data.formats import FORMATS, format_of
+from flsim.data.posts import OOV_WORD
+from flsim.data.text import records
+
+SPLITS = st.sampled_from(["train", "heldout", "test"])
+NO_NUL = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+PLAIN = st.characters(exclude_categories=["Cc", "Cs", "Cn"])
+WORDS = [".", "the", "/", "a/b", '"', "don't", "<URL>", "é", "/x/", "'"]
+
+ANY_USER = st.one_of(st.text(), st.sampled_from(["../../etc/passwd", "a\0b", "x" * 10_000, "", "00000010", "\n", "-1"]))
+GROUP = st.text(NO_NUL.filter(lambda character: character != "/"), min_size=1).filter(lambda name: name != ".")
+
+
+def examples(user: st.SearchStrategy[str], text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Sentence]]:
+    return st.lists(st.tuples(user, SPLITS, text), max_size=12)
+
+
+def written(rows: list[Sentence]) -> list[tuple[str, str, str]]:
+    return [(str(split), user, text) for user, split, text in rows]
+
+
+def kept(rows: list[Sentence]) -> list[Sentence]:
+    """Tokens are split at white space only; what has none is dropped."""
+    return [(user, split, " ".join(text.split())) for user, split, text in rows if text.split()]
+
+
+@contextmanager
+def parts_of(size: int) -> Any:
+    """Parts of so many bytes and records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(posts, "PART_BYTES", size)
+        patch.setattr(posts, "PART_RECORDS", size)
+        yield
+
+
+def round_trip(
+    folder: Path,
+    name: str,
+    write: Callable[[Path], None],
+    expected: list[Sentence],
+    part: int,
+    format: str,
+) -> None:
+    path = folder / str(next(NUMBERS)) / name  # listings of HDF5 files are kept, by path and time
+    path.parent.mkdir()
+    write(path)
+    assert format_of(path, path) is FORMATS[format]
+    assert FORMATS[format].check(path, path) == []
+    with parts_of(part):
+        found, dropped = read(path, format)
+    for post in found:
+        check_post(post)
+    assert sentences(found) == expected
+    assert not [reason for reason in dropped if reason != "records_without_words"]
+
+
+NUMBERS = count()
+PART = st.sampled_from([1, 3, 1_000, 2**26])
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+
+
+@relaxed
+@given(examples(ANY_USER, st.text()), PART)
+def test_tff_sqlite(tmp_path: Path, rows: list[Sentence], part: int) -> None:
+    write = lambda path: writers.write_tff_sqlite(path, written(rows))  # noqa: E731
+    round_trip(tmp_path, "so.sqlite", write, kept(rows), part, "tff-sqlite")
+
+
+@relaxed
+@given(examples(ANY_USER, st.text()), PART, SPLITS)
+def test_fedjax(tmp_path: Path, rows: list[Sentence], part: int, split: str) -> None:
+    rows = by_user([(user, split, text) for user, _, text in rows])
+    name = f"stackoverflow_{split.replace('heldout', 'held_out')}.sqlite"
+    round_trip(
+        tmp_path, name, lambda path: writers.write_fedjax(path, written(rows)), kept(rows), part, "fedjax-sqlite"
+    )
+
+
+@relaxed
+@given(examples(GROUP, st.text(NO_NUL)), PART, SPLITS, st.booleans())
+def test_tff_hdf5(tmp_path: Path, rows: list[Sentence], part: int, split: str, fixed: bool) -> None:
+    rows = by_user([(user, split, text) for user, _, text in rows])
+    name = f"stackoverflow_{split.replace('heldout', 'held_out')}.h5"
+    write = lambda path: writers.write_tff_hdf5(path, written(rows), fixed)  # noqa: E731
+    round_trip(tmp_path, name, write, kept(rows), part, "tff-hdf5")
+
+
+@relaxed
+@given(examples(GROUP, st.lists(st.sampled_from([*WORDS, "rare", "UNK"]), max_size=30).map(" ".join)), PART)
+def test_pfl(tmp_path: Path, rows: list[Sentence], part: int) -> None:
+    order = ["train", "heldout", "test"]
+    rows = sorted(by_user(rows), key=lambda row: order.index(str(row[1])))
+    expected = [
+        (user, split, " ".join(word if word in WORDS else OOV_WORD for word in text.split()[:20]))
+        for user, split, text in rows
+        if text
+    ]
+    if not rows:
+        rows = [("nobody", "train", "")]
+    write = lambda path: writers.write_pfl(path, written(rows), WORDS)  # noqa: E731
+    round_trip(tmp_path, "so.hdf5", write, expected, part, "pfl-hdf5")
+
+
+@relaxed
+@given(examples(ANY_USER, st.text()), PART, st.integers(1, 5))
+def test_parquet(tmp_path: Path, rows: list[Sentence], part: int, group: int) -> None:
+    def write(path: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writers, "ROW_GROUP", group)
+            writers.write_parquet(path, written(rows))
+
+    round_trip(tmp_path, "so.parquet", write, tokenised(rows), part, "parquet")
+
+
+@relaxed
+@given(examples(ANY_USER, st.text()), PART)
+def test_jsonl(tmp_path: Path, rows: list[Sentence], part: int) -> None:
+    write = lambda path: writers.write_jsonl(path, written(rows))  # noqa: E731
+    round_trip(tmp_path, "so.jsonl", write, tokenised(rows), part, "jsonl")
+
+
+@relaxed
+@given(examples(st.text(PLAIN, min_size=1).filter(lambda user: user != "-1"), st.text(PLAIN)), PART)
+def test_stackexchange(tmp_path: Path, rows: list[Sentence], part: int) -> None:
+    rows = [*rows, ("1", "train", "end")]
+    write = lambda path: writers.write_stackexchange(path, written(rows))  # noqa: E731
+    expected = [(f"so/{user}", split, text) for user, split, text in tokenised(rows)]
+    round_trip(tmp_path, "so.Posts.xml", write, expected, part, "stackexchange")
+
+
+def tokenised(rows: list[Sentence]) -> list[Sentence]:
+    """Formats of plain text have no splits, and their text goes through `flsim.data.text`."""
+    return [(user, None, sentence) for user, _, text in rows for sentence in records(text)]

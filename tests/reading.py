@@ -1,0 +1,71 @@
+"""What the tests of readers share: a whole file read as the import does it, and files damaged on purpose."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+
+from flsim.data.formats import FORMATS
+from flsim.data.posts import Post
+
+COLUMNS = ("user", "text")
+Sentence = tuple[str, str | None, str]  # user, split, words
+
+
+def read(
+    path: Path, format: str, source: Path | None = None, columns: tuple[str, str] = COLUMNS
+) -> tuple[list[Post], Counter[str]]:
+    """The posts of a file, part after part, and what was dropped."""
+    dropped: Counter[str] = Counter()
+    parts = FORMATS[format].parts(path, source or path, columns)
+    return [post for part in parts for post in FORMATS[format].read(part, dropped)], dropped
+
+
+def sentences(posts: Iterable[Post]) -> list[Sentence]:
+    return [(post.user, post.split, sentence) for post in posts for sentence in post.sentences]
+
+
+def by_user(examples: Iterable[Sentence]) -> list[Sentence]:
+    """In the order of (split, user), stable: what formats of one row or group a client can hold."""
+    return sorted(examples, key=lambda example: (example[1] or "", example[0].encode()))
+
+
+def users(examples: Iterable[Sentence]) -> list[tuple[str, list[str]]]:
+    return [(user, [text for _, _, text in group]) for user, group in groupby(examples, itemgetter(0))]
+
+
+def check_post(post: Post) -> None:
+    """What every post promises."""
+    assert post.split in ("train", "heldout", "test", None)
+    assert post.user.encode("utf-8").decode("utf-8") == post.user
+    for sentence in post.sentences:
+        assert sentence
+        assert sentence == " ".join(sentence.split())
+        sentence.encode("utf-8")
+
+
+def damaged(content: bytes, rng: np.random.Generator) -> bytes:
+    """One of: bytes changed, cut short, a piece taken out, doubled, or put in from elsewhere."""
+    size = len(content)
+    kind = rng.integers(6)
+    first, last = sorted(int(offset) for offset in rng.integers(0, size + 1, 2))
+    if kind == 0:
+        return content[:last]
+    if kind == 1:
+        return content[:first] + content[last:]
+    if kind == 2:
+        return content[:last] + content[first:]
+    changed = bytearray(content)
+    if kind == 3:  # a piece over another one
+        length = min(int(rng.integers(1, 64)), size - last)
+        changed[last : last + length] = content[first : first + length]
+    elif kind == 4:  # a number at its limits
+        value = (b"\x00", b"\xff", b"\x7f", b"\x80")[rng.integers(4)]
+        changed[first : first + int(rng.integers(1, 9))] = value * min(int(rng.integers(1, 9)), size - first)
+    else:
+        for offset in rng.integers(0, size, rng.integers(1, 9)):
+            changed[offset] = rng.integers(256)
+    return bytes(changed)
