@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -41,10 +43,45 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
 
 
 def peak_kilobytes(code: str, *arguments: Path) -> int:
-    """Peak resident memory of a Python process. (`ru_maxrss` would not do: a child inherits its parent's.)"""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        pytest.skip("peak memory is read from /proc, which this system has not")
-    code += "\nprint(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
+    """Peak memory of a Python process and those that it starts, together; what they share counts once."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("memory is read from /proc/PID/smaps_rollup, which this system has not")
+    peak = 0
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, sum(map(_kilobytes, (process.pid, *children(process.pid)))))
+            time.sleep(0.002)
+    assert process.returncode == 0
+    return peak
+
+
+def _kilobytes(pid: int) -> int:
+    """Resident memory of a process; of memory that it shares with others, its share."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0  # it ended
+
+
+def alive(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet has."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll; a minute is more than anything here takes."""
+    for _ in range(6_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise TimeoutError("waited for a minute")
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started and that have not ended."""
+    with suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []

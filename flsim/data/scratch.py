@@ -155,7 +155,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
             place.remove()
             raise
         except KeyboardInterrupt:
-            say(f"{folder}: kept; {CONTINUES}")
+            say(f"{folder}: interrupted; {CONTINUES}")
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

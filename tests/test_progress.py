@@ -1,0 +1,63 @@
+"""Progress as a person sees it: in a terminal of 80 columns, and in a file."""
+
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+LONG_JOB = """
+from flsim import progress
+progress.LINES_EVERY = 0
+with progress.progress("counting words", 1_000, start=100, unit="sentences") as advance:
+    for done in range(101, 1_001):
+        advance(done, "a note that is longer than any line of a terminal " * 3, work=done * 0.5)
+"""
+
+
+def test_a_bar_fits_a_terminal_of_80_columns() -> None:
+    parent, child = os.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-c", LONG_JOB], stderr=child, env=environment | {"TERM": "xterm"}
+    ) as process:
+        os.close(child)
+        said = b""
+        try:
+            while chunk := os.read(parent, 2**16):
+                said += chunk
+        except OSError:  # the other end is closed
+            pass
+    os.close(parent)
+    assert process.returncode == 0
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()))
+    assert max(map(len, lines)) <= 80
+    shown = [line for line in lines if line.startswith("counting words")]
+    assert re.search(r"\d:\d\d:\d\d 1,000 of 1,000, [\d,]+ sentences/s, a no", shown[-1])
+    assert len(lines) < 2 * len(shown) + 2  # none of them is broken into several
+
+
+def test_elsewhere_lines_say_rate_and_time_left() -> None:
+    done = subprocess.run([sys.executable, "-c", LONG_JOB], capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert done.stdout == ""
+    assert len(lines) == 900
+    assert re.match(r"counting words: 500 of 1,000, \d+ s, [\d,]+ sentences/s, \d:\d\d:\d\d left, a note", lines[399])
+    assert re.match(r"counting words: 1,000 of 1,000, \d+ s, [\d,]+ sentences/s, a note", lines[-1])
+
+
+def test_time_left_is_of_what_was_done_now() -> None:
+    """Half of what was left when a job was taken up again took a second: the other half takes another."""
+    code = """
+import time
+from flsim import progress
+with progress.progress("again", 1_000, start=900) as advance:
+    time.sleep(1)
+    progress.LINES_EVERY = 0
+    advance(950)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "again: 950 of 1,000, 1 s, 0:00:01 left\n"
