@@ -1,27 +1,23 @@
 """The data side at the size of the paper: 392,000 users of 2,000 words, 90 canaries, cohorts of 5,000.
 
-Memory is that of this process and all its children, as proportional set size (a page that k processes share counts
-1/k in each), sampled from /proc: anonymous memory, which nothing else can have, apart from pages of mapped files,
-which the system takes back when it needs them.
+Memory is that of this process and all its children (`flsim.bench.memory`).
 """
 
 import os
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flsim.bench.memory import PeakMemory
 from flsim.canaries.planting import Planting, draw_canaries, plant
 from flsim.canaries.population import Population, World, open_population, write_population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.errors import InputError
 from flsim.progress import say
 from flsim.rng import stream
 
@@ -45,10 +41,8 @@ def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
         Counts, bytes on disk, and for each step its seconds and peak memory in bytes.
 
     Raises:
-        InputError: this system has no /proc/self/smaps_rollup.
+        InputError: as `PeakMemory`.
     """
-    if not Path("/proc/self/smaps_rollup").exists():
-        raise InputError("flsim bench scale reads memory from /proc/self/smaps_rollup, which this system has not")
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
         folder = Path(name)
         steps: dict[str, Any] = {}
@@ -131,54 +125,12 @@ def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@dataclass
-class _Memory:
-    """Bytes."""
-
-    anonymous: int = 0
-    file: int = 0
-
-
 @contextmanager
 def _step(steps: dict[str, Any], name: str) -> Iterator[None]:
     """Measure seconds and peak memory."""
-    peak, over = _Memory(), threading.Event()
-
-    def sample() -> None:
-        while True:
-            now = memory(os.getpid())
-            peak.anonymous, peak.file = max(peak.anonymous, now.anonymous), max(peak.file, now.file)
-            if over.is_set():
-                return
-            over.wait(SAMPLE_EVERY)
-
     say(name)
-    sampler = threading.Thread(target=sample)
     began = time.perf_counter()
-    sampler.start()
-    try:
+    with PeakMemory(os.getpid()) as peak:
         yield
-    finally:
-        seconds = time.perf_counter() - began
-        over.set()
-        sampler.join()
+    seconds = time.perf_counter() - began
     steps[name] = {"seconds": seconds, "peak_anonymous_bytes": peak.anonymous, "peak_file_bytes": peak.file}
-
-
-def memory(process: int) -> _Memory:
-    """What a process and its descendants use now."""
-    total = _Memory()
-    with suppress(OSError):  # it has ended
-        folder = Path("/proc") / str(process)
-        for line in (folder / "smaps_rollup").read_text().splitlines()[1:]:
-            name, kilobytes = line.split()[:2]
-            if name == "Pss_Anon:":
-                total.anonymous += 1024 * int(kilobytes)
-            elif name in ("Pss_File:", "Pss_Shmem:"):
-                total.file += 1024 * int(kilobytes)
-        for task in (folder / "task").iterdir():
-            for child in (task / "children").read_text().split():
-                below = memory(int(child))
-                total.anonymous += below.anonymous
-                total.file += below.file
-    return total
