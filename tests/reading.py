@@ -1,13 +1,14 @@
 """What the tests of readers share: a whole file read as the import does it, and files damaged on purpose."""
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from flsim.data import posts as parts
 from flsim.data.formats import FORMATS
 from flsim.data.posts import Post
 
@@ -33,8 +34,13 @@ def by_user(examples: Iterable[Sentence]) -> list[Sentence]:
     return sorted(examples, key=lambda example: (example[1] or "", example[0].encode()))
 
 
-def users(examples: Iterable[Sentence]) -> list[tuple[str, list[str]]]:
-    return [(user, [text for _, _, text in group]) for user, group in groupby(examples, itemgetter(0))]
+@contextmanager
+def parts_of(size: int) -> Iterator[None]:
+    """Parts of so many bytes and records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_BYTES", size)
+        patch.setattr(parts, "PART_RECORDS", size)
+        yield
 
 
 def check_post(post: Post) -> None:

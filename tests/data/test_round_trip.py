@@ -1,18 +1,15 @@
 """What is written in a format is read from it: the same users in the same order with the same words, in any parts."""
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reading import Sentence, by_user, check_post, read, sentences
+from reading import Sentence, by_user, check_post, parts_of, read, sentences
 
 from flsim.bench import writers
-from flsim.data import posts
 from flsim.data.formats import FORMATS, format_of
 from flsim.data.posts import OOV_WORD
 from flsim.data.text import records
@@ -37,15 +34,6 @@ def written(rows: list[Sentence]) -> list[tuple[str, str, str]]:
 def kept(rows: list[Sentence]) -> list[Sentence]:
     """Tokens are split at white space only; what has none is dropped."""
     return [(user, split, " ".join(text.split())) for user, split, text in rows if text.split()]
-
-
-@contextmanager
-def parts_of(size: int) -> Any:
-    """Parts of so many bytes and records."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(posts, "PART_BYTES", size)
-        patch.setattr(posts, "PART_RECORDS", size)
-        yield
 
 
 def round_trip(
