@@ -30,7 +30,7 @@ def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flowe
     run, model = _open(request.run, request.config)
     model.load_state_dict(request.params)
     update = train_cohort(
-        model, run.users, request.users.tolist(), run.config.local, run.config.seed, request.round, request.clip
+        model, run.users, request.users.tolist(), run.federated.local, run.config.seed, request.round, request.clip
     )
     reply = ShardReply(request.round, request.shard, update, _worker())
     return Message(encode_reply(reply), reply_to=message)
@@ -42,7 +42,7 @@ def _open(path: str, config: str) -> tuple[Run, CIFGLanguageModel]:
     run = Run.open(Path(path))
     if run.config.digest != config:
         raise InputError(f"{path}: its config.toml is not the one that the server trains with")
-    torch.set_num_threads(run.config.system.cpus_per_client)
+    torch.set_num_threads(run.federated.system.cpus_per_client)
     device = "cuda" if ray.is_initialized() and ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
     return run, model_of(run.provenance).to(device)
 

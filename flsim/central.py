@@ -32,7 +32,6 @@ class CentralHParams:
         epochs: passes over all records; under DP-SGD, of an expected record.
         steps: number of steps, in place of epochs.
         batch_size: records in a step; under DP-SGD the expected number.
-        order: "iid" permutes all records anew each epoch; "sequence" goes user by user, each epoch the same way.
         optimizer: of torch, with its defaults but for the settings below.
         learning_rate: on the mean cross-entropy (nats) over a batch's real positions.
         momentum: of optimizer "momentum".
@@ -41,7 +40,6 @@ class CentralHParams:
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
-    order: Order = "iid"
     optimizer: Literal["sgd", "momentum", "adam", "rmsprop"] = "sgd"
     learning_rate: float = 0.005
     momentum: float = 0.9
@@ -82,6 +80,11 @@ class CentralState:
     params: Params
     moments: dict[str, Params] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger.zero)
+
+    @property
+    def round(self) -> int:
+        """`step`, by the name of what a run counts."""
+        return self.step
 
     def to(self, device: torch.device | str) -> "CentralState":
         """The same, with the tensors on a device; counts of steps, which Adam and RMSProp keep, stay on the CPU."""
@@ -124,6 +127,7 @@ class CentralTraining:
         records: of all users.
         hparams: training.
         seed: the experiment's; batches, lots and noise are functions of (seed, step).
+        order: "iid" permutes all records anew each epoch; "sequence" goes user by user, each epoch the same way.
         privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, a record in the place of a user.
         physical_batch: under DP-SGD, records whose gradients are in memory at a time.
 
@@ -135,6 +139,7 @@ class CentralTraining:
     records: RecordSequence
     hparams: CentralHParams
     seed: int
+    order: Order = "iid"
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     physical_batch: int = 8
 
@@ -142,7 +147,7 @@ class CentralTraining:
         at_least_one(physical_batch=self.physical_batch)
         if self.privacy.mechanism == "none":
             return
-        if self.hparams.order == "sequence":
+        if self.order == "sequence":
             raise InputError('order "sequence" has no privacy accounting; with clip or noise use order "iid"')
         if self.privacy.target_quantile is not None:
             raise InputError("target_quantile adapts the clip of users' updates; central training has a fixed clip")
@@ -152,7 +157,7 @@ class CentralTraining:
         """What a step, from 0, reads."""
         size, records = self.hparams.batch_size, len(self.records)
         if self.privacy.mechanism == "none":
-            return self.records.batch(positions_at(step, records, size, self.hparams.order, self.seed))
+            return self.records.batch(positions_at(step, records, size, self.order, self.seed))
         return self.records.batch(poisson_lot(step, records, size, self.seed))
 
     def step(self, state: CentralState) -> tuple[CentralState, Log]:
@@ -227,6 +232,7 @@ def train_central(
     training: CentralTraining,
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
+    title: str = "training",
 ) -> Iterator[tuple[CentralState, Log]]:
     """Train, and hand out the state where it is asked for: save or evaluate it there, or leave the loop.
 
@@ -235,6 +241,7 @@ def train_central(
         training: what to do.
         until_step: the last step.
         stop_at: whether to hand out the state after that many steps; the last one always is.
+        title: of the progress that is shown.
 
     Yields:
         The state, on the CPU, and the log of the steps since the one before.
@@ -243,7 +250,7 @@ def train_central(
         Diverged: see `CentralTraining.step`.
     """
     state, log = state.to(training.model.embedding.device), Log()
-    with progress("training", until_step, state.step) as advance:
+    with progress(title, until_step, state.step) as advance:
         while state.step < until_step:
             state, done = training.step(state)
             log = log.merge(done)

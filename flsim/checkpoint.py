@@ -1,7 +1,8 @@
-"""A server state on disk: one safetensors file, written then renamed; loading it executes no code.
+"""A state of training on disk: one safetensors file, written then renamed; loading it executes no code.
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
-Metadata     round, clip ("" without one), ledger (JSON), and the fields of `Provenance`
+Metadata     round and clip ("" without one), or step, where training is central; ledger (JSON), and the fields of
+             `Provenance`
 """
 
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from flsim.central import CentralState
 from flsim.errors import InputError
 from flsim.federated import ServerState
 from flsim.files import new_file
@@ -17,6 +19,7 @@ from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
 from flsim.privacy.ledger import Ledger
 
 SUFFIX = ".safetensors"
+State = ServerState | CentralState
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,16 @@ def round_of(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def save(folder: Path, state: ServerState, provenance: Provenance) -> Path:
+def save(folder: Path, state: State, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``; it is whole or absent. Returns the path."""
     path = folder / checkpoint_name(state.round)
     metadata = {name: str(value) for name, value in asdict(provenance).items()}
-    clip = "" if state.clip is None else repr(state.clip)  # repr of a float reads back bit for bit
-    metadata |= {"round": str(state.round), "clip": clip, "ledger": state.ledger.to_json()}
+    if isinstance(state, CentralState):
+        metadata |= {"step": str(state.step)}
+    else:
+        clip = "" if state.clip is None else repr(state.clip)  # repr of a float reads back bit for bit
+        metadata |= {"round": str(state.round), "clip": clip}
+    metadata |= {"ledger": state.ledger.to_json()}
     tensors = {
         **state.params,
         **{f"{moment}/{name}": value for moment, of in state.moments.items() for name, value in of.items()},
@@ -62,7 +69,7 @@ def save(folder: Path, state: ServerState, provenance: Provenance) -> Path:
     return path
 
 
-def load(path: Path) -> tuple[ServerState, Provenance]:
+def load(path: Path) -> tuple[State, Provenance]:
     """Read a state.
 
     Raises:
@@ -80,14 +87,24 @@ def load(path: Path) -> tuple[ServerState, Provenance]:
         )
         params = _tensors_under("", tensors)
         moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
-        clip = float(metadata["clip"]) if metadata["clip"] else None
-        state = ServerState(int(metadata["round"]), params, moments, clip, Ledger.from_json(metadata["ledger"]))
+        state = _state_of(metadata, params, moments)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({_first_line(error)})") from error
     expected = {name: value.shape for name, value in model_of(provenance).named_parameters()}
-    if any(expected != {name: value.shape for name, value in of.items()} for of in (params, *moments.values())):
-        raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
+    counts = dict.fromkeys(expected, ())  # torch's Adam and RMSProp count their steps once for each parameter
+    for slot, of in {"": params, **moments}.items():
+        shapes = {name: value.shape for name, value in of.items()}
+        if shapes != (counts if slot == "step" else expected):
+            raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
     return state, provenance
+
+
+def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Params]) -> State:
+    ledger = Ledger.from_json(metadata["ledger"])
+    if "step" in metadata:
+        return CentralState(int(metadata["step"]), params, moments, ledger)
+    clip = float(metadata["clip"]) if metadata["clip"] else None
+    return ServerState(int(metadata["round"]), params, moments, clip, ledger)
 
 
 def _prefix(name: str) -> str:

@@ -1,10 +1,13 @@
 """A run folder: everything that belongs to a run, and the only place that knows where it lies.
 
+A round is what a run counts: of central training, a step.
+
 config.toml      all settings, defaults included
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 rows/            round-000010.parquet, ...: what evaluation found
-rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained
+rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained;
+                 of central training a line per saved step: loss since the line before, records, epsilon, seconds
 run.json         name, setting, status, round
 """
 
@@ -17,22 +20,25 @@ from typing import Any, Literal
 
 import torch
 
-from flsim import checkpoint, federated
+from flsim import central, checkpoint, federated
 from flsim.canaries.planting import draw_canaries, plant
 from flsim.canaries.population import Population, open_population, write_population
 from flsim.canaries.spec import Canary
-from flsim.config import Config, dump, load
-from flsim.data.corpus import Corpus
+from flsim.central import CentralTraining
+from flsim.checkpoint import State
+from flsim.config import CentralConfig, Config, FederatedConfig, dump, load
+from flsim.data.corpus import Corpus, Split
 from flsim.errors import InputError
 from flsim.evaluation.evaluate import evaluate
-from flsim.federated import ServerState
 from flsim.files import new_file, new_folder, write_json
+from flsim.model.cifg import CIFGLanguageModel
 from flsim.privacy import report
-from flsim.privacy.ledger import Entry, Ledger
+from flsim.privacy.ledger import Ledger
 from flsim.progress import say
 from flsim.results.rows import Row
 from flsim.results.store import write_rows
 from flsim.sampling import draw_cohort, shard_ranges
+from flsim.train.records import RecordSequence
 
 Status = Literal["running", "completed", "diverged", "failed"]
 
@@ -54,9 +60,7 @@ class Run:
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             train = corpus.split("train")
-            draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
-            shard_ranges(len(train), settings.system.shards)
-            _foresee_privacy(settings, len(train))
+            _foresee_training(settings, train)
             if not len(corpus.split("test")):
                 raise InputError(
                     f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
@@ -73,7 +77,7 @@ class Run:
 
     @classmethod
     def reopen(cls, settings: Config, path: Path) -> "Run":
-        """A run to be continued with `settings`, which may differ in rounds and in the use of machines.
+        """A run to be continued with `settings`, which may differ in how long and in the use of machines.
 
         Raises:
             InputError: there is no such run, or it was started with settings that give other results.
@@ -126,15 +130,45 @@ class Run:
             sizes.units,
         )
 
-    def latest_state(self) -> ServerState:
+    @property
+    def federated(self) -> FederatedConfig:
+        """The settings of a federated run. Raises InputError where it is a central one."""
+        if not isinstance(self.config, FederatedConfig):
+            raise InputError(f"{self.path}: training is central, which has no clients; continue it with `flsim run`")
+        return self.config
+
+    @property
+    def central(self) -> CentralConfig:
+        """The settings of a central run. Raises InputError where it is a federated one."""
+        if not isinstance(self.config, CentralConfig):
+            raise InputError(f"{self.path}: training is federated; continue it with `flsim run`")
+        return self.config
+
+    @cached_property
+    def rounds(self) -> int:
+        """How long training is."""
+        return self.config.rounds_over(self.corpus.split("train").records)
+
+    @cached_property
+    def population(self) -> int:
+        """Number of what an epsilon is about: users, or records."""
+        return _population(self.config, self.corpus.split("train"))
+
+    def central_training(self) -> CentralTraining:
+        """What the steps of a central run need. Raises InputError where it is a federated one, or its GPU is away."""
+        return _central_training(self.central, self.users)
+
+    def latest_state(self) -> State:
         """The newest checkpoint's state, or a new model's where there is none."""
         newest = checkpoint.latest(self.path / "checkpoints")
-        if newest is None:
-            config, vocabulary = self.config, self.corpus.layout.vocabulary_size
+        if newest is not None:
+            return self.load(newest)
+        config, vocabulary = self.config, self.corpus.layout.vocabulary_size
+        if isinstance(config, FederatedConfig):
             return federated.init(vocabulary, config.model, config.seed, config.training, config.privacy)
-        return self.load(newest)
+        return central.init(vocabulary, config.model, config.seed)
 
-    def load(self, path: Path) -> ServerState:
+    def load(self, path: Path) -> State:
         """A checkpoint of this run.
 
         Raises:
@@ -158,7 +192,7 @@ class Run:
             raise InputError(f"{path}: trained with other settings than {self.path / 'config.toml'}; name its own run")
         return state
 
-    def save(self, state: ServerState) -> Path:
+    def save(self, state: State) -> Path:
         """Write a checkpoint, then remove older ones that are neither evaluated nor the newest."""
         folder = self.path / "checkpoints"
         path = checkpoint.save(folder, state, self.provenance)
@@ -169,7 +203,7 @@ class Run:
 
     def is_evaluated_at(self, round_: int) -> bool:
         """Whether the schedule asks for an evaluation after that many rounds."""
-        return round_ % self.config.evaluation.every == 0 or round_ == self.config.training.rounds
+        return round_ % self.config.evaluation.every == 0 or round_ == self.rounds
 
     def is_saved_at(self, round_: int) -> bool:
         return self.is_evaluated_at(round_) or round_ % self.config.system.checkpoint_every == 0
@@ -192,7 +226,7 @@ class Run:
             "status": status,
             "reason": reason,
             "round": checkpoint.round_of(newest) if newest else 0,
-            "rounds": self.config.training.rounds,
+            "rounds": self.rounds,
         }
         write_json(self.path / "run.json", about)
 
@@ -201,16 +235,16 @@ class Run:
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
-    def epsilons(self, state: ServerState) -> dict[str, float]:
+    def epsilons(self, state: State) -> dict[str, float]:
         """What the state's rounds spent, by the name of the convention; nothing without noise."""
         if self.config.privacy.mechanism != "dp":
             return {}
-        return report.spent(state.ledger, self.config.training.sampler, self.delta)
+        return report.spent(state.ledger, self.config.sampler, self.delta)
 
     @property
     def delta(self) -> float:
         """Of the (epsilon, delta) that is reported."""
-        return self.config.privacy.delta_for(len(self.users))
+        return self.config.privacy.delta_for(self.population)
 
     def forget_rounds_after(self, round_: int) -> None:
         """Drop the lines of later rounds from rounds.jsonl, and one that was cut short: they are trained again."""
@@ -221,17 +255,46 @@ class Run:
                 partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
-def _foresee_privacy(settings: Config, population: int) -> None:
+def _foresee_training(settings: Config, train: Split) -> None:
+    """Raises InputError where training could not begin."""
+    if isinstance(settings, FederatedConfig):
+        draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
+        shard_ranges(len(train), settings.system.shards)
+    elif isinstance(settings, CentralConfig):
+        _central_training(settings, train)
+    _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train.records))
+
+
+def _population(settings: Config, train: Split) -> int:
+    return len(train) if settings.unit == "user" else train.records
+
+
+def _central_training(settings: CentralConfig, users: Split | Population) -> CentralTraining:
+    if settings.system.device == "cuda" and not torch.cuda.is_available():
+        raise InputError('system.device is "cuda", but torch finds no GPU here; set system.device = "cpu"')
+    model = CIFGLanguageModel(users.layout.vocabulary_size, settings.model).to(settings.system.device)
+    return CentralTraining(
+        model,
+        RecordSequence(users, users.user_offsets),
+        settings.training,
+        settings.seed,
+        settings.order,
+        settings.privacy,
+        settings.system.physical_batch,
+    )
+
+
+def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:
     """Say what all rounds will spend; raises InputError where that cannot be accounted."""
-    training, privacy = settings.training, settings.privacy
+    privacy, unit = settings.privacy, settings.unit
     if privacy.mechanism != "dp":
         return
     delta = privacy.delta_for(population)
-    planned = Entry(training.sampler, population, training.cohort, privacy.noise_multiplier, training.rounds)
-    epsilons = report.spent(Ledger((planned,)), training.sampler, delta)
-    say(f"{training.rounds:,} rounds will spend: {report.note(epsilons)}, delta {delta:.3g}")
+    epsilons = report.spent(Ledger((settings.planned(population, rounds),)), settings.sampler, delta)
+    what = "rounds" if unit == "user" else "steps"
+    say(f"{rounds:,} {what} will spend: {report.note(epsilons, unit)}, delta {delta:.3g}")
     if delta >= 1 / population:
-        say(f"privacy.delta {delta:g} is not below 1 / {population:,} users: to publish one of them would satisfy it")
+        say(f"privacy.delta {delta:g} is not below 1 / {population:,} {unit}s: to publish one of them would satisfy it")
 
 
 def _round_of_line(line: str) -> float:
@@ -263,7 +326,8 @@ def evaluate_checkpoint(run: Path, path: str | Path, device: str = "cpu") -> lis
     )
     spent = opened.epsilons(state)
     if spent:
-        measured = {**{f"epsilon {name}": value for name, value in spent.items()}, "delta": opened.delta}
+        of = "" if opened.config.unit == "user" else f"{opened.config.unit} "
+        measured = {**{f"{of}epsilon {name}": value for name, value in spent.items()}, f"{of}delta": opened.delta}
         rows += [Row(opened.name, state.round, metric, "", value) for metric, value in measured.items()]
     write_rows(opened.path, state.round, rows)
     return rows

@@ -7,6 +7,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flsim import config
+from flsim.config import FederatedConfig
+from flsim.errors import InputError
 from flsim.runs import Run
 from server import rounds
 
@@ -16,6 +18,9 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train the configuration that `flwr run . --run-config 'config="..." out="..."'` names."""
-    settings = config.load(Path(str(context.run_config["config"])))
+    path = Path(str(context.run_config["config"]))
+    settings = config.load(path)
+    if not isinstance(settings, FederatedConfig):
+        raise InputError(f"{path}: training is central, which has no clients; train it with `flsim run`")
     run = Run.create(settings, Path(str(context.run_config["out"])))
     rounds.train(grid, run, Event())

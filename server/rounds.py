@@ -5,27 +5,26 @@ It is not Flower's Strategy: that averages the replies that it got and goes on; 
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from threading import Event
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flsim import checkpoint, federated
-from flsim.errors import Diverged, RunFailed
+from flsim import federated
+from flsim.errors import InputError, RunFailed
 from flsim.evaluation.service import EvaluationService
 from flsim.federated import ServerState
 from flsim.privacy import report
 from flsim.progress import progress, say
-from flsim.runs import Run, evaluate_checkpoint
+from flsim.runs import Run
 from flsim.sampling import draw_cohort, shard_ranges
 from flsim.train.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_request
+from server.supervision import go_on_without, keep, supervised
 
 POLL = 0.005  # seconds; Grid.send_and_receive would sleep 0.1
 NODES_DEADLINE = 120.0  # seconds
-EVALUATION_DEADLINE = 24 * 3600.0  # seconds to wait, after the last round, for what is still being evaluated
 
 
 def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> ServerState:
@@ -41,34 +40,16 @@ def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> Se
         Diverged: values that are not finite; names the round and the last good checkpoint.
         RunFailed: a shard kept failing, an evaluation failed, or `stop` was set.
     """
-    system = run.config.system
+    system, state = run.federated.system, run.latest_state()
+    if not isinstance(state, ServerState):
+        raise InputError(f"{run.path}: its newest checkpoint is of central training; start a new run")
     nodes = wait_for_nodes(grid, system.shards)
-    device = "cuda" if evaluation_gpus else "cpu"
-    work = partial(evaluate_checkpoint, run.path.resolve(), device=device)
-    evaluation = EvaluationService(work, evaluation_gpus)
 
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
 
-    state = run.latest_state()
-    run.forget_rounds_after(state.round)
-    try:
-        state = train_rounds(run, state, send, evaluation)
-        finish_evaluations(run, evaluation)
-    except Diverged as error:
-        with suppress(RunFailed):
-            evaluation.drain(EVALUATION_DEADLINE)  # what was good before still counts
-        newest = checkpoint.latest(run.path / "checkpoints")
-        reason = f"{error}; last good checkpoint: {newest or 'none'}"
-        run.mark("diverged", reason)
-        raise Diverged(reason) from error
-    except BaseException as error:
-        run.mark("failed", str(error) or type(error).__name__)
-        raise
-    finally:
-        evaluation.close()
-    run.mark("completed")
-    return state
+    with supervised(run, evaluation_gpus) as evaluation:
+        return train_rounds(run, state, send, evaluation)
 
 
 Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
@@ -76,9 +57,7 @@ Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
 
 def train_rounds(run: Run, state: ServerState, send: Send, evaluation: EvaluationService) -> ServerState:
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
-    config, rounds, population = run.config, run.config.training.rounds, len(run.users)
-    for path in run.unevaluated():
-        evaluation.submit(path.resolve())
+    config, rounds, population = run.federated, run.federated.training.rounds, len(run.users)
     with progress(run.name, rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         while state.round < rounds:
@@ -99,11 +78,8 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluation: Evaluatio
             )
             began = now
             if run.is_saved_at(state.round):
-                path = run.save(state)
-                run.mark("running")
-                if evaluated:
-                    evaluation.submit(path.resolve())
-            _go_on_without(evaluation.poll)
+                keep(run, state, evaluation)
+            go_on_without(evaluation.poll)
             loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "nobody came"
             advance(state.round, f"{loss}, {report.note(spent)} {spent_by}" if spent else loss)
     if spent:
@@ -123,41 +99,14 @@ def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
     }
 
 
-def finish_evaluations(run: Run, evaluation: EvaluationService) -> None:
-    """Wait for what is still being evaluated.
-
-    Raises:
-        Diverged: as `EvaluationService.drain`.
-        RunFailed: evaluations failed, now or during training; `--resume` does them again.
-    """
-    with progress(f"{run.name}: evaluating", total=1) as advance:
-        until = time.monotonic() + EVALUATION_DEADLINE
-        while evaluation.pending and time.monotonic() < until:
-            _go_on_without(partial(evaluation.drain, until - time.monotonic()))
-        advance(1)
-    missing = run.unevaluated()
-    if missing:
-        raise RunFailed(f"{missing[0].name} could not be evaluated; `flsim run --resume` tries again")
-
-
-def _go_on_without(look: Callable[[], object]) -> None:
-    """Evaluation never feeds the loop: one that failed is said, and training goes on."""
-    try:
-        look()
-    except Diverged:
-        raise
-    except RunFailed as error:
-        say(str(error))
-
-
 def requests(run: Run, state: ServerState) -> list[RoundRequest]:
     """One request per shard that holds users of this round's cohort, in shard order."""
     population = len(run.users)
-    training = run.config.training
-    cohort = draw_cohort(run.config.seed, state.round, population, training.cohort, training.sampler)
+    config, training = run.federated, run.federated.training
+    cohort = draw_cohort(config.seed, state.round, population, training.cohort, training.sampler)
     return [
-        RoundRequest(str(run.path.resolve()), run.config.digest, state.round, shard, users, state.params, state.clip)
-        for shard, (first, last) in enumerate(shard_ranges(population, run.config.system.shards))
+        RoundRequest(str(run.path.resolve()), config.digest, state.round, shard, users, state.params, state.clip)
+        for shard, (first, last) in enumerate(shard_ranges(population, config.system.shards))
         if len(users := cohort[(first <= cohort) & (cohort < last)])
     ]
 

@@ -30,7 +30,7 @@ from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
 from flsim.train.local import LocalHParams, train_cohort
-from flsim.train.records import RecordSequence, poisson_lot, positions_at
+from flsim.train.records import Order, RecordSequence, poisson_lot, positions_at
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
@@ -50,10 +50,11 @@ def training_of(
     hparams: CentralHParams | None = None,
     seed: int = 0,
     privacy: PrivacyHParams | None = None,
+    order: Order = "iid",
 ) -> CentralTraining:
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).double()
     records = RecordSequence.of(users)
-    return CentralTraining(model, records, hparams or CentralHParams(), seed, privacy or PrivacyHParams())
+    return CentralTraining(model, records, hparams or CentralHParams(), seed, order, privacy or PrivacyHParams())
 
 
 def start() -> CentralState:
@@ -86,7 +87,7 @@ def users(random_users: Callable[..., list[list[list[int]]]]) -> Population:
 
 
 def test_in_sequence_is_user_by_user_and_each_epoch_the_same_way(users: Population) -> None:
-    training = training_of(users, CentralHParams(batch_size=3, order="sequence"))
+    training = training_of(users, CentralHParams(batch_size=3), order="sequence")
     everything = [record.tolist() for user in range(len(users)) for record in users[user]]
     assert len(everything) == 13
     for epoch in range(2):
@@ -129,11 +130,11 @@ def test_a_batch_is_the_records_at_its_positions(counts: list[int], seed: int) -
 
 @pytest.mark.parametrize("order", ["iid", "sequence"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_equals_a_plain_torch_loop(users: Population, optimizer: str, order: str) -> None:
+def test_training_equals_a_plain_torch_loop(users: Population, optimizer: str, order: Order) -> None:
     """One model and one optimizer of torch over two epochs, with a loss over the full padded grid. float64, 1e-8, since
     Adam and RMSProp blow up the rounding of tiny gradients."""
-    hparams = CentralHParams(batch_size=3, order=order, optimizer=optimizer, learning_rate=0.1)  # type: ignore[arg-type]
-    training = training_of(users, hparams)
+    hparams = CentralHParams(batch_size=3, optimizer=optimizer, learning_rate=0.1)  # type: ignore[arg-type]
+    training = training_of(users, hparams, order=order)
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(0).double()
     make: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -158,11 +159,11 @@ def test_training_equals_a_plain_torch_loop(users: Population, optimizer: str, o
 
 
 @pytest.mark.parametrize("order", ["iid", "sequence"])
-def test_one_step_over_everything_is_a_round_with_one_user(users: Population, order: str) -> None:
+def test_one_step_over_everything_is_a_round_with_one_user(users: Population, order: Order) -> None:
     """FedAvg of one user, one epoch in one batch, server rate 1: the same step of gradient descent. float64, 1e-12."""
     everything = [record.tolist() for user in range(len(users)) for record in users[user]]
-    hparams = CentralHParams(batch_size=13, order=order, learning_rate=0.3)  # type: ignore[arg-type]
-    central = final(start(), training_of(users, hparams), 1)
+    hparams = CentralHParams(batch_size=13, learning_rate=0.3)
+    central = final(start(), training_of(users, hparams, order=order), 1)
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(0).double()
     total = train_cohort(model, population_of([everything]), [0], LocalHParams(1, 13, 0.3), 0, 0)
     before = ServerState(0, start().params)
@@ -269,18 +270,18 @@ def test_divergence_is_a_failure(users: Population) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hparams", "privacy", "message"),
+    ("batch_size", "order", "privacy", "message"),
     [
-        (CentralHParams(order="sequence"), DP, 'order "sequence" has no privacy accounting'),
-        (CentralHParams(batch_size=14), DP, "between 1 and the 13 training records, found 14"),
-        (CentralHParams(), replace(DP, target_quantile=0.5), "central training has a fixed clip"),
+        (2, "sequence", DP, 'order "sequence" has no privacy accounting'),
+        (14, "iid", DP, "between 1 and the 13 training records, found 14"),
+        (2, "iid", replace(DP, target_quantile=0.5), "central training has a fixed clip"),
     ],
 )
 def test_what_dp_sgd_cannot_do_is_refused(
-    users: Population, hparams: CentralHParams, privacy: PrivacyHParams, message: str
+    users: Population, batch_size: int, order: Order, privacy: PrivacyHParams, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        training_of(users, hparams, privacy=privacy)
+        training_of(users, CentralHParams(batch_size=batch_size), privacy=privacy, order=order)
 
 
 @pytest.mark.parametrize(

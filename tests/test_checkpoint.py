@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
-from flsim import federated
+from flsim import central, federated
+from flsim.central import CentralHParams, CentralState
 from flsim.checkpoint import Provenance, checkpoint_name, latest, load, round_of, save
 from flsim.errors import InputError
 from flsim.federated import ServerState
-from flsim.model.cifg import ModelHParams
+from flsim.model.cifg import ModelHParams, Params
 from flsim.privacy.ledger import Entry, Ledger
 
 PROVENANCE = Provenance("run", "c0ffee", "beef", vocabulary_size=12, embedding=3, units=5)
@@ -37,6 +39,7 @@ def test_moments_clip_and_ledger_read_back_bit_for_bit(tmp_path: Path, clip: flo
     ledger = Ledger.zero().record(Entry("fixed-size", 392_000, 5_000, 1 / 3, 7)).record(Entry("poisson", 9, 1, 2.0, 1))
     state = replace(state_of(8), moments=moments, clip=clip, ledger=ledger)
     read, _ = load(save(tmp_path, state, PROVENANCE))
+    assert isinstance(read, ServerState)
     assert (read.round, read.clip, read.ledger) == (8, clip, ledger)
     assert read.moments.keys() == moments.keys()
     for moment, tensors in moments.items():
@@ -45,10 +48,37 @@ def test_moments_clip_and_ledger_read_back_bit_for_bit(tmp_path: Path, clip: flo
     assert all(torch.equal(read.params[name], value) for name, value in state.params.items())
 
 
+@pytest.mark.parametrize("optimizer", get_args(get_type_hints(CentralHParams)["optimizer"]))
+def test_a_central_state_reads_back_bit_for_bit(tmp_path: Path, optimizer: Any) -> None:
+    """With what torch's own optimizer keeps after a step: for Adam and RMSProp, counts without a shape."""
+    params = central.init(12, ModelHParams(3, 5), seed=0).params
+    leaves = [torch.nn.Parameter(value.clone()) for value in params.values()]
+    made = CentralHParams(optimizer=optimizer).optimizer_over(leaves)
+    for leaf in leaves:
+        leaf.grad = leaf.detach() / 3
+    made.step()
+    moments: dict[str, Params] = {}
+    for name, leaf in zip(params, leaves, strict=True):
+        for slot, value in made.state[leaf].items():
+            moments.setdefault(slot, {})[name] = value
+    assert (not moments) == (optimizer == "sgd")
+    ledger = Ledger.zero().record(Entry("poisson", 9, 2, 1 / 3, 7))
+    read, provenance = load(save(tmp_path, CentralState(7, params, moments, ledger), PROVENANCE))
+    assert isinstance(read, CentralState)
+    assert (read.step, read.round, read.ledger, provenance) == (7, 7, ledger, PROVENANCE)
+    for ours, theirs in ((read.params, params), *((read.moments[slot], moments[slot]) for slot in moments)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], value) and ours[name].dtype == value.dtype for name, value in theirs.items())
+    assert read.moments.keys() == moments.keys()
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000007.safetensors"]
+
+
 def test_moments_of_other_sizes_than_the_model_are_refused(tmp_path: Path) -> None:
     lacking = {name: value for name, value in state_of().params.items() if name != "gate_bias"}
-    with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
-        load(save(tmp_path, replace(state_of(), moments={"m": lacking}), PROVENANCE))
+    shapeless = {name: torch.tensor(3.0) for name in state_of().params}
+    for moments in ({"m": lacking}, {"m": shapeless}, {"step": state_of().params}):
+        with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
+            load(save(tmp_path, replace(state_of(), moments=moments), PROVENANCE))
 
 
 def test_the_latest_is_that_of_most_rounds(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from helpers import Experiment
 
 from flsim import cli
 from flsim.config import load
+from flsim.federated import ServerState
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.runs import Run
 
@@ -86,7 +86,8 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
     code, out, err = flsim(run.path)
     assert (code, out) == (2, "")
     assert "no round is completed" in err
-    run.save(replace(run.latest_state(), round=4, ledger=Ledger((Entry("fixed-size", 24, 6, 2.0, 4),))))
+    params, ledger = run.latest_state().params, Ledger((Entry("fixed-size", 24, 6, 2.0, 4),))
+    run.save(ServerState(4, params, clip=0.2, ledger=ledger))
     code, out, err = flsim(run.path, "--json")
     assert code == 0
     assert "4 rounds, delta 0.001" in err

@@ -9,16 +9,31 @@ from helpers import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.config import Config, DataHParams, dump, load, parse
+from flsim.config import CentralConfig, Config, DataHParams, FederatedConfig, dump, load, parse
 from flsim.errors import InputError
 
 MINIMAL = '[data]\ncorpus = "corpus"\n'
 
 
-def read(tmp_path: Path, text: str, *overrides: str) -> Config:
+CENTRAL = MINIMAL + '[training]\nkind = "central"\n'
+
+
+def read_any(tmp_path: Path, text: str, *overrides: str) -> Config:
     path = tmp_path / "run.toml"
     path.write_text(text)
     return load(path, overrides)
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> FederatedConfig:
+    config = read_any(tmp_path, text, *overrides)
+    assert isinstance(config, FederatedConfig)
+    return config
+
+
+def read_central(tmp_path: Path, *overrides: str) -> CentralConfig:
+    config = read_any(tmp_path, CENTRAL, *overrides)
+    assert isinstance(config, CentralConfig)
+    return config
 
 
 def test_defaults_are_the_papers(tmp_path: Path) -> None:
@@ -80,7 +95,33 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (MINIMAL + "[canaries]\np_e = [1.5]\n", "canaries: p_e must be a probability above 0 and at most 1, found 1.5"),
         (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds: Input should be a valid integer"),
         (MINIMAL + "[training]\nrounds = 0\n", "training: rounds must be at least 1, found 0"),
-        (MINIMAL + '[training]\nkind = "centrl"\n', "training.kind: Input should be 'federated', found 'centrl'"),
+        (
+            MINIMAL + '[training]\nkind = "centrl"\n',
+            "training.kind: Input should be 'federated' or 'central', found 'centrl'",
+        ),
+        (MINIMAL + "[training]\nkind = 3\n", "training.kind: Input should be 'federated' or 'central', found 3"),
+        ("training = 3\n" + MINIMAL, "training: Input should be a dictionary or an instance of"),
+        (
+            MINIMAL + "[training]\nbatch_size = 3\n",
+            'training.batch_size: of central training, but training.kind is "fed',
+        ),
+        (CENTRAL + "batch_sise = 3\n", "unknown key training.batch_sise; did you mean training.batch_size?"),
+        (CENTRAL + "batch_size = 0\n", "training: batch_size must be at least 1, found 0"),
+        (
+            CENTRAL + 'optimizer = "adams"\n',
+            "training.optimizer: Input should be 'sgd', 'momentum', 'adam' or 'rmsprop'",
+        ),
+        (CENTRAL + "[system]\nphysical_batch = 0\n", "system: physical_batch must be at least 1, found 0"),
+        (CENTRAL + "[system]\ncheckpoint_every = 0\n", "system: checkpoint_every must be at least 1, found 0"),
+        (CENTRAL + '[system]\ndevice = "tpu"\n', "system.device: Input should be 'cpu' or 'cuda', found 'tpu'"),
+        (
+            CENTRAL + 'order = "iid"\n',
+            'training.order "iid" contradicts data.world "non-iid", which is order "sequence"',
+        ),
+        (
+            CENTRAL + 'order = "sequence"\n[privacy]\nmechanism = "clip"\nclip = 1\n',
+            'training.order "sequence" has no privacy accounting',
+        ),
         (MINIMAL + "[evaluation]\nevery = 0\n", "evaluation: every must be at least 1, found 0"),
         (MINIMAL + "[system]\nretries = -1\n", "system: retries must not be negative, found -1"),
         (MINIMAL + "[system]\ndeadline = 0\n", "system: deadline must be above 0 seconds, found 0"),
@@ -105,7 +146,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
 )
 def test_bad_settings_are_refused_in_one_line_that_names_them(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as caught:
-        read(tmp_path, text)
+        read_any(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "run.toml"))
     assert "\n" not in str(caught.value).partition("not TOML")[0]
 
@@ -127,8 +168,8 @@ def test_malformed_overrides_are_refused(tmp_path: Path, override: str) -> None:
 
 
 def test_what_is_dumped_loads_to_the_same(tmp_path: Path) -> None:
-    for text in (MINIMAL, TINY):
-        config = read(tmp_path, text)
+    for text in (MINIMAL, TINY, CENTRAL, CENTRAL + "steps = 9\n"):
+        config = read_any(tmp_path, text)
         dump(config, tmp_path / "dumped.toml")
         assert load(tmp_path / "dumped.toml") == config
 
@@ -145,9 +186,54 @@ def test_the_digest_leaves_out_what_a_run_may_be_resumed_with(tmp_path: Path, ov
     assert read(tmp_path, MINIMAL, override).digest == read(tmp_path, MINIMAL).digest
 
 
+def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:
+    """Thakkar et al. (2020), Table 1: "IID, SGD, b_r = 32"; with noise the world says nothing, records are drawn."""
+    private = ("privacy.mechanism=dp", "privacy.clip=10", "privacy.noise_multiplier=0.5")
+    for overrides, setting, order in (
+        ((), "Non-IID, SGD, b_r=32", "sequence"),
+        (("data.world=iid",), "IID, SGD, b_r=32", "iid"),
+        (("data.world=iid", "training.order=iid"), "IID, SGD, b_r=32", "iid"),
+        (("training.order=sequence", "training.optimizer=adam"), "Non-IID, Adam, b_r=32", "sequence"),
+        (("privacy.mechanism=clip", "privacy.clip=1"), "SGD+Clip, C=1, b_r=32", "iid"),
+        (private, "DP-SGD, C=10, z=0.5, b_r=32", "iid"),
+        ((*private, "training.optimizer=rmsprop", "data.world=iid"), "DP-RMSProp, C=10, z=0.5, b_r=32", "iid"),
+    ):
+        config = read_central(tmp_path, *overrides)
+        assert (config.setting, config.order) == (setting, order)
+
+
+def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_any(tmp_path, TINY + "shards = 1\n", "training.kind=central")
+    assert str(caught.value).removeprefix(f"{tmp_path / 'run.toml'}: ") == (
+        "training.rounds, training.cohort, local, system.shards: of federated training, but training.kind is "
+        '"central"; remove what does not belong to it'
+    )
+
+
+@pytest.mark.parametrize("override", ["training.batch_size=9", "training.optimizer=adam", "data.world=iid", "seed=1"])
+def test_the_digest_of_a_central_run_follows_what_changes_results(tmp_path: Path, override: str) -> None:
+    assert read_central(tmp_path, override).digest != read_central(tmp_path).digest
+    assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.epochs=9",
+        "training.steps=9",
+        "training.order=sequence",
+        "system.physical_batch=1",
+        "evaluation.every=1",
+    ],
+)
+def test_a_central_run_may_be_resumed_for_longer(tmp_path: Path, override: str) -> None:
+    assert read_central(tmp_path, override).digest == read_central(tmp_path).digest
+
+
 @given(key=st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20))
 def test_no_unknown_key_is_ever_ignored(key: str) -> None:
-    known = {item.name for item in fields(Config)}
+    known = {item.name for kind in (FederatedConfig, CentralConfig) for item in fields(kind)}
     if key not in known:
         with pytest.raises(InputError, match="unknown key"):
             parse({"data": {"corpus": "c"}, key: 1}, "x.toml")
@@ -158,7 +244,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.name)
 def test_every_experiment_loads(path: Path) -> None:
-    assert load(path).training.rounds > 0
+    assert load(path).rounds_over(records=1_000) > 0
 
 
 def test_every_file_that_the_documents_name_is_there() -> None:
@@ -170,4 +256,5 @@ def test_every_file_that_the_documents_name_is_there() -> None:
 
 
 def test_a_config_can_be_made_in_python() -> None:
-    assert Config(DataHParams(Path("corpus"))).training.rounds == 8_000
+    assert FederatedConfig(DataHParams(Path("corpus"))).training.rounds == 8_000
+    assert CentralConfig(DataHParams(Path("corpus"))).rounds_over(records=320) == 10

@@ -54,7 +54,7 @@ def assert_close(run: Path, other: Path) -> None:
 
 def train_without_flower(run: Run, rounds: int) -> ServerState:
     """The paper's loop, plainly, in this process."""
-    config, training, seed = run.config, run.config.training, run.config.seed
+    config, training, seed = run.federated, run.federated.training, run.config.seed
     state = federated.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)
     model = model_of(run.provenance)
     bounds = [len(run.users) * shard // config.system.shards for shard in range(config.system.shards + 1)]
@@ -232,7 +232,9 @@ PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger
 def final_state(run: Path) -> ServerState:
     newest = latest(run / "checkpoints")
     assert newest is not None
-    return load(newest)[0]
+    state, _ = load(newest)
+    assert isinstance(state, ServerState)
+    return state
 
 
 def test_a_private_run_killed_and_resumed_spends_its_budget_once(experiment: Experiment) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from flsim import checkpoint
 from flsim.canaries.spec import CanaryHParams
-from flsim.config import Config, DataHParams, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
+from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.model.cifg import ModelHParams
 from flsim.runs import Run
@@ -35,7 +35,7 @@ def bench_training() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as folder:
         corpus = SyntheticHParams(users=ROUNDS * COHORT, words_per_user=2_000, vocabulary_size=10_000, test_users=1)
         make_synthetic(Path(folder) / "corpus", corpus, seed=0)
-        settings = Config(
+        settings = FederatedConfig(
             DataHParams(Path(folder) / "corpus"),
             canaries=CanaryHParams(p_u=(0.1,), p_e=(0.1,), count=1),
             model=ModelHParams(),
@@ -70,7 +70,7 @@ def _train_locally(run: Run) -> None:
     torch.set_num_threads(1)
     model = checkpoint.model_of(run.provenance)
     model.load_state_dict(run.latest_state().params)
-    train_cohort(model, run.users, range(COHORT), run.config.local, run.config.seed, 0)
+    train_cohort(model, run.users, range(COHORT), run.federated.local, run.config.seed, 0)
     torch.set_num_threads(threads)
 
 

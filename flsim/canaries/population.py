@@ -67,11 +67,16 @@ class Population:
     def layout(self) -> Layout:
         return self.split.layout
 
+    @property
+    def user_offsets(self) -> NDArray[np.int64]:
+        """int64 [users + 1], the place of each user's first record in the population's own order, and their number."""
+        return (self.twin or self.split).user_offsets
+
     def __len__(self) -> int:
         return len(self.split)
 
     def __getitem__(self, user: int) -> Records:
-        first, last = (self.twin or self.split).user_offsets[user : user + 2].tolist()
+        first, last = self.user_offsets[user : user + 2].tolist()
         records = self.split[user] if self.twin is None else self._gather(self.twin.order[first:last])
         begin, end = self.overlay.records.searchsorted(np.array((first, last)))
         if begin == end:

@@ -69,15 +69,19 @@ def run(
         bool, typer.Option("--resume", help="Continue the run in --out from its newest checkpoint.")
     ] = False,
 ) -> None:
-    """Train one run with Flower on Ray, evaluating checkpoints meanwhile, and print its table."""
-    from flsim.config import load
+    """Train one run, evaluating checkpoints meanwhile on Ray, and print its table.
+
+    Federated training is Flower's on Ray; central training (training.kind = "central") is of this process.
+    """
+    from flsim.config import CentralConfig, load
     from flsim.runs import Run
 
     settings = load(config, set_ or ())
     path = out or Path("runs") / config.stem
     training = Run.reopen(settings, path) if resume else Run.create(settings, path)
+    server = "server.central" if isinstance(settings, CentralConfig) else "server.launch"
     try:
-        importlib.import_module("server.launch").simulate(training, address)
+        importlib.import_module(server).simulate(training, address)
     except InputError:
         if not (path / "rounds.jsonl").exists():  # nothing was trained: no cluster there, or none large enough
             shutil.rmtree(path)

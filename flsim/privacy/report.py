@@ -1,9 +1,12 @@
 """What a run says of its privacy: the paper's epsilon, to compare with the paper, and one whose assumptions hold."""
 
+from typing import Literal
+
 from flsim.privacy.accounting import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Ledger, epsilon
 from flsim.sampling import Sampler
 
+Unit = Literal["user", "record"]  # what neighbouring data sets differ in; a record is one sentence
 SOUND = {"fixed-size": "replace-one-rdp", "poisson": "poisson-rdp"}
 
 
@@ -18,12 +21,13 @@ def spent(ledger: Ledger, sampler: Sampler, delta: float) -> dict[str, float]:
     return {convention.name: epsilon(ledger, delta, convention) for convention in reported(sampler)}
 
 
-def note(epsilons: dict[str, float]) -> str:
+def note(epsilons: dict[str, float], unit: Unit = "user") -> str:
     """A few words for a progress bar."""
-    return ", ".join(f"epsilon {value:.3g} ({name})" for name, value in epsilons.items())
+    level = "" if unit == "user" else f"{unit}-level "
+    return ", ".join(f"{level}epsilon {value:.3g} ({name})" for name, value in epsilons.items())
 
 
-def sentence(epsilons: dict[str, float], sampler: Sampler, delta: float) -> str:
+def sentence(epsilons: dict[str, float], sampler: Sampler, delta: float, unit: Unit = "user") -> str:
     """All that is reported, in one line that says what each number means."""
     parts = []
     for convention in reported(sampler):
@@ -32,4 +36,4 @@ def sentence(epsilons: dict[str, float], sampler: Sampler, delta: float) -> str:
             f"epsilon {epsilons[convention.name]:.3g}{origin} ({convention.name}: {convention.relation}, sensitivity "
             f"{convention.sensitivity}, RDP, {convention.conversion} conversion)"
         )
-    return f"user-level privacy after {sampler} sampling, delta {delta:.3g}: {'; '.join(parts)}"
+    return f"{unit}-level privacy after {sampler} sampling, delta {delta:.3g}: {'; '.join(parts)}"

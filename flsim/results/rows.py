@@ -24,10 +24,11 @@ class Row:
 
     Attributes:
         run: the run's name.
-        round: number of completed rounds of the evaluated model.
+        round: number of completed rounds of the evaluated model; of central training, steps.
         metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs``, ``bs`` (memorized: 1);
             of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``; where
-            training added noise also ``delta`` and, for each convention that is reported, ``epsilon NAME``.
+            training added noise to users' updates also ``delta`` and, for each convention that is reported,
+            ``epsilon NAME``; where it added noise to records' gradients ``record delta`` and ``record epsilon NAME``.
         canary: its id; empty for a metric of the model.
         value: the number.
     """

@@ -1,0 +1,123 @@
+"""What both kinds of runs have."""
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from flsim.canaries.population import World
+from flsim.canaries.spec import CanaryHParams
+from flsim.errors import InputError, at_least_one
+from flsim.evaluation.evaluate import EvaluationHParams
+from flsim.files import digest
+from flsim.model.cifg import ModelHParams
+from flsim.privacy.ledger import Entry
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.report import Unit
+from flsim.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class DataHParams:
+    """Which users are trained on.
+
+    Attributes:
+        corpus: folder made by `flsim data import` or `flsim data synthetic`; relative to the configuration file.
+        world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+    """
+
+    corpus: Path
+    world: World = "non-iid"
+
+
+@dataclass(frozen=True)
+class ScheduledEvaluationHParams(EvaluationHParams):
+    """`EvaluationHParams`, and when.
+
+    Attributes:
+        every: rounds between two evaluations; the last round is always evaluated.
+    """
+
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(every=self.every)
+
+
+@dataclass(frozen=True)
+class CommonSystemHParams:
+    """What both kinds of training set.
+
+    Attributes:
+        gpus_for_evaluation: GPUs of the evaluator, to be left over by the training; 0 evaluates on a CPU. By default a
+            small share where the cluster has GPUs; of central training, where its device is "cuda".
+        checkpoint_every: rounds (of central training, steps) between two checkpoints; only the newest and the evaluated
+            ones are kept.
+    """
+
+    gpus_for_evaluation: float | None = None
+    checkpoint_every: int = 10
+
+    def __post_init__(self) -> None:
+        at_least_one(checkpoint_every=self.checkpoint_every)
+        if self.gpus_for_evaluation is not None and self.gpus_for_evaluation < 0:
+            raise InputError(f"gpus_for_evaluation must not be negative, found {self.gpus_for_evaluation}")
+
+
+@dataclass(frozen=True)
+class Config(ABC):
+    """A run, of either kind. Each section is documented by the settings it holds.
+
+    What a run counts is called a round everywhere but here: rounds of federated training, steps of central training.
+    """
+
+    data: DataHParams
+    seed: int = 0
+    canaries: CanaryHParams = field(default_factory=CanaryHParams)
+    model: ModelHParams = field(default_factory=ModelHParams)
+    privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
+    evaluation: ScheduledEvaluationHParams = field(default_factory=ScheduledEvaluationHParams)
+    system: CommonSystemHParams = field(default_factory=CommonSystemHParams)
+
+    unit: ClassVar[Unit]  # what an epsilon is about
+    without_digest: ClassVar[tuple[str, ...]]  # settings of how long to train, and what others say as well
+
+    def __post_init__(self) -> None:
+        if self.evaluation.prefix >= self.canaries.length:
+            raise InputError(
+                f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
+                f"found {self.evaluation.prefix}"
+            )
+
+    @property
+    def digest(self) -> str:
+        """Stands for all settings that change results: not the system's, not how long, not where the corpus lies."""
+        values = asdict(self)
+        del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
+        for name in self.without_digest:
+            del values["training"][name]
+        return digest(json.dumps(values, sort_keys=True))
+
+    @property
+    @abstractmethod
+    def setting(self) -> str:
+        """The row's name in a table, as in the paper's."""
+
+    @property
+    @abstractmethod
+    def sampler(self) -> Sampler:
+        """How the units of privacy are drawn."""
+
+    @abstractmethod
+    def rounds_over(self, records: int) -> int:
+        """How long to train on that many records."""
+
+    @abstractmethod
+    def planned(self, population: int, rounds: int) -> Entry:
+        """What so many rounds release, of a population of that many units of privacy."""
+
+    @property
+    def _world(self) -> str:
+        return {"iid": "IID", "non-iid": "Non-IID"}[self.data.world]

@@ -1,0 +1,97 @@
+"""Settings of a federated run."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flsim.config.base import CommonSystemHParams, Config
+from flsim.errors import InputError, at_least_one
+from flsim.federated import FedAvgHParams
+from flsim.privacy.ledger import Entry
+from flsim.sampling import Sampler
+from flsim.train.local import LocalHParams
+
+
+@dataclass(frozen=True)
+class TrainingHParams(FedAvgHParams):
+    """`FedAvgHParams`, and the kind of training.
+
+    Attributes:
+        kind: "federated".
+    """
+
+    kind: Literal["federated"] = "federated"
+
+
+@dataclass(frozen=True)
+class SystemHParams(CommonSystemHParams):
+    """How a federated run uses the machines. Changes nothing in its results but float rounding.
+
+    Attributes:
+        shards: Flower nodes; each holds a contiguous range of users and replies once a round.
+        cpus_per_client: CPU cores, and torch threads, of a client process.
+        gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
+            By default one client per GPU where the cluster has any.
+        deadline: seconds that a round may take before missing replies are asked for again.
+        retries: times that a shard is asked again after an error or the deadline, before the run fails; with a pause
+            of 1, 2, 4, ... seconds before each, in which a client process that died comes back.
+    """
+
+    shards: int = 2
+    cpus_per_client: int = 1
+    gpus_per_client: float | None = None
+    deadline: float = 3600.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client)
+        for name in ("gpus_per_client", "retries"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InputError(f"{name} must not be negative, found {value}")
+        if not self.deadline > 0:
+            raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
+
+
+@dataclass(frozen=True)
+class FederatedConfig(Config):
+    """A run of Federated Averaging."""
+
+    training: TrainingHParams = field(default_factory=TrainingHParams)
+    local: LocalHParams = field(default_factory=LocalHParams)
+    system: SystemHParams = field(default_factory=SystemHParams)
+
+    unit = "user"
+    without_digest = ("rounds",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
+
+    @property
+    def setting(self) -> str:
+        training, privacy = self.training, self.privacy
+        algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
+        if training.server_optimizer != "sgd":
+            algorithm += f"+{training.server_optimizer.capitalize()}"
+        parts = [self._world, algorithm]
+        if privacy.target_quantile is not None:
+            parts.append(f"S=q{100 * privacy.target_quantile:g}%")
+        elif privacy.clip is not None:
+            parts.append(f"S={privacy.clip:g}")
+        if privacy.noise_multiplier:
+            parts.append(f"z={privacy.noise_multiplier:g}")
+        parts.append(f"b_u={training.cohort}")
+        if training.sampler == "poisson":
+            parts.append("Poisson")
+        return ", ".join(parts)
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.training.sampler
+
+    def rounds_over(self, records: int) -> int:  # noqa: ARG002
+        return self.training.rounds
+
+    def planned(self, population: int, rounds: int) -> Entry:
+        return Entry(self.sampler, population, self.training.cohort, self.privacy.noise_multiplier, rounds)
