@@ -34,9 +34,7 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("PRAGMA cell_size_check = ON")
             yield connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes what is damaged
-        raise InputError(
-            f"{source}: SQLite cannot read it ({said(error)}); is it complete? Get it again"
-        ) from error
+        raise InputError(f"{source}: SQLite cannot read it ({said(error)}); is it complete? Get it again") from error
 
 
 def tables(connection: sqlite3.Connection) -> set[str]:

@@ -235,3 +235,24 @@ def test_a_record_of_50_megabytes_is_not_read(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [("train", "a", tf_example("a")), ("train", "a", b"x" * 50_000_000)])
     assert read(path, FORMAT) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
     assert peak_kilobytes(READ, path) < peak_kilobytes(READ, small) + 10_000
+
+
+def test_the_schema_is_the_published_one(tmp_path: Path) -> None:
+    """The columns of tff's sql_client_data, and the indexes that fedjax's sqlite_federated_data says the file has."""
+    path = tmp_path / "so.sqlite"
+    write_tff_sqlite(path, [("train", "00000010", "a"), ("heldout", "00000010", "b"), ("train", "00000010", "c")])
+    with closing(sqlite3.connect(path)) as connection:
+        found = {name: " ".join(sql.split()) for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")}
+        counts = connection.execute("SELECT * FROM client_metadata ORDER BY split_name").fetchall()
+        (proto,) = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
+    assert found == {
+        "examples": "CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, "
+        "serialized_example_proto BLOB NOT NULL)",
+        "client_metadata": "CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, "
+        "num_examples INTEGER NOT NULL)",
+        "idx_examples_client_id": "CREATE INDEX idx_examples_client_id ON examples (client_id)",
+        "idx_examples_client_id_split": "CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id)",
+        "idx_metadata_client_id": "CREATE INDEX idx_metadata_client_id ON client_metadata (client_id)",
+    }
+    assert counts == [("00000010", "heldout", 1), ("00000010", "train", 2)]
+    assert sorted(Example.FromString(proto).features.feature) == sorted(name.decode() for name in GOLDEN)
