@@ -42,8 +42,9 @@ def test_the_papers_ten_epochs(experiment: Experiment) -> None:
     assert by_name["paper"]["epsilon"] == pytest.approx(5.62, abs=0.01)
     assert by_name["replace-one-rdp"]["epsilon"] == pytest.approx(28.5, abs=0.1)
     assert by_name["poisson-pld"]["epsilon"] == pytest.approx(2.79, abs=0.01)
-    columns = {"sampler", "relation", "sensitivity", "accountant", "conversion", "epsilon", "convention"}
+    columns = {"sampler", "relation", "sensitivity", "accountant", "conversion", "epsilon", "convention", "unit"}
     assert all(columns <= set(row) <= columns | {"note"} for row in rows)
+    assert {row["unit"] for row in rows} == {"user"}
     assert all((row["epsilon"] is None) == ("note" in row) for row in rows)
     assert "WARNING" not in done.stderr
 

@@ -11,7 +11,10 @@ from flsim.errors import InputError
 from flsim.progress import say
 
 if TYPE_CHECKING:
+    from flsim.privacy.report import Unit
     from flsim.privacy.table import Line
+
+OF_RECORDS = "Record-level: epsilon of one record, not of its author. Below, a user is a record."
 
 
 class Sampling(StrEnum):
@@ -35,9 +38,13 @@ def privacy(
     sampler: Annotated[Sampling, typer.Option(help="How cohorts are drawn.")] = Sampling.both,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """Account user-level differential privacy, under every convention side by side."""
+    """Account user-level differential privacy, under every convention side by side.
+
+    Of a run of central training it is record-level, and says so.
+    """
     from flsim.privacy.table import to_text
 
+    unit: Unit
     plan = {"--users": users, "--cohort": cohort, "--rounds": rounds}
     aim = {"--noise-multiplier": noise_multiplier, "--epsilon": epsilon}
     if run is not None:
@@ -45,17 +52,19 @@ def privacy(
         twice += [] if sampler is Sampling.both else ["--sampler"]
         if twice:
             raise InputError(f"{', '.join(twice)}: {run} has its own; name a run or describe a plan, not both")
-        lines = _spent(run, delta)
+        lines, unit = _spent(run, delta)
     else:
         missing = [name for name, value in {**plan, "--delta": delta}.items() if value is None]
         if users is None or cohort is None or rounds is None or delta is None:
             raise InputError(f"{', '.join(missing)} missing; describe the plan in full, or name a run folder")
         if (noise_multiplier is None) == (epsilon is None):
             raise InputError(f"{' and '.join(aim)}: each follows from the other; give one of them")
-        lines = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, sampler)
+        lines, unit = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, sampler), "user"
     if as_json:
-        typer.echo(json.dumps([line.to_json() for line in lines], indent=2, allow_nan=False))
+        typer.echo(json.dumps([line.to_json() | {"unit": unit} for line in lines], indent=2, allow_nan=False))
     else:
+        if unit == "record":
+            typer.echo(OF_RECORDS)
         typer.echo(to_text(lines, calibration=epsilon is not None), nl=False)
 
 
@@ -77,22 +86,25 @@ def _planned(
         if sampler in (name, Sampling.both):
             entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
             lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
-    _warn(delta, users)
+    _warn(delta, users, "user")
     return lines
 
 
-def _spent(folder: Path, delta: float | None) -> "list[Line]":
+def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
     from flsim.privacy.table import report
     from flsim.runs import Run
 
     run = Run.open(folder)
     ledger, delta = run.latest_state().ledger, run.delta if delta is None else delta
-    lines = report(ledger, delta)
-    say(f"{folder}: {ledger.rounds:,} rounds, delta {delta:.3g}")
-    _warn(delta, ledger.entries[0].population)
-    return lines
+    lines, unit = report(ledger, delta), run.config.unit
+    say(f"{folder}: {ledger.rounds:,} {'rounds' if unit == 'user' else 'steps'}, delta {delta:.3g}")
+    _warn(delta, ledger.entries[0].population, unit)
+    return lines, unit
 
 
-def _warn(delta: float, users: int) -> None:
-    if delta >= 1 / users:
-        say(f"warning: delta {delta:g} is not below 1 / {users:,} users; publishing one user's data would satisfy it")
+def _warn(delta: float, population: int, unit: "Unit") -> None:
+    if delta >= 1 / population:
+        say(
+            f"warning: delta {delta:g} is not below 1 / {population:,} {unit}s; publishing one {unit}'s data would "
+            "satisfy it"
+        )

@@ -3,7 +3,7 @@
 A run is a row; every format shows the same frame:
 
     setting, run             what was trained, and the run's name
-    round                    number of completed rounds of the evaluated model
+    round                    number of completed rounds of the evaluated model; of central training, steps
     rs, bs                   canaries memorized by Random Sampling and by Beam Search
     rs_lowest, bs_lowest     least (p_u, p_e) with a memorized canary, by expected insertions; "-" where none is
     canaries                 planted canaries
@@ -13,11 +13,16 @@ A run is a row; every format shows the same frame:
     references               |R|, number of random continuations a canary was ranked among
     status                   completed, running, failed or diverged
 
-and, where some run has noise,
+and, where some run has noise on users' updates,
 
     epsilon_paper            by the paper's convention, which takes S for the sensitivity; blank for Poisson sampling
     epsilon_sound            by the convention that is named in sound_convention, which holds as it stands
     delta                    of both
+
+and, where some run has noise on records' gradients,
+
+    record_epsilon           of one record, which says nothing of a user: by the convention in record_convention
+    record_delta             of it
 
 What was not measured is blank. So is every measurement of a run that diverged.
 """
@@ -60,13 +65,24 @@ PRIVACY = {
     "sound_convention": "string",
     "delta": "Float64",
 }
-TYPES = COLUMNS | PRIVACY
+RECORD_PRIVACY = {
+    "record_epsilon": "Float64",
+    "record_convention": "string",
+    "record_delta": "Float64",
+}
+TYPES = COLUMNS | PRIVACY | RECORD_PRIVACY
 
 LEGEND = """Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary.
 Bits: mean exposure of all canaries.
 """
 PRIVACY_LEGEND = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}.\n"
-LATEX_HEADINGS = {"Lowest": r"Lowest $(p_u, p_e)$", "Bits": "Exposure (bits)"}
+RECORD_LEGEND = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}.\n"
+ROUND_LEGEND = "Round: completed rounds; of central training (b_r), steps.\n"
+LATEX_HEADINGS = {
+    "Lowest": r"Lowest $(p_u, p_e)$",
+    "Bits": "Exposure (bits)",
+    "Rec. eps.": r"Record-level $\varepsilon$",
+}
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -79,7 +95,7 @@ LATEX = {
 
 
 def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> pd.DataFrame:
-    """A row per run, in the order given, with the columns of `COLUMNS`.
+    """A row per run, in the order given, with the columns of `COLUMNS`, and those on privacy that have anything to say.
 
     Args:
         runs: what was read of each run.
@@ -89,7 +105,10 @@ def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> 
         InputError: a run went past that round without evaluating it, or some canaries' results are missing.
     """
     rows = [{"setting": run.setting, "run": run.name, **_measured(run, round), "status": run.status} for run in runs]
-    columns = TYPES if any("epsilon_sound" in row for row in rows) else COLUMNS
+    columns = dict(COLUMNS)
+    for name, of_privacy in (("epsilon_sound", PRIVACY), ("record_epsilon", RECORD_PRIVACY)):
+        if any(name in row for row in rows):
+            columns |= of_privacy
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
@@ -115,18 +134,21 @@ def _measured(run: RunResults, round: int | None) -> dict[str, Any]:
 
 
 def _privacy(run: RunResults, at: int) -> dict[str, Any]:
-    """The columns of `PRIVACY`, of a run with noise."""
-    prefix = "epsilon "
+    """The columns of `PRIVACY`, or of `RECORD_PRIVACY`, of a run with noise."""
     metrics = run.rows.loc[(run.rows["round"] == at) & (run.rows["canary"] == ""), "metric"]
-    sound = [name for name in metrics if name.startswith(prefix) and name != f"{prefix}paper"]
-    if not sound:
-        return {}
-    return {
-        "epsilon_paper": run.of_model(f"{prefix}paper", at),
-        "epsilon_sound": run.of_model(sound[0], at),
-        "sound_convention": sound[0].removeprefix(prefix),
-        "delta": run.of_model("delta", at),
-    }
+    shown: dict[str, Any] = {}
+    for name in metrics:
+        if name.startswith("epsilon "):
+            convention = name.removeprefix("epsilon ")
+            if convention == "paper":
+                shown["epsilon_paper"] = run.of_model(name, at)
+            else:
+                shown |= {"epsilon_sound": run.of_model(name, at), "sound_convention": convention}
+            shown["delta"] = run.of_model("delta", at)
+        elif name.startswith("record epsilon "):
+            shown |= {"record_epsilon": run.of_model(name, at), "record_delta": run.of_model("record delta", at)}
+            shown["record_convention"] = name.removeprefix("record epsilon ")
+    return shown
 
 
 def lowest(roster: pd.DataFrame) -> str:
@@ -195,14 +217,19 @@ def to_markdown(table: pd.DataFrame, width: int = 80) -> str:
         "-" * (size - column.is_number) + ":" * column.is_number for size, column in zip(widths, columns, strict=True)
     ]
     lines = [line([column.heading for column in columns]), line(rule), *map(line, zip(*escaped, strict=True))]
-    return "".join(lines) + "\n" + LEGEND + _privacy_legend(table)
+    return "".join(lines) + "\n" + _legend(table, columns)
 
 
-def _privacy_legend(table: pd.DataFrame) -> str:
-    if "epsilon_sound" not in table:
-        return ""
-    deltas = [f"{value:.3g}" for value in table["delta"].dropna().unique()]
-    return PRIVACY_LEGEND.format(", ".join(table["sound_convention"].dropna().unique()), ", ".join(deltas))
+def _legend(table: pd.DataFrame, columns: Sequence["_Column"]) -> str:
+    text = LEGEND + (ROUND_LEGEND if any(column.heading == "Round" for column in columns) else "")
+    for epsilon, convention, delta, legend in (
+        ("epsilon_sound", "sound_convention", "delta", PRIVACY_LEGEND),
+        ("record_epsilon", "record_convention", "record_delta", RECORD_LEGEND),
+    ):
+        if epsilon in table:
+            deltas = [f"{value:.3g}" for value in table[delta].dropna().unique()]
+            text += legend.format(", ".join(table[convention].dropna().unique()), ", ".join(deltas))
+    return text
 
 
 def to_latex(table: pd.DataFrame) -> str:
@@ -260,6 +287,7 @@ def _shown(table: pd.DataFrame) -> list[_Column]:
         _Column("Acc. %", cells("accuracy", "{:.1f}", 100)),
         _Column("Perp.", cells("perplexity", "{:.1f}")),
         _Column("Eps.", _epsilons(table)) if "epsilon_sound" in table else None,
+        _Column("Rec. eps.", cells("record_epsilon", "{:.3g}")) if "record_epsilon" in table else None,
         _Column("Status", text("status"), is_number=False) if unfinished else None,
     ]
     return [column for column in columns if column is not None]
