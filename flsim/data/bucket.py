@@ -7,7 +7,7 @@ left goes to disk with token ids of its own: line i of the words of a bucket is 
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from flsim.data.pool import Report
 from flsim.data.spill import Range, hash_of, read_lines, write_lines
 from flsim.files import new_file
 
-BATCH = 2**20  # bytes of text that are words at one time
+BATCH = 2**20  # bytes of text, or tokens, that are looked at at one time
 
 
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
@@ -40,55 +40,36 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         different words.
     """
     authors = _authors(ranges)
-    tokens, lengths, words = _encode([text for author in authors for text in author.texts])
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    written_words = np.add.reduceat(written(words)[tokens], starts[:-1], dtype=np.int64)
     bounds = np.cumsum([0, *(author.records for author in authors)])
+    tokens, lengths, words = _encode(authors)
+    starts = np.cumsum(lengths) - lengths
+    written_words = np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
     author_words = np.add.reduceat(written_words, bounds[:-1])
     long = author_words >= hparams.words_per_user
+    chosen = _choose(authors, bounds, long, written_words, hparams)
 
     short = np.repeat(~long, np.diff(bounds))
-    dropped = Counter(
-        users_too_short=int(np.count_nonzero(~long)),
-        records_of_short_users=int(np.count_nonzero(short)),
-        words_of_short_users=int(lengths[short].sum()),
-        remainder_records=0,
-        remainder_words=0,
-        words_truncated=0,
-    )
-    longest = max(((int(author_words[index]), authors[index].name) for index in np.flatnonzero(~long)), default=(0, ""))
-
-    kept = np.zeros(len(lengths), np.bool_)
-    users: dict[str, list[str]] = {split: [] for split in SPLITS}
-    user_records: dict[str, list[int]] = {split: [] for split in SPLITS}
-    split_of_record = np.zeros(len(lengths), np.uint8)
-    split_authors: Counter[str] = Counter()
-    for index in np.flatnonzero(long):
-        author, first, last = authors[index], bounds[index], bounds[index + 1]
-        split = author.split or split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
-        ends = cut(written_words[first:last], hparams.words_per_user)
-        split_authors[split] += 1
-        users[split] += (f"{author.name}#{number}" for number in range(len(ends)))
-        user_records[split] += np.diff(ends, prepend=0).tolist()
-        kept[first : first + ends[-1]] = True
-        split_of_record[first:last] = SPLITS.index(split)
-        dropped["remainder_records"] += int(last - first - ends[-1])
-        dropped["remainder_words"] += int(starts[last] - starts[first + ends[-1]])
-
-    lengths, split_of_record = lengths[kept], split_of_record[kept]
-    position = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts[:-1].astype(np.int32), np.diff(starts))
-    tokens = tokens[np.repeat(kept, np.diff(starts)) & (position < hparams.record_words)]
-    dropped["words_truncated"] = int(lengths.sum()) - len(tokens)
-    lengths = np.minimum(lengths, hparams.record_words)
-    split_of_token = np.repeat(split_of_record, lengths)
+    remainder = ~(short | chosen.kept)
+    tokens = tokens[np.repeat(chosen.kept, lengths) & (_places(lengths) < hparams.record_words)]
+    dropped = {
+        "users_too_short": int(np.count_nonzero(~long)),
+        "records_of_short_users": int(np.count_nonzero(short)),
+        "words_of_short_users": int(lengths[short].sum()),
+        "remainder_records": int(np.count_nonzero(remainder)),
+        "remainder_words": int(lengths[remainder].sum()),
+        "words_truncated": int(lengths[chosen.kept].sum()) - len(tokens),
+    }
+    split_of_record = chosen.splits[chosen.kept]
+    record_words = np.minimum(lengths[chosen.kept], hparams.record_words)
+    split_of_token = np.repeat(split_of_record, record_words)
     tokens, different = _write_words(path.with_name(f"{path.name}.words"), tokens, split_of_token, words)
     arrays: dict[str, NDArray[np.generic]] = {}
     for number, split in enumerate(SPLITS):
         arrays |= {
             f"{split}.tokens": tokens[split_of_token == number],
-            f"{split}.record_words": lengths[split_of_record == number].astype(np.uint32),
-            f"{split}.user_records": np.array(user_records[split], np.uint32),
-            f"{split}.names": np.frombuffer(json.dumps(users[split]).encode(), np.uint8),
+            f"{split}.record_words": record_words[split_of_record == number].astype(np.uint32),
+            f"{split}.user_records": np.array(chosen.user_records[split], np.uint32),
+            f"{split}.names": np.frombuffer(json.dumps(chosen.names[split]).encode(), np.uint8),
         }
     with new_file(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -96,8 +77,8 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "read": {"users": len(authors)},
         "dropped": dropped,
         "read_users": Counter(author.split for author in authors),
-        "authors": split_authors,
-        "longest": longest,
+        "authors": chosen.authors,
+        "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
         "words": different,
     }
 
@@ -124,13 +105,17 @@ def _authors(ranges: list[Range]) -> list[_Author]:
     return sorted(authors, key=lambda author: (hash_of(author.name), author.name, author.split))
 
 
-def _encode(texts: list[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
-    """Token ids in order of first occurrence, uint32 [words]; words of each record, int64 [records]; the words."""
+def _encode(authors: list[_Author]) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
+    """What the authors wrote, which they then no longer hold.
+
+    Returns:
+        Token ids in order of first occurrence, uint32 [words]; words of each record, int64 [records]; the words.
+    """
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
     tokens: list[NDArray[np.uint32]] = []
     lengths: list[NDArray[np.int64]] = []
-    for batch in _batches(texts):
+    for batch in _batches(authors):
         text = b"\t".join(batch).decode()
         words = text.replace("\t", " ").split(" ")
         tokens.append(np.fromiter(map(ids.__getitem__, words), np.uint32, len(words)))
@@ -138,17 +123,65 @@ def _encode(texts: list[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int64], 
     return np.concatenate(tokens), np.concatenate(lengths), list(ids)
 
 
-def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
+def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size > BATCH:
-            yield batch
-            batch, size = [], 0
+    for author in authors:
+        for text in author.texts:
+            batch.append(text)
+            size += len(text)
+            if size > BATCH:
+                yield batch
+                batch, size = [], 0
+        author.texts.clear()
     if batch:
         yield batch
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Which records are kept, bool [records]; the splits of those, uint8 [records]; and the users, by split."""
+
+    kept: NDArray[np.bool_]
+    splits: NDArray[np.uint8]
+    names: dict[str, list[str]]
+    user_records: dict[str, list[int]]
+    authors: Counter[str]
+
+
+def _choose(
+    authors: list[_Author],
+    bounds: NDArray[np.int64],
+    long: NDArray[np.bool_],
+    written_words: NDArray[np.int64],
+    hparams: ImportHParams,
+) -> _Chosen:
+    """Cut the long authors into users."""
+    records = len(written_words)
+    chosen = _Chosen(
+        np.zeros(records, np.bool_),
+        np.zeros(records, np.uint8),
+        {split: [] for split in SPLITS},
+        {split: [] for split in SPLITS},
+        Counter(),
+    )
+    for index in np.flatnonzero(long):
+        author, first, last = authors[index], bounds[index], bounds[index + 1]
+        split = author.split or split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
+        ends = cut(written_words[first:last], hparams.words_per_user)
+        chosen.kept[first : first + ends[-1]] = True
+        chosen.splits[first:last] = SPLITS.index(split)
+        chosen.names[split] += (f"{author.name}#{number}" for number in range(len(ends)))
+        chosen.user_records[split] += np.diff(ends, prepend=0).tolist()
+        chosen.authors[split] += 1
+    return chosen
+
+
+def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Each token's place in its record, from 0: uint32 [words]."""
+    places = np.arange(lengths.sum(), dtype=np.uint32)
+    places -= np.repeat((np.cumsum(lengths) - lengths).astype(np.uint32), lengths)
+    return places
 
 
 def _write_words(
@@ -159,15 +192,20 @@ def _write_words(
     Returns:
         The tokens, their ids now the words' places in that order; and the number of words.
     """
-    occurring = np.flatnonzero(np.bincount(tokens, minlength=len(words)))
-    counts = np.bincount(tokens[split_of_token == SPLITS.index("train")], minlength=len(words))
+    counts = np.zeros((len(SPLITS), len(words)), np.int64)
+    for split in range(len(SPLITS)):
+        for first in range(0, len(tokens), BATCH):
+            batch = slice(first, first + BATCH)
+            counts[split] += np.bincount(tokens[batch][split_of_token[batch] == split], minlength=len(words))
+    occurring = np.flatnonzero(counts.any(axis=0))
     spelled = [words[index].encode() for index in occurring]
     hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
     order = np.argsort(hashes, kind="stable")
     ids = np.zeros(len(words), np.uint32)
     ids[occurring[order]] = np.arange(len(order))
-    ordered = zip(order.tolist(), counts[occurring[order]].tolist(), strict=True)
-    write_lines(path, hashes[order].tolist(), (b"%b\t%d\n" % (spelled[index], count) for index, count in ordered))
+    train = counts[SPLITS.index("train")][occurring[order]]
+    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), train.tolist(), strict=True))
+    write_lines(path, hashes[order].tolist(), lines)
     return ids[tokens], len(order)
 
 

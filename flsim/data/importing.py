@@ -32,6 +32,7 @@ from flsim.files import file_digest
 
 VERSION = 1  # of the pieces: what another version left is not used
 SMALL = 2**23  # bytes of sources that are not worth other processes
+MOST_WORKERS = 12  # together they stay below 2 GB
 UNPACKED = 8  # bytes for each of a compressed source, more or less
 
 
@@ -57,7 +58,8 @@ def import_corpus(
         format: a key of `FORMATS` for all sources; told from each file's content if None.
         vocabulary_from: a file of words with counts to take the vocabulary from, instead of counting.
         columns: names of the columns of user and text, for formats that name them.
-        workers: processes; if None, one for each core, and none but this one where there is little to do.
+        workers: processes; if None, one for each core up to `MOST_WORKERS`, and none but this one where there is
+            little to do.
 
     Raises:
         InputError: a source that cannot be read as its format; no author of enough words; no train users; fewer
@@ -104,6 +106,6 @@ def _read_vocabulary(path: Path, hparams: ImportHParams) -> Given:
 
 
 def _workers(sources: Iterable[Source]) -> int:
-    """One process for each core; only this one where there is little to do."""
+    """One process for each core, within limits; only this one where there is little to do."""
     size = sum(source.data.stat().st_size * (UNPACKED if is_compressed(source.data) else 1) for source in sources)
-    return len(sched_getaffinity(0)) if size > SMALL else 1
+    return min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1

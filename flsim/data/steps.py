@@ -24,7 +24,7 @@ from flsim.errors import InputError
 from flsim.progress import say, tracked
 
 PIECE = 2**24  # characters of sentences in a file of step 1
-BUCKET = 2**24  # bytes of sentences for a task of step 2
+BUCKET = 2**23  # bytes of sentences for a task of step 2
 COUNTED = 2**20  # words of buckets for a task of step 3
 
 

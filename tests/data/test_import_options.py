@@ -1,0 +1,142 @@
+"""Layouts, given vocabularies, columns, splits of the sources, and what is said about sources."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dumps import folder_bytes, write_jsonl
+
+from flsim.bench import writers
+from flsim.data.canonical import USERS
+from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.importing import ImportHParams, import_corpus
+from flsim.data.pfl import PFL
+from flsim.data.vocabulary import LAYOUTS
+from flsim.errors import InputError
+
+POSTS = [(number % 9, f"a b c word{number % 4} d e, f? a b.") for number in range(90)]
+HPARAMS = {"vocabulary_size": 9, "words_per_user": 30, "record_words": 6, "heldout": 0.2, "test": 0.2}
+
+
+def hparams(**changes: object) -> ImportHParams:
+    return ImportHParams(**{**HPARAMS, **changes})  # type: ignore[arg-type]
+
+
+def texts(corpus: Corpus) -> dict[str, list[list[str]]]:
+    return {
+        split: [
+            corpus.vocabulary.decode(record.tolist())
+            for user in map(users.__getitem__, range(len(users)))
+            for record in user
+        ]
+        for split, users in ((split, corpus.split(split)) for split in SPLITS)
+    }
+
+
+def test_layouts_differ_in_ids_and_in_nothing_else(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", POSTS)
+    corpora = {name: import_corpus([source], tmp_path / name, hparams(layout=name)) for name in LAYOUTS}
+    assert len({(corpus.path / "train" / "tokens.u16").read_bytes() for corpus in corpora.values()}) == len(LAYOUTS)
+    for name, corpus in corpora.items():
+        assert texts(corpus) == texts(corpora["tff"])
+        assert corpus.vocabulary.words == corpora["tff"].vocabulary.words
+        assert corpus.manifest["layout"] == {"name": name, "vocabulary_size": 9, "record_words": 6}
+        oov_words = {split: sum(text.count("<oov>") for text in found) for split, found in texts(corpus).items()}
+        assert corpus.manifest["parameters"]["oov_words"] == oov_words
+        assert min(oov_words.values()) > 0
+
+
+def test_a_split_says_by_itself_which_layout_it_is_in(tmp_path: Path) -> None:
+    corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", POSTS)], tmp_path / "corpus", hparams(layout="fedml"))
+    path = corpus.path / "train" / "split.json"
+    about = json.loads(path.read_text())
+    assert about == {"layout": corpus.manifest["layout"], **corpus.manifest["splits"]["train"]}
+    about["layout"]["name"] = "tff"
+    path.write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"corpus/train: token ids are in .*'tff'.*but the manifest .*'fedml'"):
+        corpus.split("train")
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"corpus/train: not a split of a corpus"):
+        corpus.split("train")
+
+
+def test_a_vocabulary_can_be_given(tmp_path: Path) -> None:
+    """Its order is that of the file, and counts are the file's; other words are out of vocabulary."""
+    source = write_jsonl(tmp_path / "a.jsonl", POSTS)
+    given = tmp_path / "word_count"
+    given.write_text("zebra\t900\nc\t80\nword1\t7\n.\t6\na\t5\nb\t4\n")
+    corpus = import_corpus([source], tmp_path / "corpus", hparams(layout="fedjax"), vocabulary_from=given)
+    assert corpus.vocabulary.words == ("zebra", "c", "word1", ".", "a")
+    assert corpus.vocabulary.counts == (900, 80, 7, 6, 5)
+    assert corpus.manifest["parameters"]["vocabulary_from"]["name"] == "word_count"
+    known = {*corpus.vocabulary.words, "<oov>"}
+    counted = import_corpus([source], tmp_path / "counted", hparams(vocabulary_size=15))
+    for split, records in texts(counted).items():
+        wanted = [[word if word in known else "<oov>" for word in record] for record in records]
+        assert texts(corpus)[split] == wanted
+    with pytest.raises(InputError, match="word_count: "):
+        import_corpus([source], tmp_path / "other", hparams(vocabulary_size=20), vocabulary_from=given)
+
+
+def test_the_splits_of_a_source_are_kept(tmp_path: Path) -> None:
+    """A client of two splits is an author in each; shares are for sources that do not say."""
+    rows = [(split, client, f"a b c {client} . ") for split in SPLITS for client in ("one", "two") for _ in range(12)]
+    writers.write_tff_sqlite(tmp_path / "so.sqlite", rows)
+    corpus = import_corpus([tmp_path / "so.sqlite"], tmp_path / "corpus", hparams(heldout=0.49, test=0.49))
+    for split in SPLITS:
+        assert {name.partition("#")[0] for name in corpus.split(split).names} == {"one", "two"}
+    assert corpus.manifest["parameters"]["read"]["users"] == 6
+    assert set(corpus.vocabulary.words) == {"a", "b", "c", ".", "one"}
+
+
+def test_warnings_and_losses_are_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(split, f"{split}{n % 2}", "a b c d e") for split in SPLITS for n in range(20)]
+    writers.write_pfl(tmp_path / "so.hdf5", rows, ["a", "b", "c"])
+    corpus = import_corpus([tmp_path / "so.hdf5"], tmp_path / "corpus", hparams(vocabulary_size=7))
+    said = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'so.hdf5'}: pfl-hdf5" in said
+    assert corpus.manifest["notes"] == [PFL.lost]
+    assert PFL.lost in said
+    assert any(f"2 users in train, but Stack Overflow as published has {USERS['train']:,}" in w for w in said)
+    assert corpus.manifest["warnings"] == [line for line in said if line in corpus.manifest["warnings"]] != []
+
+
+def test_what_is_known_to_be_rare_is_no_word_of_the_vocabulary(tmp_path: Path) -> None:
+    """It is what an author wrote, though: two of five words here."""
+    rows = [("train", "one", "a rare b rarer c") for _ in range(6)]
+    writers.write_pfl(tmp_path / "so.hdf5", rows, ["a", "b", "c"])
+    corpus = import_corpus([tmp_path / "so.hdf5"], tmp_path / "corpus", hparams(vocabulary_size=7))
+    assert set(corpus.vocabulary.words) == {"a", "b", "c"}
+    assert texts(corpus)["train"] == [["a", "<oov>", "b", "<oov>", "c"]] * 6
+    with pytest.raises(InputError, match="only 3 different words"):
+        import_corpus([tmp_path / "so.hdf5"], tmp_path / "other", hparams(vocabulary_size=8))
+
+
+def test_the_command_has_all_of_it(tmp_path: Path) -> None:
+    posts = [{"who": user, "said": text} for user, text in POSTS]
+    source = tmp_path / "posts.data"
+    source.write_text("".join(json.dumps(post) + "\n" for post in posts))
+    (tmp_path / "words").write_text("a 5\nb 4\nc 3\nd 2\ne 1\n")
+    options = (
+        "--vocabulary 9 --words-per-user 30 --heldout 0.2 --test 0.2 --layout fedjax --format jsonl "
+        "--vocabulary-from words --user-column who --text-column said --workers 2 --json"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "flsim", "data", "import", source, "--out", "made", *options.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["layout"] == "fedjax"
+    expected = import_corpus(
+        [source],
+        tmp_path / "expected",
+        hparams(layout="fedjax", record_words=20),
+        "jsonl",
+        vocabulary_from=tmp_path / "words",
+        columns=("who", "said"),
+    )
+    assert folder_bytes(tmp_path / "made") == folder_bytes(expected.path)
