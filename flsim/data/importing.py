@@ -102,7 +102,7 @@ def import_corpus(
 
 def _read_vocabulary(path: Path, hparams: ImportHParams) -> Given:
     vocabulary, warnings = read_word_count(path, hparams.vocabulary_size)
-    return Given(replace(vocabulary, layout=hparams.layout), {"name": path.name, "sha256": file_digest(path)}, warnings)
+    return Given(replace(vocabulary, layout=hparams.layout), path, file_digest(path), warnings)
 
 
 def _workers(sources: Iterable[Source]) -> int:

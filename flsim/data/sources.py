@@ -44,7 +44,8 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
     """Raises InputError for the first that is no file or cannot be read."""
     if not paths:
         raise InputError("no sources: name at least one file to import")
-    return [Source(path, path, _identity(path)) for path in paths]
+    identities = [_identity(path) for path in paths]
+    return [Source(path, Path(identity["path"]), identity) for path, identity in zip(paths, identities, strict=True)]
 
 
 def _identity(path: Path) -> dict[str, Any]:
@@ -57,9 +58,9 @@ def _identity(path: Path) -> dict[str, Any]:
         resolved = path.resolve()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(about.st_mode) or path.is_relative_to("/dev") or path.is_relative_to("/proc"):
-        return {"path": str(path)}
-    return {"path": str(resolved), "bytes": about.st_size, "mtime": about.st_mtime_ns}
+    if not stat.S_ISREG(about.st_mode) or not resolved.exists():  # a pipe, or a file that /dev/stdin had open last
+        return {"name": path.name, "path": str(path)}
+    return {"name": path.name, "path": str(resolved), "bytes": about.st_size, "mtime": about.st_mtime_ns}
 
 
 def copy_pipes(sources: Sequence[Source], folder: Path) -> list[Source]:

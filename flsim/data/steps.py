@@ -30,11 +30,24 @@ COUNTED = 2**20  # words of buckets for a task of step 3
 
 @dataclass(frozen=True)
 class Given:
-    """A vocabulary that was given, and how the manifest names its file."""
+    """A vocabulary that was given, and the file that it was given in."""
 
     vocabulary: Vocabulary
-    parameter: dict[str, str]
+    path: Path
+    sha256: str
     warnings: list[str]
+
+    @property
+    def parameter(self) -> dict[str, str]:
+        """As the manifest has it."""
+        return {"name": self.path.name, "sha256": self.sha256}
+
+
+def _without_folders(warning: str, sources: list[Source], given: Given | None) -> str:
+    """Where files lie is nobody's business, and no property of the corpus."""
+    for path in [*(source.path for source in sources), *([given.path] if given else [])]:
+        warning = warning.replace(str(path), path.name)
+    return warning
 
 
 class Steps:
@@ -78,7 +91,7 @@ class Steps:
                     "oov_words": oov_words,
                     "vocabulary_from": given and given.parameter,
                 },
-                warnings=warnings,
+                warnings=[_without_folders(warning, sources, given) for warning in warnings],
                 notes=notes,
             )
         return made

@@ -141,6 +141,16 @@ def test_a_pipe_is_as_good_as_a_file(tmp_path: Path, plain: bytes, pack: Callabl
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "piped", "plain.jsonl"]
 
 
+def test_standard_input_from_a_file(tmp_path: Path, plain: bytes) -> None:
+    """Which other processes cannot open under the name /dev/stdin."""
+    options = ["--vocabulary", "8", "--words-per-user", "12", "--heldout", "0", "--test", "0", "--workers", "2"]
+    command = [sys.executable, "-m", "flsim", "data", "import", "/dev/stdin", "--out", str(tmp_path / "out"), *options]
+    with (tmp_path / "plain.jsonl").open("rb") as file:
+        subprocess.run(command, stdin=file, check=True, capture_output=True)
+    (source,) = Corpus.open(tmp_path / "out", verify=True).manifest["sources"]
+    assert source["sha256"] == hashlib.sha256(plain).hexdigest()
+
+
 def test_a_named_pipe(tmp_path: Path, plain: bytes) -> None:
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cp", tmp_path / "plain.jsonl", tmp_path / "pipe"]) as writer:
