@@ -36,4 +36,6 @@ def test_the_sentence_says_what_each_number_means() -> None:
         "user-level privacy after poisson sampling, delta 1e-07: "
         "epsilon 3.15 (poisson-rdp: add-or-remove-one, sensitivity S, RDP, tight conversion)"
     )
+    assert sentence({"poisson-rdp": 3.151}, "poisson", 1e-7, "record").startswith("record-level privacy after poisson ")
+    assert note({"poisson-rdp": 3.151}, "record") == "record-level epsilon 3.15 (poisson-rdp)"
     assert note({"paper": 5.6234, "replace-one-rdp": 28.53}) == "epsilon 5.62 (paper), epsilon 28.5 (replace-one-rdp)"

@@ -11,6 +11,7 @@ from flsim.results.store import read_run
 MakeRun = Callable[..., Path]
 FIXED = {"perplexity": 68.5, "epsilon paper": 18.77, "epsilon replace-one-rdp": 152.8, "delta": 1e-7}
 POISSON = {"perplexity": 68.5, "epsilon poisson-rdp": 9.304, "delta": 1e-7}
+RECORD = {"perplexity": 75.0, "record epsilon poisson-rdp": 2.5, "record delta": 1e-5}
 
 
 def table_of(make_run: MakeRun, **rounds: dict[int, dict[str, float]]) -> pd.DataFrame:
@@ -37,6 +38,33 @@ def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_
     assert table["sound_convention"].tolist()[1:] == ["replace-one-rdp", "poisson-rdp"]
     pd.testing.assert_frame_equal(tables.from_csv(tables.to_csv(table)), table)
     assert "18.8/153" in tables.to_latex(table)
+
+
+def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -> None:
+    """A table with both: each epsilon in columns of its own, and the legend says which is about what."""
+    table = table_of(make_run, user={8: FIXED}, record={9: RECORD}, plain={8: {"perplexity": 58.2}})
+    assert table["epsilon_sound"].isna().tolist() == [False, True, True]
+    assert table["epsilon_paper"].isna().tolist() == [False, True, True]
+    assert table["delta"].isna().tolist() == [False, True, True]
+    assert table["record_epsilon"].isna().tolist() == [True, False, True]
+    assert [table[name][1] for name in tables.RECORD_PRIVACY] == [2.5, "poisson-rdp", 1e-5]
+    shown = tables.to_markdown(table, width=0).splitlines()
+    assert [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])] == [
+        ["Eps.", "Rec. eps."],
+        ["18.8/153", ""],
+        ["", "2.5"],
+        ["", ""],
+    ]
+    assert "Rec. eps.: epsilon of one record, not of a user, by poisson-rdp, delta 1e-05." in shown
+    assert "Round: completed rounds; of central training (b_r), steps." in shown
+    pd.testing.assert_frame_equal(tables.from_csv(tables.to_csv(table)), table)
+    assert r"Record-level $\varepsilon$" in tables.to_latex(table)
+
+
+def test_without_noise_on_updates_there_is_no_user_s_column(make_run: MakeRun) -> None:
+    table = table_of(make_run, record={9: RECORD})
+    assert list(table.columns) == [*tables.COLUMNS, *tables.RECORD_PRIVACY]
+    assert "| Eps." not in tables.to_markdown(table)
 
 
 def test_a_diverged_run_has_no_epsilon(make_run: MakeRun) -> None:

@@ -1,0 +1,264 @@
+"""`flsim run` of central training, in real processes: equal to the steps in this one, whatever interrupts them."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Experiment
+from test_flower import finish, rows, start
+
+from flsim import central, cli, config
+from flsim.central import CentralState, CentralTraining, train_central
+from flsim.checkpoint import latest, load, model_of
+from flsim.errors import InputError
+from flsim.privacy.accounting import CONVENTIONS
+from flsim.privacy.ledger import epsilon
+from flsim.runs import Run, evaluate_checkpoint
+from flsim.train.records import Order, RecordSequence
+
+Flsim = Callable[..., tuple[int, str, str]]
+RECORDS = 24 * 8
+CENTRAL = """
+[data]
+corpus = "corpus"
+[canaries]
+p_u = [0.2]
+p_e = [0.5, 1.0]
+count = 2
+[model]
+embedding = 8
+units = 12
+[training]
+kind = "central"
+steps = 40
+batch_size = 9
+optimizer = "adam"
+learning_rate = 0.01
+[evaluation]
+every = 20
+references = 200
+[system]
+checkpoint_every = 7
+"""
+PRIVATE = (
+    "privacy.mechanism=dp",
+    "privacy.clip=0.5",
+    "privacy.noise_multiplier=0.8",
+    "training.optimizer=rmsprop",
+    "system.physical_batch=3",
+)
+LONG = ("training.steps=1000000", "evaluation.every=1000000")
+
+
+@pytest.fixture
+def central_experiment(experiment: Experiment) -> Experiment:
+    """The same corpus of 192 records, trained centrally: 22 steps an epoch, the last of them of 3 records."""
+    experiment.config.write_text(CENTRAL)
+    return experiment
+
+
+@pytest.fixture
+def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
+    """A command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["flsim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+def state_of(run: Path) -> CentralState:
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    state, _ = load(newest)
+    assert isinstance(state, CentralState)
+    return state
+
+
+def log_of(run: Path) -> list[dict[str, object]]:
+    """The lines of a log, but for their times."""
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def assert_same_state(one: CentralState, other: CentralState) -> None:
+    assert (one.step, one.ledger, one.moments.keys()) == (other.step, other.ledger, other.moments.keys())
+    for ours, theirs in (
+        (one.params, other.params),
+        *((one.moments[slot], other.moments[slot]) for slot in one.moments),
+    ):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def train_in_this_process(run: Run) -> CentralState:
+    """All steps without a stop: in random order of the IID twin, in sequence through the users, or by lots."""
+    settings, privacy = run.central, run.config.privacy
+    records, lots = RecordSequence.of(run.users), settings.system.physical_batch
+    order: Order = "iid" if settings.data.world == "iid" or privacy.mechanism != "none" else "sequence"
+    model = model_of(run.provenance)
+    training = CentralTraining(model, records, settings.training, settings.seed, order, privacy, lots)
+    state = central.init(run.corpus.layout.vocabulary_size, settings.model, settings.seed)
+    ((state, _),) = train_central(state, training, 40)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (("data.world=iid",), "IID, Adam, b_r=9"),
+        (("data.world=non-iid",), "Non-IID, Adam, b_r=9"),
+        (PRIVATE, "DP-RMSProp, C=0.5, z=0.8, b_r=9"),
+    ],
+    ids=["iid", "non-iid", "private"],
+)
+def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
+    central_experiment: Experiment, flsim: Flsim, overrides: tuple[str, ...], setting: str
+) -> None:
+    path = central_experiment.run("run", *overrides)
+    run = Run.open(path)
+    assert_same_state(state_of(path), train_in_this_process(run))
+    assert [line["round"] for line in log_of(path)] == [7, 14, 20, 21, 28, 35, 40]
+    assert sorted(file.stem for file in (path / "checkpoints").iterdir()) == ["round-000020", "round-000040"]
+    stored = rows(path)
+    assert sorted(stored["round"].unique()) == [20, 40]
+    evaluate_checkpoint(path, path / "checkpoints" / "round-000040.safetensors")
+    assert rows(path).equals(stored)
+    about = json.loads((path / "run.json").read_text())
+    assert (about["status"], about["round"], about["rounds"], about["setting"]) == ("completed", 40, 40, setting)
+    privacy = {metric for metric in stored["metric"] if "epsilon" in metric or "delta" in metric}
+    table = flsim("table", path)[1]
+    assert setting in table
+    if overrides is not PRIVATE:
+        assert [line["records"] for line in log_of(path)] == [63, 63, 54, 9, 57, 63, 45]  # the 22nd step reads 3
+        assert not privacy
+        assert "eps." not in table
+        return
+    by_name = {convention.name: convention for convention in CONVENTIONS}
+    spent = epsilon(state_of(path).ledger, 1 / (10 * RECORDS), by_name["poisson-rdp"])
+    assert privacy == {"record epsilon poisson-rdp", "record delta"}  # and none that would pass for a user's
+    at_the_end = stored[stored["round"] == 40].set_index("metric")["value"]
+    assert at_the_end["record epsilon poisson-rdp"] == spent
+    assert at_the_end["record delta"] == 1 / (10 * RECORDS)
+    assert log_of(path)[-1]["record_epsilon"] == {"poisson-rdp": spent}
+    assert f"| {spent:.3g} |" in " ".join(table.split())
+    assert "Rec. eps.: epsilon of one record, not of a user, by poisson-rdp" in table
+    assert flsim("privacy", path)[1].startswith("Record-level: epsilon of one record, not of its author.")
+    assert {line["unit"] for line in json.loads(flsim("privacy", path, "--json")[1])} == {"record"}
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if (run / "rounds.jsonl").exists() and f'"round": {step},' in (run / "rounds.jsonl").read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} did not come")
+
+
+def settings(*overrides: str) -> list[str]:
+    return [part for override in overrides for part in ("--set", override)]
+
+
+def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_experiment: Experiment) -> None:
+    """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
+    process = start(central_experiment, "--out", "broken", *settings(*PRIVATE, *LONG))
+    broken = central_experiment.folder / "broken"
+    wait_for_step(broken, 28)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert json.loads((broken / "run.json").read_text())["status"] == "running"
+    kept = state_of(broken).step
+    assert kept >= 28
+    with (broken / "rounds.jsonl").open("a") as log:
+        log.write('{"round": 9999999, "loss": 1.0}\n{"round": 99, "lo')  # lines beyond it, the last cut short
+    rest = (*PRIVATE, f"training.steps={kept + 11}", LONG[1])
+    central_experiment.flsim("run", central_experiment.config, "--out", "broken", *settings(*rest), "--resume")
+    whole = central_experiment.run("whole", *rest)
+    assert_same_state(state_of(broken), state_of(whole))
+    assert [entry.rounds for entry in state_of(broken).ledger.entries] == [kept + 11]
+    assert rows(broken).equals(rows(whole))
+    assert log_of(broken) == log_of(whole)
+    assert json.loads((broken / "run.json").read_text())["status"] == "completed"
+
+
+def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> None:
+    process = start(central_experiment, "--out", "stopped", *settings(*LONG))
+    stopped = central_experiment.folder / "stopped"
+    wait_for_step(stopped, 14)
+    process.send_signal(signal.SIGINT)
+    code, said = finish(central_experiment, process)
+    assert code == 1
+    assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
+    assert "Traceback" not in said
+    about = json.loads((stopped / "run.json").read_text())
+    assert (about["status"], about["reason"]) == ("failed", "interrupted")
+    steps = state_of(stopped).step + 3
+    options = settings(f"training.steps={steps}", LONG[1])
+    central_experiment.flsim("run", central_experiment.config, "--out", "stopped", *options, "--resume")
+    assert (state_of(stopped).step, json.loads((stopped / "run.json").read_text())["status"]) == (steps, "completed")
+
+
+def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(central_experiment: Experiment) -> None:
+    options = settings("training.learning_rate=1e4", "training.optimizer=sgd", "system.checkpoint_every=1")
+    failed = central_experiment.flsim("run", central_experiment.config, "--out", "run", *options, check=False)
+    assert failed.returncode == 1
+    line = failed.stderr.strip().splitlines()[-1]
+    assert line.startswith("flsim: step ")
+    assert "most likely learning_rate is too high; last good checkpoint: " in line
+    assert json.loads((central_experiment.folder / "run" / "run.json").read_text())["status"] == "diverged"
+    assert central_experiment.flsim("table", "run", "--format", "csv").stdout.splitlines()[1].endswith("diverged")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((*PRIVATE, "training.batch_size=193"), "batch_size must be between 1 and the 192 training records, found 193"),
+        ((*PRIVATE, "training.order=sequence"), 'training.order "sequence" has no privacy accounting'),
+        ((*PRIVATE, "privacy.target_quantile=0.5"), "central training has a fixed clip"),
+        (("training.order=iid",), 'training.order "iid" contradicts data.world "non-iid"'),
+        (("training.cohort=4", "training.rounds=3"), "training.cohort, training.rounds: of federated training, but"),
+        (("system.shards=2",), 'system.shards: of federated training, but training.kind is "central"'),
+        (("local.epochs=2",), 'local: of federated training, but training.kind is "central"'),
+    ],
+)
+def test_bad_settings_are_one_line_and_leave_no_run(
+    central_experiment: Experiment, flsim: Flsim, overrides: tuple[str, ...], message: str
+) -> None:
+    new = central_experiment.folder / "new"
+    code, out, err = flsim("run", central_experiment.config, "--out", new, *settings(*overrides))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not new.exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused(central_experiment: Experiment, make_run: Callable[..., Run]) -> None:
+    if torch.cuda.is_available():
+        assert make_run("system.device=cuda").central_training().model.embedding.is_cuda
+    else:
+        with pytest.raises(InputError, match=r'system\.device is "cuda", but torch finds no GPU here'):
+            make_run("system.device=cuda")
+
+
+@pytest.fixture
+def make_run(central_experiment: Experiment) -> Callable[..., Run]:
+    def make(*overrides: str) -> Run:
+        return Run.create(config.load(central_experiment.config, overrides), central_experiment.folder / "made")
+
+    return make
+
+
+def test_a_central_run_has_no_clients_and_a_federated_one_no_steps(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    with pytest.raises(InputError, match="training is central, which has no clients"):
+        _ = run.federated
+    assert (run.rounds, run.population, math.isclose(run.delta, 1 / 1_920)) == (40, RECORDS, True)
