@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flsim.data import posts as parts
-from flsim.data.formats import FORMATS
-from flsim.data.posts import Post
+from flsim.data.formats import posts as parts
+from flsim.data.formats.known import FORMATS
+from flsim.data.formats.posts import Post
 
 COLUMNS = ("user", "text")
 Sentence = tuple[str, str | None, str]  # user, split, words

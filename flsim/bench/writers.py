@@ -1,4 +1,4 @@
-"""Files in the formats that `flsim.data.formats` reads, in the schemas of those who publish them.
+"""Files in the formats that `flsim.data.formats.known` reads, in the schemas of those who publish them.
 
 All writers take examples, (split, client_id, tokens), with split one of train, heldout, test and tokens joined by
 spaces, and hold one client at a time in memory. Formats that hold one row or group a client want the examples of a
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flsim.data.tf_example import Example
+from flsim.data.formats.tf_example import Example
 
 Examples = Iterable[tuple[str, str, str]]
 

@@ -17,18 +17,19 @@ from dataclasses import asdict, replace
 from os import sched_getaffinity
 from pathlib import Path
 
-from flsim.data import posts, steps
 from flsim.data.corpus import SCHEMA, Corpus
-from flsim.data.formats import FORMATS
-from flsim.data.hparams import ImportHParams as ImportHParams
-from flsim.data.pool import Pool
-from flsim.data.scratch import scratch
-from flsim.data.sources import Source, copy_pipes, open_sources, unpack_sources
-from flsim.data.steps import Given, Steps
-from flsim.data.unpacking import is_compressed
-from flsim.data.wordcount import read_word_count
+from flsim.data.formats import posts
+from flsim.data.formats.known import FORMATS
+from flsim.data.formats.wordcount import read_word_count
+from flsim.data.pieces import steps
+from flsim.data.pieces.hparams import ImportHParams as ImportHParams
+from flsim.data.pieces.scratch import scratch
+from flsim.data.pieces.sources import Source, copy_pipes, open_sources, unpack_sources
+from flsim.data.pieces.steps import Given, Steps
+from flsim.data.pieces.unpacking import is_compressed
 from flsim.errors import InputError, at_least_one
 from flsim.files import file_digest
+from flsim.pool import Pool
 
 VERSION = 1  # of the pieces: what another version left is not used
 SMALL = 2**23  # bytes of sources that are not worth other processes

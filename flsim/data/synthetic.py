@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.pool import Pool, Report, Task
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
 from flsim.errors import InputError, at_least_one
 from flsim.files import new_folder
+from flsim.pool import Pool, Report, Task
 from flsim.progress import progress, tracked
 from flsim.rng import stream
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flsim.bench.data import FILES, PER_USER, examples
-from flsim.data.formats import FORMATS
+from flsim.data.formats.known import FORMATS
 from flsim.data.importing import ImportHParams, import_corpus
 
 

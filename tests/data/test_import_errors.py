@@ -8,8 +8,8 @@ import pytest
 from dumps import dump, folder_bytes, peak_kilobytes, question, write_dump, write_jsonl
 
 from flsim.data.corpus import Corpus
-from flsim.data.counting import merge
 from flsim.data.importing import ImportHParams, import_corpus
+from flsim.data.pieces.counting import merge
 from flsim.errors import InputError
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)
@@ -204,7 +204,7 @@ def test_another_import_than_the_interrupted_one_begins_anew(
 ) -> None:
     source = write_jsonl(sources / "a.jsonl", [(1, TEXT)])
     with monkeypatch.context() as patch:
-        patch.setattr("flsim.data.steps.merge", stop)
+        patch.setattr("flsim.data.pieces.steps.merge", stop)
         with pytest.raises(KeyboardInterrupt):
             import_folder(sources)
     write_jsonl(source, [(1, TEXT), (2, TEXT)])
@@ -221,7 +221,7 @@ def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pyte
         write_jsonl(source, [(1, TEXT), (2, TEXT)])
         return merge(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("flsim.data.steps.merge", append)
+    monkeypatch.setattr("flsim.data.pieces.steps.merge", append)
     with pytest.raises(InputError, match=r"a\.jsonl: changed while it was read; import it again"):
         import_folder(sources)
     assert nothing_but(sources)
@@ -230,7 +230,9 @@ def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pyte
 IMPORT = """
 import sys
 from pathlib import Path
-from flsim.data import importing, posts, steps
+from flsim.data import importing
+from flsim.data.formats import posts
+from flsim.data.pieces import steps
 posts.PART_BYTES = steps.PIECE = steps.BUCKET = 2**20
 hparams = importing.ImportHParams(100, words_per_user=500)
 importing.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)

@@ -9,10 +9,10 @@ import pytest
 from dumps import folder_bytes, write_jsonl
 
 from flsim.bench import writers
-from flsim.data.canonical import USERS
 from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.formats.canonical import USERS
+from flsim.data.formats.pfl import PFL
 from flsim.data.importing import ImportHParams, import_corpus
-from flsim.data.pfl import PFL
 from flsim.data.vocabulary import LAYOUTS
 from flsim.errors import InputError
 

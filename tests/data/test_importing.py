@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.data import importing
-from flsim.data.balance import split_of
 from flsim.data.corpus import SPLITS, Corpus
 from flsim.data.importing import ImportHParams, import_corpus
+from flsim.data.pieces.balance import split_of
 from flsim.errors import InputError
 
 Sentence = list[str]
@@ -75,7 +75,7 @@ def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("posts.PART_BYTES", part), ("steps.PIECE", piece), ("steps.BUCKET", bucket)):
             patch.setattr(f"flsim.data.{name}", size)
-        patch.setattr("flsim.data.steps.COUNTED", counted)
+        patch.setattr("flsim.data.pieces.steps.COUNTED", counted)
         yield
 
 

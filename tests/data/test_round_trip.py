@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from reading import Sentence, by_user, check_post, parts_of, read, sentences
 
 from flsim.bench import writers
-from flsim.data.formats import FORMATS, format_of
+from flsim.data.formats.known import FORMATS, format_of
+from flsim.data.formats.posts import OOV_WORD
 from flsim.data.importing import ImportHParams, import_corpus
-from flsim.data.posts import OOV_WORD
 from flsim.data.text import records
 
 SPLITS = st.sampled_from(["train", "heldout", "test"])

@@ -1,0 +1,109 @@
+"""HDF5 files that others wrote: opened without trust.
+
+libhdf5 may crash on a file that is damaged in the wrong place, or never come back from a heap of strings that is, so
+readers of it belong in a process of their own that somebody watches.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from flsim.data.formats import posts
+from flsim.data.formats.posts import USER_RECORDS, Part, ranges, said, user_name
+from flsim.errors import InputError
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is in memory as a whole
+SLICE = 2**24  # bytes of a dataset that are in memory at a time
+
+# What h5py makes of libhdf5's errors, and of content that contradicts itself.
+_ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError)
+
+
+@contextmanager
+def hdf5(data: Path, source: Path) -> Iterator[Any]:
+    """An open file, read-only and without locks.
+
+    Raises:
+        InputError: for every error of libhdf5 in the block.
+    """
+    try:
+        with h5py.File(data, "r", locking=False) as file:
+            yield file
+    except InputError:
+        raise
+    except _ERRORS as error:
+        raise InputError(f"{source}: libhdf5 cannot read it ({said(error)}); is it complete? Get it again") from error
+
+
+def child(group: Any, name: str | bytes) -> Any:
+    """A member that is in this very file: links to others are not followed, since a file may name any other.
+
+    Raises:
+        KeyError: no such member, or a link.
+    """
+    encoded = name if isinstance(name, bytes) else name.encode()
+    if group.id.links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
+        raise KeyError(f"{name!r} is a link")
+    return group[name]
+
+
+def members(data: Path, source: Path, *groups: str) -> dict[str, tuple[str | bytes, ...]]:
+    """Names in groups below the root, in the file's order; listed once a process, as there are hundreds of thousands.
+
+    Raises:
+        InputError: none of the groups is there.
+    """
+    status = data.stat()
+    return _members(data, source, groups, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _members(
+    data: Path, source: Path, groups: tuple[str, ...], _size: int, _changed: int
+) -> dict[str, tuple[str | bytes, ...]]:
+    with hdf5(data, source) as file:
+        found = {group: tuple(child(file, group)) for group in groups if group in file}
+        if not found:
+            raise InputError(
+                f"{source}: no group {' or '.join(groups)}; its groups: {', '.join(map(str, file)) or 'none'}"
+            )
+        return found
+
+
+def client_parts(data: Path, source: Path, columns: tuple[str, str], clients: int) -> list[Part]:
+    """Parts of equally many clients, of about 64 MB."""
+    pieces = -(-data.stat().st_size // posts.PART_BYTES)
+    return [Part(data, source, first, last, columns) for first, last in ranges(0, clients, pieces)]
+
+
+def too_large(dataset: Any) -> bool:
+    """Whether a user's dataset is larger than any that was published, or would be in memory when a piece is read."""
+    rows = dataset.shape[0] if dataset.shape else 0
+    row = prod(dataset.shape[1:]) * dataset.dtype.itemsize
+    chunk = prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0
+    return bool(rows > USER_RECORDS or row > LARGEST_CHUNK or chunk > LARGEST_CHUNK)
+
+
+def slices(dataset: Any) -> Iterator[Any]:
+    """A dataset's rows, a bounded number at a time."""
+    row = max(1, prod(dataset.shape[1:]) * dataset.dtype.itemsize)
+    step = max(1, SLICE // max(row, 2**10))
+    for first in range(0, dataset.shape[0], step):
+        yield dataset[first : first + step]
+
+
+def plain(dataset: Any) -> bool:
+    """Whether the values are in the file itself: not in others, which a dataset may name, and not missing."""
+    inside = isinstance(dataset, h5py.Dataset) and not dataset.is_virtual and not dataset.external
+    return bool(inside and dataset.shape is not None and (not dataset.size or dataset.id.get_storage_size()))
+
+
+def shown(name: str | bytes) -> str:
+    """A client's name in a message."""
+    return repr(user_name(name) or name)[:60]

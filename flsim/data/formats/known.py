@@ -1,0 +1,85 @@
+"""Which format a file is of."""
+
+from pathlib import Path
+
+from flsim.data.formats import hdf5, parquet, sqlite
+from flsim.data.formats.fedjax import FEDJAX
+from flsim.data.formats.jsonl import JSONL
+from flsim.data.formats.parquet import PARQUET
+from flsim.data.formats.pfl import PFL
+from flsim.data.formats.posts import Format
+from flsim.data.formats.stackexchange import STACKEXCHANGE
+from flsim.data.formats.tff_hdf5 import TFF_HDF5
+from flsim.data.formats.tff_sqlite import TFF_SQLITE
+from flsim.errors import InputError
+
+FORMATS: dict[str, Format] = {
+    format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, STACKEXCHANGE)
+}
+KNOWN = (
+    "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
+    '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, and the Posts.xml of a Stack Exchange dump'
+)
+
+_SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL}
+_BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
+
+
+def format_of(data: Path, source: Path) -> Format:
+    """The format that a file's content is of; where there is no content to tell from, its name.
+
+    Args:
+        data: the data on disk.
+        source: the file as the user named it.
+
+    Raises:
+        InputError: none of the formats: what was found, and what is known.
+    """
+    with data.open("rb") as file:
+        head = file.read(2**12)
+    if head.startswith(_COMPRESSED):
+        raise InputError(f"{source}: compressed; unpack it first")
+    if head.startswith(sqlite.MAGIC):
+        return _of_sqlite(data, source)
+    if head.startswith(hdf5.MAGIC):
+        return _of_hdf5(data, source)
+    if head.startswith(parquet.MAGIC):
+        return PARQUET
+    for mark in _BYTE_ORDER_MARKS:
+        head = head.removeprefix(mark)
+    first = head.replace(b"\0", b"").lstrip()[:1]  # UTF-16 has a zero beside each ASCII character
+    if first == b"<":
+        return STACKEXCHANGE
+    if first == b"{":
+        return JSONL
+    suffix = source.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InputError(f"{source}: begins with {head[:16]!r}, which no known format does; {KNOWN}")
+    return _SUFFIXES[suffix]
+
+
+def is_fragile(data: Path) -> bool:
+    """Whether to look into a file can crash or hang: see `Format.fragile`."""
+    with data.open("rb") as file:
+        return file.read(len(hdf5.MAGIC)) == hdf5.MAGIC
+
+
+def _of_sqlite(data: Path, source: Path) -> Format:
+    with sqlite.database(data, source) as connection:
+        there = sqlite.tables(connection)
+    if "examples" in there:
+        return TFF_SQLITE
+    if "federated_data" in there:
+        return FEDJAX
+    raise InputError(f"{source}: SQLite with the tables {', '.join(sorted(there)) or '(none)'}; {KNOWN}")
+
+
+def _of_hdf5(data: Path, source: Path) -> Format:
+    with hdf5.hdf5(data, source) as file:
+        there = [str(name) for name in file]
+    if "examples" in there:
+        return TFF_HDF5
+    if "metadata" in there:
+        return PFL
+    raise InputError(f"{source}: HDF5 with the groups {', '.join(there) or '(none)'}; {KNOWN}")

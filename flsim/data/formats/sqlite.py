@@ -1,0 +1,89 @@
+"""SQLite files that others wrote: opened without trust, cut into ranges of rowids."""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from flsim.data.formats import posts
+from flsim.data.formats.posts import Part, ranges, said
+from flsim.errors import InputError
+
+MAGIC = b"SQLite format 3\0"
+SMALLEST_ROW = 8  # bytes on a page
+
+
+@contextmanager
+def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
+    """A database, read-only: nothing beside it is read, written or locked. Text comes as bytes, as it is on disk.
+
+    Raises:
+        InputError: for every error of SQLite in the block; a journal that holds what the file does not.
+    """
+    log = data.with_name(f"{data.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise InputError(f"{source}: its last changes are still in {log.name}; close the program that writes it")
+    try:
+        uri = f"file:{quote(os.fsencode(data.absolute()))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+            connection.text_factory = bytes
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            yield connection
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes what is damaged
+        raise InputError(f"{source}: SQLite cannot read it ({said(error)}); is it complete? Get it again") from error
+
+
+def tables(connection: sqlite3.Connection) -> set[str]:
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name.decode("utf-8", "replace") for (name,) in rows}
+
+
+def require(connection: sqlite3.Connection, source: Path, wanted: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises InputError that names the first table or column which is not there."""
+    there = tables(connection)
+    for table, columns in wanted.items():
+        if table not in there:
+            raise InputError(f"{source}: no table {table!r}; its tables: {', '.join(sorted(there)) or 'none'}")
+        found = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+        for column in columns:
+            if column not in found:
+                raise InputError(f"{source}: table {table!r} has no column {column!r}; its columns: {', '.join(found)}")
+
+
+def span(connection: sqlite3.Connection, table: str) -> tuple[int, int] | None:
+    """First and last rowid of a table; None of an empty one. Two queries, as one of both would scan the table."""
+    ((first,),) = connection.execute(f"SELECT min(rowid) FROM {table}")
+    ((last,),) = connection.execute(f"SELECT max(rowid) FROM {table}")
+    return None if first is None or last is None else (first, last)
+
+
+def rowid_parts(
+    connection: sqlite3.Connection, data: Path, source: Path, columns: tuple[str, str], table: str
+) -> list[Part]:
+    """Parts of a table, by ranges of rowids of the same length; there may be gaps, but finding them takes a scan."""
+    bounds = span(connection, table)
+    if bounds is None:
+        return []
+    first, last = bounds
+    size = data.stat().st_size
+    rows = min(last - first + 1, size // SMALLEST_ROW)
+    pieces = max(-(-rows // posts.PART_RECORDS), -(-size // posts.PART_BYTES))
+    return [Part(data, source, begin, end - 1, columns) for begin, end in ranges(first, last + 1, pieces)]
+
+
+def ascending(rows: Iterable[tuple[Any, ...]], part: Part) -> Iterator[tuple[Any, ...]]:
+    """Rows whose first column is the rowid.
+
+    Raises:
+        InputError: rowids do not ascend, as in a damaged file whose tree of pages has loops and would be read for ever.
+    """
+    before = part.first - 1
+    for row in rows:
+        if row[0] <= before:
+            raise InputError(f"{part.source}: damaged: rowid {row[0]} comes after {before}; get it again")
+        before = row[0]
+        yield row

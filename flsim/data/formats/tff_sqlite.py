@@ -1,0 +1,125 @@
+"""``stackoverflow.sqlite`` as TensorFlow Federated hosts it: one row a sentence, a tf.Example in each.
+
+Tables ``examples(split_name, client_id, serialized_example_proto)`` and ``client_metadata(client_id, split_name,
+num_examples)``. Tokens are split at white space and else taken as published. A client who is in several splits is an
+author in each of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from flsim.data.formats.posts import LONGEST_RECORD, POST_RECORDS, Format, Part, Post, user_name
+from flsim.data.formats.sqlite import ascending, database, require, rowid_parts, span
+from flsim.data.formats.tf_example import Example
+from flsim.errors import InputError
+
+TABLES = {
+    "examples": ("split_name", "client_id", "serialized_example_proto"),
+    "client_metadata": ("client_id", "split_name", "num_examples"),
+}
+SPLITS = {b"train": "train", b"heldout": "heldout", b"test": "test"}
+DAMAGES = {"records_not_tf_example", "records_without_tokens", "records_not_utf8"}
+TOO_LONG = 0  # in place of a record that is not worth the memory
+FEW = 10**6  # rows that are counted in no time
+
+_ROWS = f"""
+SELECT rowid, split_name, client_id,
+    CASE WHEN length(serialized_example_proto) > {LONGEST_RECORD} THEN {TOO_LONG} ELSE serialized_example_proto END
+FROM examples WHERE rowid BETWEEN ? AND ? ORDER BY rowid
+"""
+
+
+def tff_sqlite_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """Ranges of rowids."""
+    with database(data, source) as connection:
+        require(connection, source, TABLES)
+        return rowid_parts(connection, data, source, columns, "examples")
+
+
+def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    """Posts of up to 64 sentences that follow each other and have the same author and split.
+
+    Dropped: ``records_too_long`` (more than 1 MB), ``records_not_tf_example``, ``records_without_tokens`` (the feature
+    ``tokens`` is not one bytes value), ``records_not_utf8`` (tokens or client id), ``records_without_words``.
+
+    Raises:
+        InputError: SQLite cannot read the part; another split than train, heldout, test; no record is any good.
+    """
+    drops: Counter[str] = Counter()
+    kept = 0
+    with database(part.path, part.source) as connection:
+        rows = ascending(connection.execute(_ROWS, (part.first, part.last)), part)
+        for (split, client), group in groupby(rows, itemgetter(1, 2)):
+            name = user_name(client)
+            post = Post(name or "", [], _split(split, part))
+            for _, _, _, proto in group:
+                try:
+                    post.sentences.append(_sentence(proto, name))
+                except _DropError as drop:
+                    drops[str(drop)] += 1
+                if len(post.sentences) == POST_RECORDS:
+                    kept += POST_RECORDS
+                    yield post
+                    post = Post(post.user, [], post.split)
+            if post.sentences:
+                kept += len(post.sentences)
+                yield post
+    dropped.update(drops)
+    if drops and not kept and drops.keys() <= DAMAGES:
+        raise InputError(
+            f"{part.source}: no record of rowids {part.first} to {part.last} is a tf.Example with tokens "
+            f"({', '.join(f'{reason}: {count:,}' for reason, count in drops.items())})"
+        )
+
+
+class _DropError(Exception):
+    """Why a record is dropped."""
+
+
+def _split(name: Any, part: Part) -> str:
+    if name not in SPLITS:
+        raise InputError(f"{part.source}: split_name {name!r:.40}; known are train, heldout and test")
+    return SPLITS[name]
+
+
+def _sentence(proto: Any, user: str | None) -> str:
+    if proto == TOO_LONG:
+        raise _DropError("records_too_long")
+    try:
+        feature = Example.FromString(proto).features.feature.get("tokens")
+    except (DecodeError, TypeError) as error:
+        raise _DropError("records_not_tf_example") from error
+    if feature is None or len(feature.bytes_list.value) != 1:
+        raise _DropError("records_without_tokens")
+    try:
+        words = feature.bytes_list.value[0].decode().split()
+    except UnicodeDecodeError as error:
+        raise _DropError("records_not_utf8") from error
+    if user is None:
+        raise _DropError("records_not_utf8")
+    if not words:
+        raise _DropError("records_without_words")
+    return " ".join(words)
+
+
+def check_tff_sqlite(data: Path, source: Path) -> list[str]:
+    """Whether there are as many examples as `client_metadata` says, as far as that shows without counting for long."""
+    with database(data, source) as connection:
+        require(connection, source, TABLES)
+        ((said,),) = connection.execute("SELECT total(num_examples) FROM client_metadata")
+        bounds = span(connection, "examples")
+        there = 0 if bounds is None else bounds[1] - bounds[0] + 1
+        if said < there <= FEW:  # there may be gaps
+            ((there,),) = connection.execute("SELECT count(*) FROM examples")
+    if said > there or (said < there <= FEW):
+        return [f"{source}: client_metadata counts {said:,.0f} examples, but there are {there:,}; is it complete?"]
+    return []
+
+
+TFF_SQLITE = Format("tff-sqlite", tff_sqlite_parts, read_tff_sqlite, check_tff_sqlite)

@@ -1,0 +1,103 @@
+"""Word counts as TensorFlow Federated publishes them, ``stackoverflow.word_count.tar.bz2``: the standard vocabulary.
+
+Lines of ``word<TAB>count``, most frequent first, where the count is the number of train users who have the word.
+"""
+
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from flsim.data.formats.posts import said
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.errors import InputError
+from flsim.files import file_digest
+
+SHA256 = "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c"  # of the archive
+LINES = 6_005_329
+LONGEST_LINE = 2**16  # bytes
+
+
+def read_word_count(path: Path, vocabulary_size: int) -> tuple[Vocabulary, list[str]]:
+    """The most frequent words of the text file, or of its archive, which is not unpacked to disk.
+
+    Args:
+        path: the file.
+        vocabulary_size: token ids, the four special ones included.
+
+    Returns:
+        The vocabulary, and warnings where the file is not the published one.
+
+    Raises:
+        InputError: it cannot be read; a line that is not a word and a count, or out of order; a word twice; too few.
+    """
+    wanted = Layout(vocabulary_size).words
+    counts: dict[str, int] = {}
+    lines, last = 0, None
+    with _opened(path) as file:
+        for lines, line in enumerate(_lines(file), start=1):
+            word, count = _word_and_count(line, f"{path}: line {lines}")
+            if last is not None and count > last:
+                raise InputError(
+                    f"{path}: line {lines}: a count of {count:,} after {last:,}; sort by count, largest first"
+                )
+            last = count
+            if len(counts) < wanted:
+                if word in counts:
+                    raise InputError(f"{path}: line {lines}: {word!r:.40} is there twice")
+                counts[word] = count
+    if len(counts) < wanted:
+        raise InputError(
+            f"{path}: line {lines}: ends after {len(counts):,} words, but a vocabulary of {vocabulary_size:,} has "
+            f"{wanted:,}; use a vocabulary of at most {len(counts) + vocabulary_size - wanted:,}"
+        )
+    warnings = []
+    if lines != LINES:
+        warnings.append(f"{path}: {lines:,} lines, but the published word counts have {LINES:,}")
+    if _is_archive(path) and (found := file_digest(path)) != SHA256:
+        warnings.append(f"{path}: sha256 {found}, but that of the published archive is {SHA256}")
+    return Vocabulary(tuple(counts), tuple(counts.values())), warnings
+
+
+def _is_archive(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(3) == b"BZh"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The text, of the file itself or of the first file in the archive."""
+    try:
+        if not _is_archive(path):
+            with path.open("rb") as file:
+                yield file
+            return
+        with tarfile.open(path, "r|bz2") as archive:
+            for member in archive:
+                if member.isfile():
+                    content = archive.extractfile(member)
+                    if content is not None:
+                        yield content
+                        return
+            raise InputError(f"{path}: an archive without a file")
+    except InputError:
+        raise
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as word counts ({said(error)}); get it again") from error
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(LONGEST_LINE):
+        yield line
+
+
+def _word_and_count(line: bytes, where: str) -> tuple[str, int]:
+    try:
+        word, count = line.decode("utf-8").split()
+        number = int(count)
+    except ValueError as error:
+        raise InputError(f"{where}: expected a word and a count, found {line[:40]!r}") from error
+    if number < 0 or not count.isdecimal():
+        raise InputError(f"{where}: expected a count, found {count!r:.40}")
+    return word, number

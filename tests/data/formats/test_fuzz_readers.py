@@ -1,0 +1,135 @@
+"""Ten thousand damaged files for each reader, and as many damaged records: posts or one line, never a traceback."""
+
+import sqlite3
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from fuzzing import outcome
+from reading import check_post, damaged, read
+
+from flsim.bench import writers
+from flsim.rng import stream
+
+CASES = 10_000
+MEMORY = Path("/dev/shm")
+FUZZING = Path(__file__).parents[2] / "fuzzing.py"
+EXAMPLES = [(split, user, f"{user} says a / b . {n}") for split in ("train", "test") for user in "ab" for n in range(2)]
+TRAIN = [example for example in EXAMPLES if example[0] == "train"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be: ten thousand files are written."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir=MEMORY) as name:
+        yield Path(name)
+
+
+def write_valid(path: Path, format: str) -> None:
+    match format:
+        case "tff-sqlite":
+            writers.write_tff_sqlite(path, EXAMPLES)
+        case "fedjax-sqlite":
+            writers.write_fedjax(path, TRAIN)
+        case "tff-hdf5":
+            writers.write_tff_hdf5(path, TRAIN)
+        case "pfl-hdf5":
+            writers.write_pfl(path, EXAMPLES, [".", "a", "/"])
+        case "parquet":
+            writers.write_parquet(path, EXAMPLES)
+        case "jsonl":
+            writers.write_jsonl(path, EXAMPLES)
+        case "stackexchange":
+            writers.write_stackexchange(path, EXAMPLES)
+    assert read(path, format)[0]
+
+
+@pytest.mark.parametrize("format", ["tff-sqlite", "fedjax-sqlite", "parquet", "jsonl", "stackexchange"])
+def test_damaged_files(folder: Path, format: str) -> None:
+    write_valid(folder / "valid", format)
+    content = (folder / "valid").read_bytes()
+    seen = Counter(outcome(content, folder / "damaged", format, case) for case in range(CASES))
+    assert seen["refused"] > CASES // 20
+    assert seen["read"] + seen["dropped"] > CASES // 20
+
+
+@pytest.mark.parametrize(
+    ("format", "fixed_length", "cases"),
+    [("tff-hdf5", True, 8_000), ("tff-hdf5", False, 2_000), ("pfl-hdf5", False, 10_000)],
+)
+def test_damaged_hdf5_files(folder: Path, format: str, fixed_length: bool, cases: int) -> None:
+    """That libhdf5 crashes, or loops in a damaged heap of strings, is not ours to prevent; but it must stay rare."""
+    write_valid(folder / "valid", format)
+    if fixed_length:
+        writers.write_tff_hdf5(folder / "valid", TRAIN, fixed_length)
+    seen: Counter[str] = Counter()
+    case = 0
+    while case < cases:
+        command = [sys.executable, str(FUZZING), str(folder), format, str(case), str(cases)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode <= 0, done.stderr
+        lines = [line.split() for line in done.stdout.splitlines()]
+        seen.update(line[1] for line in lines if len(line) == 2)
+        seen["crashed"] += done.returncode < 0
+        case = int(lines[-1][0]) + 1
+    assert seen.total() == cases
+    assert seen["crashed"] < cases * 0.02
+    assert seen["refused"] > cases // 20
+    assert seen["read"] + seen["dropped"] > cases // 20
+
+
+def test_damaged_tf_examples(folder: Path) -> None:
+    """A record is a sentence, or is dropped for a reason; the records around it are not touched."""
+    protos = [writers.tf_example(f"the {n} words") for n in range(50)]
+    reasons: Counter[str] = Counter()
+    for file in range(CASES // 1_000):
+        rng = stream(0, "fuzz tf.Example", file)
+        rows = [damaged(protos[n % 50], rng) for n in range(1_000)]
+        path = folder / f"{file}.sqlite"
+        writers.write_tff_sqlite(path, [])
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.executemany("INSERT INTO examples VALUES ('train', 'a', ?)", [(row,) for row in rows])
+            connection.execute("INSERT INTO examples VALUES ('train', 'b', ?)", (protos[0],))
+        posts, dropped = read(path, "tff-sqlite")
+        for post in posts:
+            check_post(post)
+        assert sum(len(post.sentences) for post in posts) + dropped.total() == 1_001
+        assert (posts[-1].user, posts[-1].sentences) == ("b", ["the 0 words"])
+        reasons += dropped
+    assert reasons["records_not_tf_example"] > CASES // 20
+    assert reasons["records_without_tokens"]
+    assert reasons["records_not_utf8"]
+
+
+def test_damaged_fedjax_clients(folder: Path) -> None:
+    """Half of them damaged before compression, half after it."""
+    valid = writers.fedjax_client([f"the {n} words" for n in range(3)])
+    reasons: Counter[str] = Counter()
+    for file in range(CASES // 1_000):
+        rng = stream(0, "fuzz fedjax", file)
+        packed = zlib.decompress(valid)
+        clients = [zlib.compress(damaged(packed, rng)) if n % 2 else damaged(valid, rng) for n in range(1_000)]
+        path = folder / f"{file}.sqlite"
+        writers.write_fedjax(path, [])
+        with closing(sqlite3.connect(path)) as connection, connection:
+            rows = [(f"{n:04d}".encode(), client, 3) for n, client in enumerate([*clients, valid])]
+            connection.executemany("INSERT INTO federated_data VALUES (?, ?, ?)", rows)
+        posts, dropped = read(path, "fedjax-sqlite")
+        for post in posts:
+            check_post(post)
+        records = sum(count for reason, count in dropped.items() if reason.startswith("records"))
+        users = dropped.total() - records
+        assert sum(len(post.sentences) for post in posts) + records + 3 * users == 3 * 1_001
+        assert (posts[-1].user, posts[-1].sentences) == ("1000", ["the 0 words", "the 1 words", "the 2 words"])
+        reasons += dropped
+    assert reasons["users_not_fedjax"] > CASES // 4
+    assert reasons["records_not_utf8"]

@@ -1,0 +1,258 @@
+import hashlib
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from dumps import peak_kilobytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reading import read, sentences
+
+from flsim.bench.writers import tf_example, write_tff_sqlite
+from flsim.data.formats import posts
+from flsim.data.formats.known import FORMATS
+from flsim.data.formats.posts import Post
+from flsim.data.formats.tf_example import Example
+from flsim.errors import InputError
+
+FORMAT = "tff-sqlite"
+
+# What is on the wire (developers.google.com/protocol-buffers/docs/encoding): tag, length, content.
+GOLDEN: dict[bytes, bytes | int] = {
+    b"creation_date": b"2010-07-15 18:15:58.5 UTC",
+    b"score": -1,
+    b"tags": b"android|android-emulator|monkey",
+    b"title": b"writing to / system / framework in emulator",
+    b"tokens": b"thanks .",
+    b"type": b"question",
+}
+GOLDEN_SHA256 = "596ee7cb830a1694b8767bb4ada35a29bcc31ff571f019fbf7c02e3efffdfda4"
+
+
+def field(number: int, content: bytes) -> bytes:
+    assert len(content) < 2**14
+    low, high = len(content) % 128, len(content) // 128
+    return bytes([number * 8 + 2, *([low + 128, high] if high else [low])]) + content
+
+
+def feature(value: bytes | int, packed: bool = True) -> bytes:
+    if isinstance(value, bytes):
+        return field(1, field(1, value))
+    number = b"\xff" * 9 + b"\x01"  # -1 in two's complement of 64 bits
+    assert value == -1
+    return field(3, field(1, number) if packed else b"\x08" + number)
+
+
+def wire(features: Iterable[tuple[bytes, bytes | int]], packed: bool = True) -> bytes:
+    entries = (field(1, field(1, name) + field(2, feature(value, packed))) for name, value in features)
+    return field(1, b"".join(entries))
+
+
+def database(path: Path, rows: Iterable[tuple[object, object, object]]) -> Path:
+    """Rows of examples, in a database without any client_metadata to check them by."""
+    write_tff_sqlite(path, [])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
+    return path
+
+
+def execute(path: Path, *statements: str) -> Path:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+    return path
+
+
+def test_the_golden_example() -> None:
+    content = wire(GOLDEN.items())
+    assert len(content) == 225
+    assert hashlib.sha256(content).hexdigest() == GOLDEN_SHA256
+    assert Example.FromString(content).SerializeToString(deterministic=True) == content
+
+
+@given(st.permutations(list(GOLDEN.items())), st.booleans())
+def test_features_in_any_order_packed_or_not(features: list[tuple[bytes, bytes | int]], packed: bool) -> None:
+    parsed = Example.FromString(wire(features, packed)).features.feature
+    assert {
+        name.encode(): value.int64_list.value[0] if name == "score" else value.bytes_list.value[0]
+        for name, value in parsed.items()
+    } == GOLDEN
+
+
+def test_what_a_record_can_lack(tmp_path: Path) -> None:
+    good = tf_example("the <URL> ,\t it's   so")
+    protos: list[object] = [
+        good,
+        wire({**GOLDEN, b"tokens": b" \n\t"}.items()),
+        wire({**GOLDEN, b"tokens": b"\xff"}.items()),
+        wire([(b"title", b"a")]),
+        wire([(b"tokens", -1)]),
+        b"",
+        b"\x0a\xff",
+        wire({**GOLDEN, b"\xff": b"a"}.items()),
+        "text",
+        7,
+        tf_example("x" * 2**20),
+        good,
+    ]
+    path = database(tmp_path / "so.sqlite", (("train", "a", proto) for proto in protos))
+    found, dropped = read(path, FORMAT)
+    assert found == [Post("a", ["the <URL> , it's so"] * 2, "train")]
+    assert dropped == {
+        "records_without_words": 1,
+        "records_not_utf8": 1,
+        "records_without_tokens": 3,
+        "records_not_tf_example": 4,
+        "records_too_long": 1,
+    }
+
+
+def test_a_client_in_two_splits_is_two_authors_and_rows_stay_in_order(tmp_path: Path) -> None:
+    examples = [("train", "7", "a"), ("test", "7", "b"), ("train", "7", "c"), ("train", "8", "d")]
+    path = tmp_path / "so.sqlite"
+    write_tff_sqlite(path, examples)
+    assert sentences(read(path, FORMAT)[0]) == [(user, split, text) for split, user, text in examples]
+
+
+def test_any_name_is_just_a_name(tmp_path: Path) -> None:
+    names = ["../../etc/passwd", "a\0b", "x" * 10_000, "'; DROP TABLE examples", "é\n", ""]
+    path = database(tmp_path / "so.sqlite", (("train", name, tf_example("a")) for name in names))
+    execute(path, "INSERT INTO examples SELECT split_name, CAST(x'ff41' AS TEXT), x'' FROM examples LIMIT 1")
+    found, dropped = read(path, FORMAT)
+    assert [post.user for post in found] == names
+    assert dropped == {"records_without_tokens": 1}
+    execute(path, "UPDATE examples SET serialized_example_proto = (SELECT serialized_example_proto FROM examples)")
+    assert read(path, FORMAT) == (found, {"records_not_utf8": 1})
+
+
+@settings(max_examples=40)
+@given(st.sets(st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 60), min_size=1), st.integers(1, 30))
+def test_rowids_may_have_gaps(tmp_path_factory: pytest.TempPathFactory, rowids: set[int], records: int) -> None:
+    path = database(tmp_path_factory.mktemp("so") / "so.sqlite", [])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany(
+            "INSERT INTO examples (rowid, split_name, client_id, serialized_example_proto) VALUES (?, 'train', ?, ?)",
+            [(rowid, str(rowid), tf_example("a")) for rowid in rowids],
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(posts, "PART_RECORDS", records)
+        assert len(FORMATS[FORMAT].parts(path, path, ("", ""))) <= path.stat().st_size
+        assert [post.user for post in read(path, FORMAT)[0]] == [str(rowid) for rowid in sorted(rowids)]
+
+
+def test_no_record_is_any_good(tmp_path: Path) -> None:
+    path = database(tmp_path / "so.sqlite", [("train", "a", b"\xff")] * 3)
+    with pytest.raises(InputError, match=r"no record of rowids 1 to 3 is a tf\.Example .*records_not_tf_example: 3"):
+        read(path, FORMAT)
+
+
+def test_other_splits_are_refused(tmp_path: Path) -> None:
+    path = database(tmp_path / "so.sqlite", [("val", "a", tf_example("a"))])
+    with pytest.raises(InputError, match="split_name b'val'; known are train, heldout and test"):
+        read(path, FORMAT)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("DROP TABLE client_metadata", "no table 'client_metadata'; its tables: examples"),
+        ("ALTER TABLE examples RENAME TO sentences", "no table 'examples'; its tables: client_metadata, sentences"),
+        ("ALTER TABLE examples RENAME COLUMN split_name TO split", "table 'examples' has no column 'split_name'; its"),
+    ],
+)
+def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, statement: str, message: str) -> None:
+    path = execute(database(tmp_path / "so.sqlite", []), statement)
+    with pytest.raises(InputError, match=message):
+        FORMATS[FORMAT].parts(path, path, ("", ""))
+
+
+def test_cut_short_and_not_a_database(tmp_path: Path) -> None:
+    path = database(tmp_path / "so.sqlite", [("train", "a", tf_example(f"a {n}")) for n in range(1_000)])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"so\.sqlite: SQLite cannot read it \(database disk image is malformed\)"):
+        read(path, FORMAT)
+    path.write_bytes(b"SQLite format 3\0" + b"x" * 10_000)
+    with pytest.raises(InputError, match=r"SQLite cannot read it \(file is not a database\)"):
+        read(path, FORMAT)
+
+
+def test_the_file_is_only_read(tmp_path: Path) -> None:
+    folder = tmp_path / "100% #so?mode=rwc"
+    folder.mkdir()
+    path = database(folder / "so.sqlite", [("train", "a", tf_example("a"))])
+    before = path.read_bytes()
+    path.chmod(0o400)
+    folder.chmod(0o500)
+    assert len(read(path, FORMAT)[0]) == 1
+    folder.chmod(0o700)
+    assert path.read_bytes() == before
+    assert list(folder.iterdir()) == [path]
+
+
+def test_changes_that_are_not_in_the_file_yet(tmp_path: Path) -> None:
+    path = database(tmp_path / "so.sqlite", [])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            connection.execute("INSERT INTO examples VALUES ('train', 'a', x'00')")
+        with pytest.raises(InputError, match=r"its last changes are still in so\.sqlite-wal"):
+            read(path, FORMAT)
+
+
+def test_metadata_is_compared_with_examples(tmp_path: Path) -> None:
+    path = tmp_path / "so.sqlite"
+    write_tff_sqlite(path, [("train", "a", "b"), ("test", "a", "b")])
+    check = FORMATS[FORMAT].check
+    assert check(path, path) == []
+    execute(path, "UPDATE examples SET rowid = 100 WHERE rowid = 2")
+    assert check(path, path) == []
+    for statement, said, there in (
+        ("UPDATE client_metadata SET num_examples = 2 WHERE split_name = 'train'", 3, 2),
+        ("UPDATE client_metadata SET num_examples = 1000000000", "2,000,000,000", 100),
+        ("DELETE FROM client_metadata", 0, 2),
+    ):
+        execute(path, statement)
+        assert check(path, path) == [
+            f"{path}: client_metadata counts {said} examples, but there are {there}; is it complete?"
+        ]
+
+
+READ = """
+import sys
+from collections import Counter
+from pathlib import Path
+from flsim.data.formats.known import FORMATS
+path, format = Path(sys.argv[1]), FORMATS["tff-sqlite"]
+for part in format.parts(path, path, ("user", "text")):
+    sum(1 for _ in format.read(part, Counter()))
+"""
+
+
+def test_a_record_of_50_megabytes_is_not_read(tmp_path: Path) -> None:
+    small = database(tmp_path / "small.sqlite", [("train", "a", tf_example("a"))])
+    path = database(tmp_path / "so.sqlite", [("train", "a", tf_example("a")), ("train", "a", b"x" * 50_000_000)])
+    assert read(path, FORMAT) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
+    assert peak_kilobytes(READ, path) < peak_kilobytes(READ, small) + 10_000
+
+
+def test_the_schema_is_the_published_one(tmp_path: Path) -> None:
+    """The columns of tff's sql_client_data, and the indexes that fedjax's sqlite_federated_data says the file has."""
+    path = tmp_path / "so.sqlite"
+    write_tff_sqlite(path, [("train", "00000010", "a"), ("heldout", "00000010", "b"), ("train", "00000010", "c")])
+    with closing(sqlite3.connect(path)) as connection:
+        found = {name: " ".join(sql.split()) for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")}
+        counts = connection.execute("SELECT * FROM client_metadata ORDER BY split_name").fetchall()
+        (proto,) = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
+    assert found == {
+        "examples": "CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, "
+        "serialized_example_proto BLOB NOT NULL)",
+        "client_metadata": "CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, "
+        "num_examples INTEGER NOT NULL)",
+        "idx_examples_client_id": "CREATE INDEX idx_examples_client_id ON examples (client_id)",
+        "idx_examples_client_id_split": "CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id)",
+        "idx_metadata_client_id": "CREATE INDEX idx_metadata_client_id ON client_metadata (client_id)",
+    }
+    assert counts == [("00000010", "heldout", 1), ("00000010", "train", 2)]
+    assert sorted(Example.FromString(proto).features.feature) == sorted(name.decode() for name in GOLDEN)

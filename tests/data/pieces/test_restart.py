@@ -1,0 +1,222 @@
+"""Imports that are killed, meet each other, or run out of disk: the same command ends with the corpus that was due."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from dumps import alive, children, folder_bytes, wait_until, write_jsonl
+
+from flsim.rng import stream
+
+# The real command, in pieces that are small enough for a test; that their sizes change nothing is tested elsewhere.
+COMMAND = """
+import sys
+from flsim.cli import main
+from flsim.data.formats import posts
+from flsim.data.pieces import steps
+posts.PART_BYTES, steps.PIECE, steps.BUCKET, steps.COUNTED = 60_000, 40_000, 60_000, 500
+main()
+"""
+
+
+class Imports:
+    """An import that takes about thirty pieces, as often as is wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        rng = stream(0, "test", "restart")
+        self.sources = []
+        for name in ("one", "two", "three"):
+            posts = [
+                (int(user), " ".join(f"w{word}" for word in rng.zipf(1.4, 60)) + ".")
+                for user in rng.integers(0, 90, 600)
+            ]
+            self.sources.append(write_jsonl(folder / f"{name}.jsonl", posts))
+        self.out = folder / "corpus"
+        self.scratch = folder / ".corpus.importing"
+
+    def start(self, *sources: Path, out: Path | None = None, **options: object) -> "subprocess.Popen[str]":
+        arguments = [*(sources or self.sources), "--out", out or self.out, "--vocabulary", 300, "--words-per-user", 200]
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "data", "import", *map(str, arguments), "--workers", "2"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,  # type: ignore[call-overload]
+        )
+        return process
+
+    def run(self) -> str:
+        """Import to the end. Returns what it said."""
+        return self.finish(self.start())
+
+    def finish(self, process: "subprocess.Popen[str]", code: int = 0) -> str:
+        said = process.communicate()[1]
+        assert process.returncode == code, said
+        assert "Traceback" not in said
+        return said
+
+    def wait(self, process: "subprocess.Popen[str]", pieces: int) -> None:
+        """Until there are so many pieces, which the import must not have ended before."""
+        wait_until(lambda: self.pieces() >= pieces or process.poll() is not None)
+        assert process.poll() is None
+
+    def pieces(self) -> int:
+        return len(list(self.scratch.glob("*/*.json")))
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> Imports:
+    return Imports(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    imports = Imports(tmp_path_factory.mktemp("expected"))
+    imports.run()
+    assert not imports.scratch.exists()
+    return folder_bytes(imports.out)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    """SIGKILL the parent alone; its workers must end by themselves."""
+    workers = children(process.pid)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(map(alive, workers)))
+
+
+def test_ten_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) -> None:
+    """Each after a random number of further pieces, of about thirty in all."""
+    rng = stream(0, "test", "kills")
+    for number in range(10):
+        process = imports.start()
+        wanted = imports.pieces() + int(rng.integers(4))
+        imports.wait(process, wanted)
+        kill(process)
+        assert not imports.out.exists(), number
+    assert "continues an import that was interrupted" in imports.run()
+    assert folder_bytes(imports.out) == expected
+    assert not imports.scratch.exists()
+
+
+@pytest.mark.parametrize("seen", ["*/corpus", "*/corpus/train/tokens.u16", "*/corpus/manifest.json", "*/finished"])
+def test_a_kill_at_the_end_changes_nothing(imports: Imports, expected: dict[str, bytes], seen: str) -> None:
+    process = imports.start()
+    wait_until(lambda: any(imports.scratch.glob(seen)) or process.poll() is not None)
+    kill(process)
+    if imports.out.exists():  # it was faster: what is there is whole, and what it left goes
+        imports.finish(imports.start(), code=2)
+    else:
+        imports.run()
+    assert folder_bytes(imports.out) == expected
+    assert not imports.scratch.exists()
+
+
+def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, expected: dict[str, bytes]) -> None:
+    """Which a terminal sends to all processes."""
+    process = imports.start(start_new_session=True)
+    imports.wait(process, 5)
+    workers = children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    said = imports.finish(process, code=130)
+    assert said.splitlines()[-1] == f"{imports.scratch}: interrupted; the same command continues"
+    assert not any(map(alive, workers))
+    imports.run()
+    assert folder_bytes(imports.out) == expected
+
+
+def test_a_worker_that_is_killed_is_replaced(imports: Imports, expected: dict[str, bytes]) -> None:
+    process = imports.start()
+    imports.wait(process, 4)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    imports.finish(process)
+    assert folder_bytes(imports.out) == expected
+
+
+def test_workers_that_are_always_killed_end_the_import_in_one_line(
+    imports: Imports, expected: dict[str, bytes]
+) -> None:
+    process = imports.start()
+    while process.poll() is None:
+        for worker in children(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+    said = imports.finish(process, code=2)
+    assert "the process that worked on it died, 2 times (signal 9)" in said.splitlines()[-1]
+    assert str(imports.folder) in said.splitlines()[-1]
+    imports.run()
+    assert folder_bytes(imports.out) == expected
+
+
+def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expected: dict[str, bytes]) -> None:
+    """The first waits at a pipe, so that the second surely meets it."""
+    pipe = imports.folder / "pipe"
+    os.mkfifo(pipe)
+    first = imports.start(pipe, *imports.sources[1:])
+    with pipe.open("wb") as end:
+        said = imports.finish(imports.start(), code=2)
+        assert said.splitlines()[-1] == (
+            f"flsim: {imports.out}: another import into it is running; wait for it, or name another folder"
+        )
+        end.write(imports.sources[0].read_bytes())
+    imports.finish(first)
+    found = folder_bytes(imports.out)
+    assert {name for name in expected if found[name] != expected[name]} == {"manifest.json"}  # the name of the pipe
+    assert not imports.scratch.exists()
+
+
+def test_of_imports_that_start_together_one_makes_the_corpus(imports: Imports, expected: dict[str, bytes]) -> None:
+    processes = [imports.start() for _ in range(3)]
+    said = [process.communicate()[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 2, 2]
+    for process, lines in zip(processes, said, strict=True):
+        assert process.returncode == 0 or "another import into it is running" in lines or "exists already" in lines
+    assert folder_bytes(imports.out) == expected
+    assert not imports.scratch.exists()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A file system of so many kilobytes; called again, it has more."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def size(kilobytes: int) -> Path:
+        options = f"{'remount,' if folder.is_mount() else ''}size={kilobytes}k"
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield size
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    imports: Imports, expected: dict[str, bytes], disk: Callable[[int], Path]
+) -> None:
+    """From 100 kB on, in steps of 300 kB, until it fits: wherever the disk is full."""
+    failures = 0
+    for kilobytes in range(100, 10_000, 300):
+        out = disk(kilobytes) / "corpus"
+        process = imports.start(out=out)
+        said = process.communicate()[1]
+        if process.returncode == 0:
+            break
+        assert process.returncode == 1
+        assert said.splitlines()[-1] == (
+            f"flsim: {out.with_name('.corpus.importing')}: No space left on device; make room on that disk, "
+            "then the same command continues"
+        )
+        assert not out.exists()
+        failures += 1
+    assert failures > 2
+    assert folder_bytes(out) == expected
+    assert [path.name for path in out.parent.iterdir()] == ["corpus"]
