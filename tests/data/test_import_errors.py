@@ -181,7 +181,10 @@ def stop(*arguments: object, **named: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", ["jsonl.records", "bucket._encode", "steps.merge", "steps.CorpusWriter.finish"])
+@pytest.mark.parametrize(
+    "step",
+    ["formats.jsonl.records", "pieces.bucket._encode", "pieces.steps.merge", "pieces.steps.CorpusWriter.finish"],
+)
 def test_an_interrupt_leaves_what_the_same_import_continues_with(
     sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
 ) -> None:

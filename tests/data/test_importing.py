@@ -73,7 +73,11 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
 def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]:
     """Imports work in parts of so many bytes, pieces of so many characters, and ranges of so many bytes and words."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in (("posts.PART_BYTES", part), ("steps.PIECE", piece), ("steps.BUCKET", bucket)):
+        for name, size in (
+            ("formats.posts.PART_BYTES", part),
+            ("pieces.steps.PIECE", piece),
+            ("pieces.steps.BUCKET", bucket),
+        ):
             patch.setattr(f"flsim.data.{name}", size)
         patch.setattr("flsim.data.pieces.steps.COUNTED", counted)
         yield
