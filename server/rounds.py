@@ -37,6 +37,7 @@ def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> Se
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
 
     Raises:
+        InputError: it is a central run.
         Diverged: values that are not finite; names the round and the last good checkpoint.
         RunFailed: a shard kept failing, an evaluation failed, or `stop` was set.
     """
