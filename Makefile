@@ -25,8 +25,10 @@ lint: setup      ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup     ## users per second, side by side in one run
+bench: setup     ## training, import by format, a corpus of the paper's size; half an hour, 5 GB of temporary disk
 	$(BIN)/flsim bench training
+	$(BIN)/flsim bench data
+	$(BIN)/flsim bench scale
 
 clean:           ## remove the environment
 	rm -rf .venv

@@ -74,7 +74,7 @@ def draw_rounds(runs: Sequence[RunResults]) -> Figure:
         (bs, "Beam Search (BS)", memorized),
         (exposure, "Mean exposure", "bits (band: 95% over canaries)"),
     ):
-        panel.set(title=title, xlabel="completed rounds", ylabel=unit)
+        panel.set(title=title, xlabel="completed rounds (central: steps)", ylabel=unit)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     for index, run in enumerate(runs):
         _line(rs, index, *_counts(run, "rs"))

@@ -41,7 +41,7 @@ def test_lines_are_the_measurements(runs: list[RunResults]) -> None:
         x, y = np.asarray(panel.get_lines()[0].get_data())
         assert (x.tolist(), y.tolist()) == ([10, 20], values)
         assert [len(np.asarray(line.get_xdata())) for line in panel.get_lines()] == [2, 2, 1, 0]
-        assert panel.get_xlabel() == "completed rounds"
+        assert panel.get_xlabel() == "completed rounds (central: steps)"
     assert rs.get_ylabel() == bs.get_ylabel() == "canaries memorized (of 9)"
     assert rs.get_ylim() == bs.get_ylim()
     assert "bits" in exposure.get_ylabel()
