@@ -45,7 +45,7 @@ def _check(population: int, size: int, sampler: str) -> None:
     if sampler not in SAMPLERS:
         raise InputError(f'sampler must be one of {", ".join(SAMPLERS)}; found "{sampler}"')
     if not 1 <= size <= population:
-        raise InputError(f"training.cohort must be between 1 and the {population:,} training users, found {size:,}")
+        raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
 
 
 def fixed_size_cohort(seed: int, round_: int, population: int, size: int) -> NDArray[np.int64]:

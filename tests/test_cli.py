@@ -149,7 +149,7 @@ def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path,
     [
         (["canaries.p_e=[1.5]"], "p_e must be a probability above 0 and at most 1, found 1.5"),
         (["trainig.rounds=3"], "unknown key trainig; did you mean training?"),
-        (["training.cohort=25"], "training.cohort must be between 1 and the 24 training users, found 25"),
+        (["training.cohort=25"], "cohort must be between 1 and the 24 users, found 25"),
         (["system.shards=25"], "system.shards must be between 1 and the 24 training users, found 25"),
         (["data.corpus='missing'"], "missing: not a corpus"),
         (["canaries.length=30"], "canaries of 30 words would be cut"),
