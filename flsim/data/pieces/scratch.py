@@ -83,6 +83,7 @@ class Pieces:
         unit: str = "",
         work: Callable[[Any], float] | None = None,
         sizes: dict[str, int] | None = None,
+        reporting: bool = False,
     ) -> list[Any]:
         """Run those tasks that are not finished.
 
@@ -92,7 +93,8 @@ class Pieces:
             tasks: by names for files; what they return is JSON.
             unit: of the rate.
             work: how much of that unit a result stands for.
-            sizes: how much each task reports in all, in that unit; where None, progress counts tasks.
+            sizes: how much of the whole each task is; by default they are alike.
+            reporting: whether tasks themselves report that, bit by bit; progress counts those that are done otherwise.
 
         Returns:
             All tasks' results, in order.
@@ -115,10 +117,10 @@ class Pieces:
                 write_json(self.folder / f"{name}.json", result)
                 results[name] = result
                 worked += work(result) if work else 0
-                if sizes is None:
-                    report(1)
+                if not reporting:
+                    report(whole[name])
 
-            pool.run([tasks[name] for name in missing], done, report if sizes else ignore)
+            pool.run([tasks[name] for name in missing], done, report if reporting else ignore)
         return [results[name] for name in tasks]
 
     def finish(self, made: Path) -> None:

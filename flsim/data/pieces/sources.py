@@ -97,7 +97,7 @@ def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> lis
         for name, source in packed.items()
     }
     sizes = {name: source.data.stat().st_size for name, source in packed.items()}
-    digests = pieces.run(pool, "unpacking", tasks, "bytes", sizes=sizes)
+    digests = pieces.run(pool, "unpacking", tasks, "bytes", sizes=sizes, reporting=True)
     done = {
         source.path: replace(source, data=pieces.folder / f"{name}.data", digest=source.digest or digest)
         for (name, source), digest in zip(packed.items(), digests, strict=True)

@@ -144,6 +144,7 @@ class Steps:
                     {**hashes, **tasks},
                     "sentences",
                     lambda r: r.get("read", {}).get("records", 0),
+                    dict.fromkeys(hashes, 0) | dict.fromkeys(tasks, 1),  # hashing is quick
                 ),
                 strict=True,
             )
