@@ -19,9 +19,8 @@ from flsim.model.loss import loss_sum
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.progress import progress
+from flsim.train.divergence import refuse_absurd_loss
 from flsim.train.records import Order, RecordSequence, poisson_lot, positions_at, steps_per_epoch
-
-ABSURD = 10  # times the loss of uniform guessing
 
 
 @dataclass(frozen=True)
@@ -217,14 +216,9 @@ class CentralTraining:
         return Entry("poisson", records, size, self.privacy.noise_multiplier, rounds=1)
 
     def _refuse_divergence(self, step: int, params: Params, loss: float, tokens: int) -> None:
-        guessing = math.log(len(params["embedding"]))
         if not math.isfinite(loss) or not all(bool(torch.isfinite(value).all()) for value in params.values()):
             raise Diverged(f"step {step + 1}: values that are not finite; most likely learning_rate is too high")
-        if loss > ABSURD * guessing * tokens:
-            raise Diverged(
-                f"step {step + 1}: the training loss is {loss / tokens:.3g} nats a word, where guessing gives "
-                f"{guessing:.3g}; most likely learning_rate is too high"
-            )
+        refuse_absurd_loss(f"step {step + 1}", loss, tokens, len(params["embedding"]), "learning_rate")
 
 
 def train_central(

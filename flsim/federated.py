@@ -4,7 +4,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -16,9 +15,8 @@ from flsim.optimizers import Moments, ServerOptimizerHParams
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.sampling import Sampler
+from flsim.train.divergence import refuse_absurd_loss
 from flsim.train.update import UpdateSum
-
-ABSURD = 10  # times the loss of uniform guessing
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,5 @@ def _refuse_divergence(state: ServerState, total: UpdateSum) -> None:
             f"round {state.round + 1}: local training gave values that are not finite{of_users}; "
             f"most likely local.learning_rate is too high"
         )
-    guessing = math.log(len(state.params["embedding"]))
-    if total.tokens and total.loss / total.tokens > ABSURD * guessing:
-        raise Diverged(
-            f"round {state.round + 1}: the training loss is {total.loss / total.tokens:.3g} nats a word, where "
-            f"guessing gives {guessing:.3g}; most likely local.learning_rate is too high"
-        )
+    vocabulary_size = len(state.params["embedding"])
+    refuse_absurd_loss(f"round {state.round + 1}", total.loss, total.tokens, vocabulary_size, "local.learning_rate")
