@@ -1,12 +1,21 @@
 """What several test files share."""
 
+import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+import torch
+
+from flsim.checkpoint import latest, load
 from flsim.data.corpus import Corpus
+from flsim.federated import ServerState
+from flsim.results.store import read_run
 
 MakeCorpus = Callable[..., Corpus]
 
@@ -36,6 +45,71 @@ class Experiment:
         return self.folder / name
 
 
+def final_state(run: Path) -> ServerState:
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    state, _ = load(newest)
+    assert isinstance(state, ServerState)
+    return state
+
+
+def final_params(run: Path) -> dict[str, torch.Tensor]:
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    return load(newest)[0].params
+
+
+def rows(run: Path) -> pd.DataFrame:
+    return read_run(run).rows.drop(columns="run")
+
+
+def assert_same(run: Path, other: Path) -> None:
+    """Bit for bit: final parameters and every row."""
+    mine, theirs = final_params(run), final_params(other)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    pd.testing.assert_frame_equal(rows(run), rows(other), check_exact=True)
+
+
+def assert_close(run: Path, other: Path) -> None:
+    """Up to float rounding: float32 parameters to 1e-6, values to 1e-5; ranks and counts exactly."""
+    mine, theirs = final_params(run), final_params(other)
+    for name in mine:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-6, atol=1e-6)
+    pd.testing.assert_frame_equal(rows(run), rows(other), rtol=1e-5)
+
+
+def start(experiment: Experiment, *options: str) -> subprocess.Popen[bytes]:
+    """A run in the background; what it says goes to a file, since Ray's processes may outlive it and hold a pipe."""
+    command = [sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
+    with (experiment.folder / "said").open("wb") as said:
+        return subprocess.Popen(
+            command,
+            cwd=experiment.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            # A shell's background job ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+
+def finish(experiment: Experiment, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Exit code and what was said."""
+    code = process.wait(timeout=120)
+    return code, (experiment.folder / "said").read_text()
+
+
+def wait_for_round(run: Path, round_: int) -> list[str]:
+    """Wait until a round is logged; the processes that trained it."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if (run / "rounds.jsonl").exists():
+            lines = (run / "rounds.jsonl").read_text().splitlines()
+            if len(lines) >= round_:
+                return [str(worker) for worker in json.loads(lines[round_ - 1])["workers"]]
+        time.sleep(0.02)
+    raise AssertionError(f"round {round_} did not come")
+
+
 TINY = """
 [data]
 corpus = "corpus"
@@ -57,3 +131,14 @@ references = 200
 [system]
 checkpoint_every = 1
 """
+
+PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger; cohorts of any size
+    "training.sampler='poisson'",
+    "training.server_optimizer='adam'",
+    "training.server_learning_rate=0.01",
+    "privacy.mechanism='dp'",
+    "privacy.clip=0.5",
+    "privacy.noise_multiplier=0.8",
+    "privacy.target_quantile=0.5",
+    "privacy.count_noise=2",
+)

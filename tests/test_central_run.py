@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment
-from test_flower import finish, rows, start
+from helpers import Experiment, finish, rows, start
 
 from flsim import central, cli, config
 from flsim.central import CentralState, CentralTraining, train_central
