@@ -44,7 +44,7 @@ def test_rounds_and_seeds_draw_differently() -> None:
 
 @pytest.mark.parametrize("size", [0, 11, -1])
 def test_impossible_cohorts_are_refused(size: int) -> None:
-    with pytest.raises(InputError, match=r"training\.cohort must be between 1 and the 10 training users"):
+    with pytest.raises(InputError, match=r"cohort must be between 1 and the 10 users"):
         fixed_size_cohort(0, 0, 10, size)
 
 
@@ -115,7 +115,7 @@ def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: Sampler, si
         lambda: draw_cohort(0, 0, 10, size, sampler),
         lambda: cohort_event(sampler, 10, size, GaussianDpEvent(1)),
     ):
-        with pytest.raises(InputError, match=r"training\.cohort must be between 1 and the 10 training users"):
+        with pytest.raises(InputError, match=r"cohort must be between 1 and the 10 users"):
             refused()
 
 
