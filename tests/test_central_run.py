@@ -177,7 +177,7 @@ def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_e
     process.wait()
     assert json.loads((broken / "run.json").read_text())["status"] == "running"
     kept = state_of(broken).step
-    assert kept >= 28
+    assert kept >= 21  # the line of step 28 may be there just before its checkpoint is
     with (broken / "rounds.jsonl").open("a") as log:
         log.write('{"round": 9999999, "loss": 1.0}\n{"round": 99, "lo')  # lines beyond it, the last cut short
     rest = (*PRIVATE, f"training.steps={kept + 11}", LONG[1])
