@@ -25,7 +25,7 @@ lint: setup      ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup     ## training, import by format, a corpus of the paper's size; half an hour, 5 GB of temporary disk
+bench: setup     ## training, import by format, a corpus of the paper's size; a quarter of an hour, 5 GB of temporary disk
 	$(BIN)/flsim bench training
 	$(BIN)/flsim bench data
 	$(BIN)/flsim bench scale

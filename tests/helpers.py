@@ -110,7 +110,7 @@ def wait_for_round(run: Path, round_: int) -> list[str]:
     raise AssertionError(f"round {round_} did not come")
 
 
-TINY = """
+WORLD = """
 [data]
 corpus = "corpus"
 [canaries]
@@ -120,7 +120,8 @@ count = 2
 [model]
 embedding = 8
 units = 12
-[training]
+"""
+TINY = f"""{WORLD}[training]
 rounds = 4
 cohort = 6
 [local]

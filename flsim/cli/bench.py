@@ -27,7 +27,7 @@ def data(
 ) -> None:
     """Sentences per second and peak memory of an import, by format, at two sizes.
 
-    Takes about half an hour and 3 GB of disk in the folder for temporary files.
+    Takes about ten minutes and 2 GB of disk in the folder for temporary files.
     """
     from flsim.bench.data import bench_data, describe
 
@@ -42,7 +42,7 @@ def scale(
 ) -> None:
     """A corpus of the paper's size: made, planted, opened, its IID twin too, cohorts read.
 
-    Takes about ten minutes and 5 GB of disk in the folder for temporary files.
+    Takes about two minutes and 5 GB of disk in the folder for temporary files.
     """
     from flsim.bench.scale import bench_scale, describe
 
