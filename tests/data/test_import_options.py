@@ -141,3 +141,25 @@ def test_the_command_has_all_of_it(tmp_path: Path) -> None:
         columns=("who", "said"),
     )
     assert folder_bytes(tmp_path / "made") == folder_bytes(expected.path)
+
+
+@pytest.mark.parametrize("format", ["tff-hdf5", "pfl-hdf5"])
+def test_hdf5_is_never_opened_in_the_caller_s_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    """libhdf5 may crash or hang: the file is detected, cut and read by a worker, also where one process would do."""
+    source = tmp_path / "posts.h5"
+    examples = [("train", f"u{user}", "a b c d") for user in range(4)]
+    if format == "tff-hdf5":
+        writers.write_tff_hdf5(source, examples)
+    else:
+        writers.write_pfl(source, examples, ["a", "b", "c", "d"])
+
+    def trip(*_arguments: object, **_named: object) -> None:
+        raise OSError("opened in the caller's process")
+
+    monkeypatch.setattr("h5py.File", trip)
+    settings = hparams(vocabulary_size=8, words_per_user=2, heldout=0.0, test=0.0)
+    corpus = import_corpus([source], tmp_path / "corpus", settings, workers=1)
+    assert corpus.manifest["sources"][0]["format"] == format
+    assert corpus.manifest["splits"]["train"]["users"] == 4
