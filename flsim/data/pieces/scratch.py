@@ -22,6 +22,7 @@ from flsim.pool import Pool, Task, WorkerDied, ignore
 from flsim.progress import progress, say
 
 CONTINUES = "the same command continues"
+REMOVED = "removed-"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Scratch:
         if others:
             say(f"{self.out}: begins anew; the interrupted import had other sources or parameters")
         for path in others:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         pieces.folder.mkdir()
         write_json(pieces.folder / "plan.json", plan)
         return pieces
@@ -60,7 +61,7 @@ class Scratch:
         """The lock goes last: whoever finds none has the folder to themselves."""
         for path in self.folder.iterdir():
             if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
             elif path.name != "lock":
                 path.unlink(missing_ok=True)
         (self.folder / "lock").unlink()
@@ -143,7 +144,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
         RunFailed: the disk is full.
     """
     folder = out.with_name(f".{out.name}.importing")
-    if out.exists() and not any(folder.glob("*/finished")):
+    if not folder.exists() or _is_needed(folder):
         refuse_existing(out)
     lock = _lock(out, folder)
     try:
@@ -167,6 +168,18 @@ def scratch(out: Path) -> Iterator[Scratch]:
             place.remove()
     finally:
         os.close(lock)
+
+
+def _remove(pieces: Path) -> None:
+    """Renamed first, so that half of them are never taken for all after a kill."""
+    removed = pieces if pieces.name.startswith(REMOVED) else pieces.rename(pieces.with_name(REMOVED + pieces.name))
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _is_needed(folder: Path) -> bool:
+    """Whether pieces in it wait for the rest of their import; what a kill left of a finished one only goes."""
+    plans = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(REMOVED))
+    return any(not (path / "finished").exists() for path in plans)
 
 
 def _lock(out: Path, folder: Path) -> int:

@@ -118,6 +118,34 @@ def test_a_kill_at_the_end_changes_nothing(imports: Imports, expected: dict[str,
     assert not imports.scratch.exists()
 
 
+@pytest.mark.parametrize(
+    "left", [["lock"], ["lock", "removed-0f/plan.json"], ["lock", "0f/plan.json", "0f/finished"], []]
+)
+def test_what_a_kill_left_of_a_finished_import_goes(
+    imports: Imports, expected: dict[str, bytes], left: list[str]
+) -> None:
+    """Whichever moment of its tidying up was the last."""
+    imports.run()
+    for name in [".", *left]:
+        path = imports.scratch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir() if name == "." else path.touch()
+    assert "exists already" in imports.finish(imports.start(), code=2)
+    assert folder_bytes(imports.out) == expected
+    assert not imports.scratch.exists()
+
+
+def test_pieces_of_an_import_outlive_a_folder_in_its_place(imports: Imports, expected: dict[str, bytes]) -> None:
+    process = imports.start()
+    imports.wait(process, 5)
+    kill(process)
+    imports.out.mkdir()
+    assert "exists already" in imports.finish(imports.start(), code=2)
+    imports.out.rmdir()
+    assert "continues an import" in imports.run()
+    assert folder_bytes(imports.out) == expected
+
+
 def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, expected: dict[str, bytes]) -> None:
     """Which a terminal sends to all processes."""
     process = imports.start(start_new_session=True)
