@@ -29,7 +29,8 @@ from flsim.privacy.accounting import CONVENTIONS, INTEGER_ORDERS
 from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
-from flsim.train.local import LocalHParams, train_cohort
+from flsim.train.hparams import LocalHParams
+from flsim.train.local import train_cohort
 from flsim.train.records import Order, RecordSequence, poisson_lot, positions_at
 
 LAYOUT = Layout(12, record_words=6)

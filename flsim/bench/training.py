@@ -16,7 +16,8 @@ from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParam
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.model.cifg import ModelHParams
 from flsim.runs import Run
-from flsim.train.local import LocalHParams, train_cohort
+from flsim.train.hparams import LocalHParams
+from flsim.train.local import train_cohort
 
 ROUNDS, COHORT = 4, 8
 UNIT = "one user, 2,000 words, one local epoch at batch 16, the full model (V = 10,000)"

@@ -8,7 +8,7 @@ from flsim.errors import InputError, at_least_one
 from flsim.federated import FedAvgHParams
 from flsim.privacy.ledger import Entry
 from flsim.sampling import Sampler
-from flsim.train.local import LocalHParams
+from flsim.train.hparams import LocalHParams
 
 
 @dataclass(frozen=True)

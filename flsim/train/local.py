@@ -1,42 +1,20 @@
-"""The `local` engine: one user after another, plain autograd. The oracle for every faster one.
+"""The `local` engine: one user after another, plain autograd and torch's optimizers. The oracle for every faster one.
 
 McMahan et al. (2017), Algorithm 1, ClientUpdate; Thakkar et al. (2020), Algorithm 1, UserUpdate.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from flsim.data.records import Batch, Records, Users, batch
-from flsim.data.vocabulary import Layout
-from flsim.errors import InputError, at_least_one
+from flsim.data.records import Batch, Users
 from flsim.model.cifg import CIFGLanguageModel, Params
 from flsim.model.loss import loss_sum
 from flsim.rng import stream
+from flsim.train.batches import local_batches
+from flsim.train.hparams import LocalHParams
 from flsim.train.update import UpdateSum
-
-
-@dataclass(frozen=True)
-class LocalHParams:
-    """What a user does with its records.
-
-    Attributes:
-        epochs: passes over them.
-        batch_size: records in a step; the last batch of an epoch may be smaller.
-        learning_rate: of plain SGD on the mean cross-entropy (nats) over a batch's real positions.
-    """
-
-    epochs: int = 1
-    batch_size: int = 16
-    learning_rate: float = 0.3
-
-    def __post_init__(self) -> None:
-        at_least_one(epochs=self.epochs, batch_size=self.batch_size)
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate must be above 0, found {self.learning_rate}")
 
 
 def train_cohort(
@@ -68,31 +46,46 @@ def train_cohort(
         records = users[user]
         batches = local_batches(records, users.layout, hparams, stream(seed, "local", round_, user))
         loss, tokens = train_user(model, batches, hparams)
-        total = total.merge(UpdateSum.of_user(_restore(model, start), len(records), loss, tokens, clip))
+        examples = hparams.examples(len(records))
+        part = UpdateSum.of_user(_restore(model, start), examples, loss, tokens, clip, len(records) - examples)
+        total = total.merge(part)
     return total
 
 
-def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Iterator[Batch]:
-    """The user's batches in the order of training: all records each epoch, shuffled anew."""
-    for _ in range(hparams.epochs):
-        order = rng.permutation(len(records))
-        for first in range(0, len(records), hparams.batch_size):
-            yield batch(records, order[first : first + hparams.batch_size], layout)
-
-
 def train_user(model: CIFGLanguageModel, batches: Iterable[Batch], hparams: LocalHParams) -> tuple[float, int]:
-    """SGD over the batches, in place. Returns the summed loss (nats) before each step, and its number of positions."""
-    parameters: list[Tensor] = list(model.parameters())
-    device = parameters[0].device
+    """Train in place. Returns the summed cross-entropy (nats) before each step, and its number of positions."""
+    parameters = list(model.parameters())
+    anchor = [parameter.detach().clone() for parameter in parameters]
+    optimizer, device = _optimizer(parameters, hparams), parameters[0].device
     total, tokens = 0.0, 0
     for step in batches:
         inputs, targets = torch.from_numpy(step.inputs).to(device), torch.from_numpy(step.targets).to(device)
         loss, count = loss_sum(model, inputs, targets)
-        gradients = torch.autograd.grad(loss / count, parameters)
-        with torch.no_grad():
-            torch._foreach_add_(parameters, gradients, alpha=-hparams.learning_rate)
+        objective = loss / count
+        if hparams.proximal:
+            away = sum((p - origin).square().sum() for p, origin in zip(parameters, anchor, strict=True))
+            objective = objective + hparams.proximal / 2 * away
+        gradients = torch.autograd.grad(objective, parameters)
+        if hparams.gradient_clip is not None:
+            gradients = bound_norm(gradients, hparams.gradient_clip)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
         total, tokens = total + loss.item(), tokens + count
     return total, tokens
+
+
+def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
+    """All scaled by min(1, bound / their norm as one vector); torch's own rule adds 1e-6 to the norm."""
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return tuple(gradient * (bound / norm).clamp(max=1) for gradient in gradients)
+
+
+def _optimizer(parameters: list[nn.Parameter], hparams: LocalHParams) -> torch.optim.Optimizer:
+    if hparams.optimizer == "adam":
+        return torch.optim.Adam(parameters, hparams.learning_rate)
+    momentum = hparams.momentum if hparams.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(parameters, hparams.learning_rate, momentum)
 
 
 @torch.no_grad()

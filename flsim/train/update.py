@@ -1,7 +1,7 @@
 """What local training yields: one weighted sum over many users, never a single user's update."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,6 +26,7 @@ class UpdateSum:
         non_finite: number of users whose update is not finite. Clipping leaves them out of `delta`: they must fail the
             round, which `flsim.federated.apply` sees to.
         examples: number of local examples.
+        left_out: number of records beyond the users' `max_records`, which were not trained on.
     """
 
     delta: Params
@@ -37,6 +38,7 @@ class UpdateSum:
     clipped: int = 0
     non_finite: int = 0
     examples: int = 0
+    left_out: int = 0
 
     @classmethod
     def zero(cls, like: Params) -> "UpdateSum":
@@ -44,7 +46,9 @@ class UpdateSum:
         return cls(delta, 0.0, 0, 0.0, 0)
 
     @classmethod
-    def of_user(cls, update: Params, examples: int, loss: float, tokens: int, clip: float | None = None) -> "UpdateSum":
+    def of_user(
+        cls, update: Params, examples: int, loss: float, tokens: int, clip: float | None = None, left_out: int = 0
+    ) -> "UpdateSum":
         """One user's part of a sum: weighted by its examples, or clipped and of weight 1.
 
         An update that is not finite is counted and left out, since no clip would mend it.
@@ -54,14 +58,23 @@ class UpdateSum:
             examples: number of local examples.
             loss, tokens: as the attributes.
             clip: S, bound on the norm of the whole update; None for no clip.
+            left_out: as the attribute.
         """
-        norm = global_norm(update)
+        counts, factor = cls.counts_of_user(global_norm(update), examples, loss, tokens, clip, left_out)
+        if counts.non_finite:
+            return replace(counts, delta=cls.zero(update).delta)
+        return replace(counts, delta={name: (value * factor).cpu() for name, value in update.items()})
+
+    @classmethod
+    def counts_of_user(
+        cls, norm: float, examples: int, loss: float, tokens: int, clip: float | None = None, left_out: int = 0
+    ) -> tuple["UpdateSum", float]:
+        """`of_user` for an engine that sums on its own device: all but `delta`, and the factor of the update in it."""
         if not math.isfinite(norm):
-            return cls(cls.zero(update).delta, 0.0, 1, loss, tokens, non_finite=1, examples=examples)
-        weight, factor = (examples, examples) if clip is None else (1, clip_factor(norm, clip))
-        delta = {name: (value * factor).cpu() for name, value in update.items()}
+            return cls({}, 0.0, 1, loss, tokens, non_finite=1, examples=examples, left_out=left_out), 0.0
+        weight, factor = (examples, float(examples)) if clip is None else (1, clip_factor(norm, clip))
         clipped = int(clip is not None and norm > clip)
-        return cls(delta, float(weight), 1, loss, tokens, norm, clipped, examples=examples)
+        return cls({}, float(weight), 1, loss, tokens, norm, clipped, examples=examples, left_out=left_out), factor
 
     def merge(self, other: "UpdateSum") -> "UpdateSum":
         return UpdateSum(
@@ -74,6 +87,7 @@ class UpdateSum:
             self.clipped + other.clipped,
             self.non_finite + other.non_finite,
             self.examples + other.examples,
+            self.left_out + other.left_out,
         )
 
     @property

@@ -17,7 +17,9 @@ from flsim.federated import FedAvgHParams, ServerState, apply, init
 from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
-from flsim.train.local import LocalHParams, local_batches, train_cohort, train_user
+from flsim.train.batches import local_batches
+from flsim.train.hparams import LocalHParams
+from flsim.train.local import train_cohort, train_user
 from flsim.train.update import UpdateSum
 
 LAYOUT = Layout(12, record_words=6)

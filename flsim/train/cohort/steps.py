@@ -1,0 +1,83 @@
+"""A user's whole local training as flat arrays: every position of every step, before any of them is trained on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.train.batches import epoch_orders
+from flsim.train.hparams import LocalHParams
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The real positions of a user's batches, in the order of training: by step, then time, then row.
+
+    The rows of a batch are its records, longest first. So the rows that are still there at a time are the first ones,
+    and a step is a sequence of ever shorter blocks that needs neither padding nor masks.
+
+    Attributes:
+        inputs, targets: int64 [positions], the token read there and the one to predict.
+        step, time, row: int64 [positions], where each is.
+        ends: int64 [steps], the position after each step's last.
+        examples: number of records that the user trains on.
+        left_out: number of those that it does not (`LocalHParams.max_records`).
+    """
+
+    inputs: Ints
+    targets: Ints
+    step: Ints
+    time: Ints
+    row: Ints
+    ends: Ints
+    examples: int
+    left_out: int
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
+    """The same batches as `flsim.train.batches.local_batches` makes, as positions.
+
+    A record is read as BOS and its words, and predicted as its words and EOS where it is shorter than
+    `layout.record_words`.
+    """
+    orders = epoch_orders(len(records), hparams, rng)
+    examples, batch = hparams.examples(len(records)), hparams.batch_size
+    record = np.concatenate([*orders, np.empty(0, np.int64)])
+    steps_an_epoch = -(-examples // batch)
+    step = np.concatenate(
+        [
+            np.empty(0, np.int64),
+            *(epoch * steps_an_epoch + np.arange(examples) // batch for epoch in range(len(orders))),
+        ]
+    )
+    words = np.diff(records.offsets)[record]
+    length = words + (words < layout.record_words)
+    row = _ranks(step, length)
+
+    first = np.cumsum(length) - length
+    time = np.arange(length.sum()) - np.repeat(first, length)
+    flat = np.repeat(records.offsets[record], length) + time
+    tokens = np.append(records.tokens, np.uint16(layout.eos)).astype(np.int64)
+    targets = np.where(time < np.repeat(words, length), tokens[np.minimum(flat, records.words)], layout.eos)
+    inputs = np.where(time == 0, layout.bos, tokens[flat - 1])
+    step, row = np.repeat(step, length), np.repeat(row, length)
+    order = np.argsort((step * (layout.record_words + 1) + time) * batch + row)
+    ends = np.cumsum(np.bincount(step, minlength=steps_an_epoch * len(orders)))
+    left_out = len(records) - examples
+    return Steps(inputs[order], targets[order], step[order], time[order], row[order], ends, examples, left_out)
+
+
+def _ranks(step: Ints, length: Ints) -> Ints:
+    """Each record's place within its step, longest first."""
+    order = np.lexsort((-length, step))
+    ranks = np.empty(len(step), np.int64)
+    starts = np.searchsorted(step, step[order])
+    ranks[order] = np.arange(len(step)) - starts
+    return ranks
