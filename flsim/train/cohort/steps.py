@@ -49,14 +49,9 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
     """
     orders = epoch_orders(len(records), hparams, rng)
     examples, batch = hparams.examples(len(records)), hparams.batch_size
-    record = np.concatenate([*orders, np.empty(0, np.int64)])
     steps_an_epoch = -(-examples // batch)
-    step = np.concatenate(
-        [
-            np.empty(0, np.int64),
-            *(epoch * steps_an_epoch + np.arange(examples) // batch for epoch in range(len(orders))),
-        ]
-    )
+    record = np.concatenate(orders)
+    step = np.concatenate([epoch * steps_an_epoch + np.arange(examples) // batch for epoch in range(len(orders))])
     words = np.diff(records.offsets)[record]
     length = words + (words < layout.record_words)
     row = _ranks(step, length)
@@ -68,7 +63,7 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
     targets = np.where(time < np.repeat(words, length), tokens[np.minimum(flat, records.words)], layout.eos)
     inputs = np.where(time == 0, layout.bos, tokens[flat - 1])
     step, row = np.repeat(step, length), np.repeat(row, length)
-    order = np.argsort((step * (layout.record_words + 1) + time) * batch + row)
+    order = np.argsort((step * int(length.max(initial=1)) + time) * batch + row)
     ends = np.cumsum(np.bincount(step, minlength=steps_an_epoch * len(orders)))
     left_out = len(records) - examples
     return Steps(inputs[order], targets[order], step[order], time[order], row[order], ends, examples, left_out)
