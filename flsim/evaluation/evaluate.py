@@ -9,11 +9,11 @@ from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged, InputError, at_least_one
-from flsim.evaluation.utility import utility
+from flsim.evaluation.utility import Predict, predict_with, utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import random_sampling, references
-from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.cifg import CIFGLanguageModel, LanguageModel
 from flsim.progress import tracked
 from flsim.results.rows import Row
 from flsim.rng import stream
@@ -74,11 +74,17 @@ def evaluate(
     _refuse_mismatch(model, canaries, test, hparams)
     try:
         _refuse_non_finite(model)
-        of_canaries = _measure_canaries(model, canaries, test.layout, hparams, seed)
-        of_model = _measure_utility(model, test, hparams, seed)
+        of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.embedding.device)
+        of_model = measure_utility(predict_with(model), test, hparams, seed)
     except Diverged as error:
         raise Diverged(f"run {run}, round {round}: {error}") from error
-    of_model["references"] = hparams.references
+    return rows_of(run, round, of_canaries, of_model | {"references": hparams.references})
+
+
+def rows_of(
+    run: str, round: int, of_canaries: Sequence[tuple[str, dict[str, float]]], of_model: dict[str, float]
+) -> list[Row]:
+    """Rows of what was measured of each canary, then of the model."""
     rows = [Row(run, round, name, id_, float(value)) for id_, values in of_canaries for name, value in values.items()]
     return rows + [Row(run, round, name, "", float(value)) for name, value in of_model.items()]
 
@@ -93,6 +99,11 @@ def _refuse_mismatch(
         )
     if not len(test):
         raise InputError("the corpus has no test users to measure utility on; import it with a larger test split")
+    refuse_short(canaries, hparams)
+
+
+def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None:
+    """Raises InputError where a prefix leaves nothing of a canary."""
     for canary in canaries:
         if len(canary.tokens) <= hparams.prefix:
             raise InputError(
@@ -109,11 +120,15 @@ def _refuse_non_finite(model: CIFGLanguageModel) -> None:
             raise Diverged(f"{bad:,} of {parameter.numel():,} values of parameter {name} are not finite")
 
 
-def _measure_canaries(
-    model: CIFGLanguageModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams, seed: int
+def measure_canaries(
+    model: LanguageModel,
+    canaries: Sequence[Canary],
+    layout: Layout,
+    hparams: EvaluationHParams,
+    seed: int,
+    device: torch.device,
 ) -> list[tuple[str, dict[str, float]]]:
-    """(id, metric -> value) of each canary, in the order of ids."""
-    device = model.embedding.device
+    """(id, metric -> value) of each canary, in the order of ids; of any model, which reads tokens on that device."""
     lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
     drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
     measured = []
@@ -133,10 +148,11 @@ def _measure_canaries(
     return measured
 
 
-def _measure_utility(model: CIFGLanguageModel, test: Users, hparams: EvaluationHParams, seed: int) -> dict[str, float]:
+def measure_utility(predict: Predict, test: Users, hparams: EvaluationHParams, seed: int) -> dict[str, float]:
+    """Metric -> value, over the test users that the seed chooses."""
     wanted = min(hparams.test_users or len(test), len(test))
     chosen = stream(seed, "test users").choice(len(test), wanted, replace=False)
-    measured = utility(model, test, sorted(map(int, chosen)))
+    measured = utility(predict, test, sorted(map(int, chosen)))
     return {
         "accuracy": measured.accuracy,
         "accuracy_all_tokens": measured.accuracy_all_tokens,

@@ -4,21 +4,25 @@ Thakkar et al. (2020), section 4.1, "Evaluation Methods"; words only, as in Tens
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flsim.data.records import Batch, Records, Users, batch
 from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged
-from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.cifg import CIFGLanguageModel, LanguageModel
 from flsim.model.loss import predictions
 
 POOL_WORDS = 2**16  # records of as many users as hold these are sorted by length together
 LOGITS = 2**22  # logits in one batch
+
+Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+"""What `flsim.model.loss.predictions` is of one of our models: (inputs, targets, pad) to (target, nats, choice)."""
 
 
 @dataclass(frozen=True)
@@ -69,27 +73,54 @@ class Utility:
             return math.inf
 
 
-def utility(model: CIFGLanguageModel, users: Users, chosen: Iterable[int] | None = None) -> Utility:
+def predict_with(model: CIFGLanguageModel) -> Predict:
+    """All positions of a batch at once, by one of our models, wherever it is."""
+    device = model.embedding.device
+    return lambda inputs, targets, pad: predictions(model, inputs.to(device), targets.to(device), pad)
+
+
+def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
+    """One position after another, by any model that reads tokens on that device; padding is at the end and not read."""
+
+    def predict(inputs: Tensor, targets: Tensor, pad: int) -> tuple[Tensor, Tensor, Tensor]:
+        inputs, targets = inputs.to(device), targets.to(device)
+        found = []
+        state, log_probs = model.start(inputs[:, :1])
+        for column in range(inputs.shape[1]):
+            real = targets[:, column] != pad
+            if column:
+                state, log_probs = model.step(tuple(part[real] for part in state), inputs[real, column])
+            else:
+                state, log_probs = tuple(part[real] for part in state), log_probs[real]
+            inputs, targets = inputs[real], targets[real]
+            target = targets[:, column]
+            found.append((target, -log_probs.gather(1, target[:, None])[:, 0], log_probs.argmax(1)))
+        target, nats, choice = (torch.cat(part) for part in zip(*found, strict=True))
+        return target, nats, choice
+
+    return predict
+
+
+def utility(model: CIFGLanguageModel | Predict, users: Users, chosen: Iterable[int] | None = None) -> Utility:
     """Measure a model on every record of a population.
 
     Args:
-        model: the model, on any device.
+        model: one of our models, on any device, or how any other predicts (`predict_by_steps`).
         users: the population.
         chosen: indices of the users to measure on; all where None.
 
     Raises:
         Diverged: a cross-entropy is not finite.
     """
+    predict = predict_with(model) if isinstance(model, CIFGLanguageModel) else model
     total = Utility()
     for part in _batches(users, range(len(users)) if chosen is None else chosen):
-        total = total.merge(_measure(model, part, users.layout))
+        total = total.merge(_measure(predict, part, users.layout))
     return total
 
 
-def _measure(model: CIFGLanguageModel, part: Batch, layout: Layout) -> Utility:
-    device = model.embedding.device
-    inputs, targets = (torch.from_numpy(side).to(device) for side in (part.inputs, part.targets))
-    target, nats, choice = predictions(model, inputs, targets, layout.pad)
+def _measure(predict: Predict, part: Batch, layout: Layout) -> Utility:
+    target, nats, choice = predict(torch.from_numpy(part.inputs), torch.from_numpy(part.targets), layout.pad)
     loss = float(nats.double().sum())
     if not math.isfinite(loss):
         raise Diverged("a cross-entropy is not finite; the model's values overflow")

@@ -1,0 +1,208 @@
+"""Measure models that are not ours, by what they say: any that starts and steps as `LanguageModel` asks.
+
+What such a model says is checked at every call, before anything is concluded from it: one in training mode, or one
+whose log-probs are logits, gives ranks that look like results.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flsim.canaries.spec import Canary
+from flsim.data.records import Users
+from flsim.data.vocabulary import Layout
+from flsim.errors import InputError
+from flsim.evaluation.evaluate import (
+    EvaluationHParams,
+    measure_canaries,
+    measure_utility,
+    refuse_short,
+    rows_of,
+)
+from flsim.evaluation.utility import predict_by_steps
+from flsim.model.cifg import LanguageModel, State
+from flsim.results.rows import Row
+
+CPU = torch.device("cpu")
+SLACK = 1e-2  # nats: what half a batch, TF32 or another kernel may change
+SUM_SLACK = 1e-3  # of the sum of probabilities, which rounding may change
+
+
+class ForwardModel(nn.Module):
+    """A causal module as a `LanguageModel`: its state is the tokens that were read, and each step reads them all again.
+
+    Simple, and right for whatever maps tokens to logits. A model with a cache of its own is faster through its own
+    `start` and `step`.
+    """
+
+    def __init__(self, module: nn.Module, context: int) -> None:
+        super().__init__()
+        self.module, self.context = module, context
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        tokens = tokens[:, -self.context :]
+        return (tokens,), self._last(tokens)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
+
+    def _last(self, tokens: Tensor) -> Tensor:
+        given = self.module(tokens)
+        logits = getattr(given, "logits", given)
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
+            raise InputError(
+                f"forward must map tokens [B, T] to logits [B, T, V]; of {list(tokens.shape)} it made {_shape(logits)}"
+            )
+        logits = logits[:, -1]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+def from_forward(module: nn.Module, context: int) -> ForwardModel:
+    """A module whose forward maps int64 [B, T] to logits [B, T, V], or to an object with such `.logits`.
+
+    Args:
+        module: logits at a position are of the token after it, and depend on nothing behind it.
+        context: number of tokens that it can read; of longer ones it reads the last so many.
+    """
+    if context < 1:
+        raise InputError(f"context must be at least 1 token, found {context}")
+    return ForwardModel(module, context)
+
+
+class Checked:
+    """A `LanguageModel` each of whose answers is looked at; without gradients.
+
+    Args:
+        model: the model.
+        layout: which token ids there are.
+        name: of the model, for errors.
+
+    Raises:
+        InputError: from `start` and `step`: the model raised something, or its answer is not what the protocol asks.
+    """
+
+    def __init__(self, model: LanguageModel, layout: Layout, name: str) -> None:
+        for method in ("start", "step"):
+            if not callable(getattr(model, method, None)):
+                raise InputError(
+                    f"{name}: made a {type(model).__name__}, which has no method {method}; give it start and step, or "
+                    f"wrap a module with flsim.evaluation.audit.from_forward(module, context)"
+                )
+        self.model, self.layout, self.name = model, layout, name
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        return self._ask("start", len(tokens), tokens)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return self._ask("step", len(tokens), state, tokens)
+
+    @torch.no_grad()
+    def _ask(self, method: str, rows: int, *arguments: Any) -> tuple[State, Tensor]:
+        try:
+            answer = getattr(self.model, method)(*arguments)
+        except Exception as error:
+            said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.name}: {method} failed with {said}") from error
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise self._wrong(method, f"must return (state, log_probs), found {_shape(answer)}")
+        state, log_probs = answer
+        if not isinstance(state, tuple) or any(not isinstance(p, Tensor) or p.shape[:1] != (rows,) for p in state):
+            raise self._wrong(method, f"must return a state that is a tuple of tensors with a row for each of {rows}")
+        self._check(method, log_probs, rows)
+        return state, log_probs
+
+    def _check(self, method: str, log_probs: Any, rows: int) -> None:
+        size, layout = self.layout.vocabulary_size, self.layout
+        if not isinstance(log_probs, Tensor) or not log_probs.is_floating_point():
+            raise self._wrong(method, f"must return log-probs, a tensor of floats, found {_shape(log_probs)}")
+        if log_probs.shape != (rows, size):
+            raise self._wrong(
+                method, f"returned log-probs {_shape(log_probs)}, but the vocabulary asks for [{rows}, {size}]"
+            )
+        if bool(log_probs.isnan().any()):
+            raise self._wrong(method, "returned log-probs that are NaN")
+        # The last bits of a half's log-probs say less than their sum asks for.
+        slack = max(SUM_SLACK, 8 * torch.finfo(log_probs.dtype).eps)
+        sums = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32)).logsumexp(1).exp()
+        worst = float(sums[(sums - 1).abs().argmax()])
+        if not abs(worst - 1) <= slack:
+            raise self._wrong(
+                method,
+                f"returned log-probs whose probabilities sum to {worst:.6g}, not to 1; logits need a log_softmax",
+            )
+        if not bool(log_probs[:, layout.first_word : layout.last_word + 1].isfinite().all()):
+            raise self._wrong(method, "gave a word the probability 0, so that its log-perplexity is infinite")
+
+    def _wrong(self, method: str, what: str) -> InputError:
+        return InputError(f"{self.name}: {method} {what}")
+
+
+def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:
+    """Reads three tokens in one go, and one after the other with the rows of the state exchanged: the same must come.
+
+    Raises:
+        InputError: it does not. The usual reasons are dropout, a state that is not by rows, a causal mask that is not.
+    """
+    layout = model.layout
+    bos, first, last = layout.bos, layout.first_word, layout.last_word
+    whole = torch.tensor([[bos, first, last], [bos, last, first]], device=device)
+    _, expected = model.start(whole)
+    _, again = model.start(whole)
+    if not _near(again, expected):
+        raise InputError(f"{model.name}: says something else each time it reads the same; switch dropout off (eval())")
+    state, _ = model.start(whole[:1, :1])
+    state, _ = model.step(tuple(part[[0, 0]] for part in state), whole[:, 1])
+    _, found = model.step(tuple(part[[1, 0]] for part in state), whole[[1, 0], 2])
+    if not _near(found, expected[[1, 0]]):
+        raise InputError(
+            f"{model.name}: step says something else, token after token, than start does of the same tokens at once; "
+            "every tensor of a state needs a row per sequence, and no token may depend on those behind it"
+        )
+
+
+def audit(
+    model: LanguageModel,
+    canaries: Sequence[Canary],
+    layout: Layout,
+    hparams: EvaluationHParams,
+    seed: int = 0,
+    name: str = "model",
+    device: torch.device = CPU,
+    test: Users | None = None,
+) -> list[Row]:
+    """What `flsim.evaluation.evaluate.evaluate` says of one of our models, of any model.
+
+    Args:
+        model: whatever starts and steps; a module is moved to the device and put into evaluation mode.
+        canaries: phrases that may have been in its training data; p_u and p_e say nothing here.
+        layout: which token ids are words.
+        hparams: how to measure.
+        seed: of R, and of the test users that are chosen.
+        name: of the model, in the rows (as the run, of round 0) and in errors.
+        device: where tokens are made.
+        test: users to measure utility on; without them there are no rows of it.
+
+    Raises:
+        InputError: the model is not what the protocol asks, or a canary is no longer than the prefix.
+    """
+    checked = Checked(model, layout, name)
+    refuse_short(canaries, hparams)
+    if isinstance(model, nn.Module):
+        model.to(device).eval()
+    refuse_inconsistent(checked, device)
+    of_canaries = measure_canaries(checked, canaries, layout, hparams, seed, device)
+    of_model: dict[str, float] = {"references": hparams.references}
+    if test is not None and len(test):
+        of_model |= measure_utility(predict_by_steps(checked, device), test, hparams, seed)
+    return rows_of(name, 0, of_canaries, of_model)
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    slack = max(SLACK, 8 * torch.finfo(other.dtype).eps)
+    return torch.allclose(one, other, rtol=slack, atol=slack)
+
+
+def _shape(value: Any) -> str:
+    return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
