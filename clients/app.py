@@ -5,6 +5,7 @@ Any process may serve any shard: the corpus is memory-mapped, and a user's batch
 
 import os
 import socket
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,10 +30,11 @@ def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flowe
     request = decode_request(message.content)
     run, model = _open(request.run, request.config)
     model.load_state_dict(request.params)
+    began = time.perf_counter()
     update = train_cohort(
         model, run.users, request.users.tolist(), run.federated.local, run.config.seed, request.round, request.clip
     )
-    reply = ShardReply(request.round, request.shard, update, _worker())
+    reply = ShardReply(request.round, request.shard, update, _worker(), time.perf_counter() - began)
     return Message(encode_reply(reply), reply_to=message)
 
 

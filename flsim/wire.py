@@ -38,12 +38,20 @@ class RoundRequest:
 
 @dataclass(frozen=True)
 class ShardReply:
-    """What a node answers: the sum over its users, and which process on which Ray node made it."""
+    """What a node answers.
+
+    Attributes:
+        round, shard: as asked.
+        update: the sum over its users.
+        worker: which process on which Ray node made it.
+        seconds: how long that took, without what the messages cost.
+    """
 
     round: int
     shard: int
     update: UpdateSum
     worker: str
+    seconds: float = 0.0
 
 
 def encode_request(request: RoundRequest) -> RecordDict:
@@ -83,7 +91,7 @@ def encode_reply(reply: ShardReply) -> RecordDict:
         {
             "delta": _arrays(reply.update.delta),
             "counts": MetricRecord({"round": reply.round, "shard": reply.shard, **counts}),
-            "origin": ConfigRecord({"worker": reply.worker}),
+            "origin": ConfigRecord({"worker": reply.worker, "seconds": reply.seconds}),
         }
     )
 
@@ -91,8 +99,9 @@ def encode_reply(reply: ShardReply) -> RecordDict:
 def decode_reply(content: RecordDict) -> ShardReply:
     counts = content.metric_records["counts"]
     update = UpdateSum(_params(content.array_records["delta"]), **{name: counts[name] for name in COUNTS})
-    origin = str(content.config_records["origin"]["worker"])
-    return ShardReply(int(counts["round"]), int(counts["shard"]), update, origin)
+    origin = content.config_records["origin"]
+    worker, seconds = str(origin["worker"]), float(origin["seconds"])
+    return ShardReply(int(counts["round"]), int(counts["shard"]), update, worker, seconds)
 
 
 def _arrays(params: Params) -> ArrayRecord:

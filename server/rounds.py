@@ -4,6 +4,7 @@ It is not Flower's Strategy: that averages the replies that it got and goes on; 
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import reduce
 from threading import Event
@@ -13,7 +14,6 @@ from flwr.serverapp import Grid
 
 from flsim import federated
 from flsim.errors import InputError, RunFailed
-from flsim.evaluation.service import EvaluationService
 from flsim.federated import ServerState
 from flsim.privacy import report
 from flsim.progress import progress, say
@@ -21,7 +21,7 @@ from flsim.runs import Run
 from flsim.sampling import draw_cohort, shard_ranges
 from flsim.train.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_request
-from server.supervision import go_on_without, keep, supervised
+from server.supervision import Evaluations, keep, supervised
 
 POLL = 0.005  # seconds; Grid.send_and_receive would sleep 0.1
 NODES_DEADLINE = 120.0  # seconds
@@ -49,14 +49,14 @@ def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> Se
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
 
-    with supervised(run, evaluation_gpus) as evaluation:
-        return train_rounds(run, state, send, evaluation)
+    with supervised(run, evaluation_gpus) as evaluations:
+        return train_rounds(run, state, send, evaluations)
 
 
 Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
 
 
-def train_rounds(run: Run, state: ServerState, send: Send, evaluation: EvaluationService) -> ServerState:
+def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluations) -> ServerState:
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
     config, rounds, population = run.federated, run.federated.training.rounds, len(run.users)
     with progress(run.name, rounds, start=state.round) as advance:
@@ -75,12 +75,13 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluation: Evaluatio
                 **_about(total, clip),
                 epsilon=spent if evaluated and spent else None,
                 seconds=round(now - began, 3),
+                overhead=round(now - began - _training_seconds(replies), 3),
                 workers=sorted({reply.worker for reply in replies}),
             )
             began = now
             if run.is_saved_at(state.round):
-                keep(run, state, evaluation)
-            go_on_without(evaluation.poll)
+                keep(run, state, evaluations)
+            evaluations.poll()
             loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "nobody came"
             advance(state.round, f"{loss}, {report.note(spent)} {spent_by}" if spent else loss)
     if spent:
@@ -98,6 +99,14 @@ def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
         "clip": clip,
         "clipped": total.clipped / total.users if clip is not None and total.users else None,
     }
+
+
+def _training_seconds(replies: Sequence[ShardReply]) -> float:
+    """How long the busiest client process trained; a process trains its shards one after another."""
+    by_worker: defaultdict[str, float] = defaultdict(float)
+    for reply in replies:
+        by_worker[reply.worker] += reply.seconds
+    return max(by_worker.values(), default=0.0)
 
 
 def requests(run: Run, state: ServerState) -> list[RoundRequest]:

@@ -29,9 +29,9 @@ def test_a_request_arrives_as_sent(users: list[int], clip: float | None) -> None
 @pytest.mark.parametrize("loss", [1.5, 0.0, float("inf")])
 def test_a_reply_arrives_as_sent_in_float64(loss: float) -> None:
     delta = {name: value.double() / 3 for name, value in PARAMS.items()}
-    sent = ShardReply(2, 1, UpdateSum(delta, 250.0, 3, loss, 1_999, 1 / 3, 2, 1, 251), "node/17")
+    sent = ShardReply(2, 1, UpdateSum(delta, 250.0, 3, loss, 1_999, 1 / 3, 2, 1, 251), "node/17", 1 / 7)
     got = decode_reply(encode_reply(sent))
-    assert (got.round, got.shard, got.worker) == (2, 1, "node/17")
+    assert (got.round, got.shard, got.worker, got.seconds) == (2, 1, "node/17", 1 / 7)
     assert replace(got.update, delta={}) == replace(sent.update, delta={})
     for count in ("users", "tokens", "clipped", "non_finite", "examples"):
         assert type(getattr(got.update, count)) is int
