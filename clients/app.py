@@ -16,9 +16,8 @@ from flwr.clientapp import ClientApp
 
 from flsim.checkpoint import model_of
 from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel
 from flsim.runs import Run
-from flsim.train.local import train_cohort
+from flsim.train.engines import Engine, engine_of
 from flsim.wire import ShardReply, decode_request, encode_reply
 
 app = ClientApp()
@@ -28,25 +27,28 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flower's signature)
     """Train this round's users of one shard."""
     request = decode_request(message.content)
-    run, model = _open(request.run, request.config)
-    model.load_state_dict(request.params)
+    run, engine = _open(request.run, request.config)
     began = time.perf_counter()
-    update = train_cohort(
-        model, run.users, request.users.tolist(), run.federated.local, run.config.seed, request.round, request.clip
+    update = engine.train(
+        request.params, run.users, request.users.tolist(), run.config.seed, request.round, request.clip
     )
     reply = ShardReply(request.round, request.shard, update, _worker(), time.perf_counter() - began)
     return Message(encode_reply(reply), reply_to=message)
 
 
 @lru_cache(maxsize=4)
-def _open(path: str, config: str) -> tuple[Run, CIFGLanguageModel]:
-    """The run folder and a model to load parameters into, once per process."""
+def _open(path: str, config: str) -> tuple[Run, Engine]:
+    """The run folder and an engine on the device that Ray gave to this process, once per process."""
     run = Run.open(Path(path))
     if run.config.digest != config:
         raise InputError(f"{path}: its config.toml is not the one that the server trains with")
-    torch.set_num_threads(run.federated.system.cpus_per_client)
-    device = "cuda" if ray.is_initialized() and ray.get_gpu_ids() and torch.cuda.is_available() else "cpu"
-    return run, model_of(run.provenance).to(device)
+    system = run.federated.system
+    torch.set_num_threads(system.cpus_per_client)
+    gpus = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
+    model = model_of(run.provenance).to("cuda" if gpus and torch.cuda.is_available() else "cpu")
+    return run, engine_of(
+        system.engine, model, run.corpus.layout, run.federated.local, system.micro_cohort, min(1.0, gpus or 1.0)
+    )
 
 
 def _worker() -> str:

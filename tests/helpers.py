@@ -14,6 +14,8 @@ import torch
 
 from flsim.checkpoint import latest, load
 from flsim.data.corpus import Corpus
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
 from flsim.federated import ServerState
 from flsim.results.store import read_run
 
@@ -43,6 +45,20 @@ class Experiment:
         settings = [part for override in overrides for part in ("--set", override)]
         self.flsim("run", self.config, "--out", name, *settings, *options)
         return self.folder / name
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A population of given users, each a list of records, each a list of ids."""
+
+    layout: Layout
+    users: list[list[list[int]]]
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __getitem__(self, user: int) -> Records:
+        return Records.of(self.users[user])
 
 
 def final_state(run: Path) -> ServerState:

@@ -8,6 +8,7 @@ from flsim.errors import InputError, at_least_one
 from flsim.federated import FedAvgHParams
 from flsim.privacy.ledger import Entry
 from flsim.sampling import Sampler
+from flsim.train.engines import EngineName, refuse_precision
 from flsim.train.hparams import LocalHParams
 
 
@@ -27,6 +28,8 @@ class SystemHParams(CommonSystemHParams):
     """How a federated run uses the machines. Changes nothing in its results but float rounding.
 
     Attributes:
+        engine: "cohort", or "local", which is its slow oracle.
+        micro_cohort: users that the cohort engine trains at once; by default as many as suit the device: on a CPU one.
         shards: Flower nodes; each holds a contiguous range of users and replies once a round.
         cpus_per_client: CPU cores, and torch threads, of a client process.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
@@ -36,6 +39,8 @@ class SystemHParams(CommonSystemHParams):
             of 1, 2, 4, ... seconds before each, in which a client process that died comes back.
     """
 
+    engine: EngineName = "cohort"
+    micro_cohort: int | None = None
     shards: int = 2
     cpus_per_client: int = 1
     gpus_per_client: float | None = None
@@ -45,6 +50,8 @@ class SystemHParams(CommonSystemHParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client)
+        if self.micro_cohort is not None:
+            at_least_one(micro_cohort=self.micro_cohort)
         for name in ("gpus_per_client", "retries"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -67,6 +74,7 @@ class FederatedConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
+        refuse_precision(self.system.engine, self.local)
 
     @property
     def setting(self) -> str:

@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from flsim.errors import InputError, at_least_one
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -51,6 +54,11 @@ class LocalHParams:
             raise InputError(f"momentum must be at least 0 and below 1, found {self.momentum}")
         if not 0 <= self.proximal < math.inf:
             raise InputError(f"proximal must not be negative, found {self.proximal}")
+
+    def optimizer_over(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, self.learning_rate)
+        return torch.optim.SGD(parameters, self.learning_rate, self.momentum if self.optimizer == "momentum" else 0.0)
 
     def examples(self, records: int) -> int:
         """How many of a user's records it trains on in a round."""

@@ -6,7 +6,7 @@ McMahan et al. (2017), Algorithm 1, ClientUpdate; Thakkar et al. (2020), Algorit
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flsim.data.records import Batch, Users
 from flsim.model.cifg import CIFGLanguageModel, Params
@@ -54,9 +54,9 @@ def train_cohort(
 
 def train_user(model: CIFGLanguageModel, batches: Iterable[Batch], hparams: LocalHParams) -> tuple[float, int]:
     """Train in place. Returns the summed cross-entropy (nats) before each step, and its number of positions."""
-    parameters = list(model.parameters())
+    parameters: list[Tensor] = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters]
-    optimizer, device = _optimizer(parameters, hparams), parameters[0].device
+    optimizer, device = hparams.optimizer_over(parameters), parameters[0].device
     total, tokens = 0.0, 0
     for step in batches:
         inputs, targets = torch.from_numpy(step.inputs).to(device), torch.from_numpy(step.targets).to(device)
@@ -79,13 +79,6 @@ def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
     """All scaled by min(1, bound / their norm as one vector); torch's own rule adds 1e-6 to the norm."""
     norm = torch.nn.utils.get_total_norm(gradients)
     return tuple(gradient * (bound / norm).clamp(max=1) for gradient in gradients)
-
-
-def _optimizer(parameters: list[nn.Parameter], hparams: LocalHParams) -> torch.optim.Optimizer:
-    if hparams.optimizer == "adam":
-        return torch.optim.Adam(parameters, hparams.learning_rate)
-    momentum = hparams.momentum if hparams.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(parameters, hparams.learning_rate, momentum)
 
 
 @torch.no_grad()

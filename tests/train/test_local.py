@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from helpers import InMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,21 +25,6 @@ from flsim.train.update import UpdateSum
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
-
-
-class InMemory:
-    """A population of given users."""
-
-    layout = LAYOUT
-
-    def __init__(self, users: list[list[list[int]]]) -> None:
-        self.users = users
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def __getitem__(self, user: int) -> Records:
-        return Records.of(self.users[user])
 
 
 def step(state: ServerState, total: UpdateSum) -> ServerState:
@@ -102,7 +88,7 @@ def test_the_engine_equals_a_loop_over_words(
     hparams = LocalHParams(epochs, batch_size, learning_rate=0.5)
     model = model_of()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    total = train_cohort(model, InMemory(users), range(len(users)), hparams, seed, 0)
+    total = train_cohort(model, InMemory(LAYOUT, users), range(len(users)), hparams, seed, 0)
     for name in before:
         expected = sum(
             (
@@ -121,7 +107,7 @@ def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit()
     """As in plain FedAvg: the difference in float32, the product in float64."""
     records, hparams, model = [[1, 2], [3, 4, 5], [9]], LocalHParams(batch_size=2), model_of().float()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    total = train_cohort(model, InMemory([records]), [0], hparams, 0, 0)
+    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], hparams, 0, 0)
     train_user(model, local_batches(Records.of(records), LAYOUT, hparams, stream(0, "local", 0, 0)), hparams)
     for name, value in model.state_dict().items():
         assert torch.equal(total.delta[name], (value - before[name]).double() * 3)
@@ -137,7 +123,7 @@ def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit()
 def test_clipped_sums_equal_a_loop_over_users(users: list[list[list[int]]], clip: float, seed: int) -> None:
     """min(1, S / norm) of the whole update, weight 1 whatever the user has. float64, 1e-10."""
     hparams, model = LocalHParams(batch_size=3, learning_rate=0.5), model_of()
-    total = train_cohort(model, InMemory(users), range(len(users)), hparams, seed, 0, clip)
+    total = train_cohort(model, InMemory(LAYOUT, users), range(len(users)), hparams, seed, 0, clip)
     expected = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
     norms = []
     for user, records in enumerate(users):
@@ -158,7 +144,7 @@ def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
     records = [[1, 2], [3, 4, 5]]
     model = model_of()
     loss, count = naive_loss({n: v.detach() for n, v in model.named_parameters()}, records)
-    total = train_cohort(model, InMemory([records]), [0], LocalHParams(batch_size=2), 0, 0)
+    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], LocalHParams(batch_size=2), 0, 0)
     assert total.tokens == count == 7
     assert total.loss == pytest.approx(float(loss) * count, abs=1e-12)
 
@@ -168,7 +154,7 @@ def test_one_user_in_one_batch_is_one_step_of_gradient_descent() -> None:
     records = [[1, 2], [3, 4, 5], [9]]
     model = model_of()
     params = {name: value.detach() for name, value in model.named_parameters()}
-    total = train_cohort(model, InMemory([records]), [0], LocalHParams(batch_size=3, learning_rate=0.1), 0, 0)
+    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], LocalHParams(batch_size=3, learning_rate=0.1), 0, 0)
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     gradients = torch.autograd.grad(naive_loss(leaves, records)[0], list(leaves.values()))
     after = step(ServerState(0, params), total)
@@ -178,7 +164,7 @@ def test_one_user_in_one_batch_is_one_step_of_gradient_descent() -> None:
 
 
 def test_any_grouping_into_shards_gives_the_same_sum(random_users: Callable[..., list[list[list[int]]]]) -> None:
-    users = InMemory(random_users(9, 5, 8))
+    users = InMemory(LAYOUT, random_users(9, 5, 8))
     model, hparams = model_of().float(), LocalHParams(batch_size=2)
     whole = train_cohort(model, users, range(9), hparams, 0, 3)
     for cuts in ([3, 6], [1], [2, 4, 8]):
@@ -193,7 +179,7 @@ def test_any_grouping_into_shards_gives_the_same_sum(random_users: Callable[...,
 
 
 def test_zero_is_the_identity_of_merge() -> None:
-    update = train_cohort(model_of(), InMemory([[[1, 2]]]), [0], LocalHParams(), 0, 0)
+    update = train_cohort(model_of(), InMemory(LAYOUT, [[[1, 2]]]), [0], LocalHParams(), 0, 0)
     zero = UpdateSum.zero(update.delta)
     for merged in (update.merge(zero), zero.merge(update)):
         assert merged.weight == update.weight
@@ -202,7 +188,7 @@ def test_zero_is_the_identity_of_merge() -> None:
 
 
 def test_a_user_without_records_changes_nothing_and_a_cohort_of_them_neither() -> None:
-    total = train_cohort(model_of(), InMemory([[], []]), [0, 1], LocalHParams(), 0, 0)
+    total = train_cohort(model_of(), InMemory(LAYOUT, [[], []]), [0, 1], LocalHParams(), 0, 0)
     assert (total.weight, total.users, total.tokens) == (0.0, 2, 0)
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
     after = step(state, total)

@@ -40,6 +40,14 @@ class Steps:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def sizes(self) -> list[list[int]]:
+        """Of each step, the number of rows at each time."""
+        if not len(self):
+            return []
+        times = int(self.time.max()) + 1
+        table = np.bincount(self.step * times + self.time, minlength=len(self) * times).reshape(len(self), times)
+        return [row[row > 0].tolist() for row in table]
+
 
 def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
     """The same batches as `flsim.train.batches.local_batches` makes, as positions.

@@ -1,0 +1,52 @@
+"""Reading ahead: an iterator that works in a thread of its own, while its items are used."""
+
+from collections.abc import Iterable, Iterator
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import TypeVar
+
+Item = TypeVar("Item")
+PATIENCE = 0.1  # seconds between two looks at whether anyone still wants an item
+
+
+def ahead(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
+    """The same items in the same order; up to `depth` of them are made before they are asked for.
+
+    What making one raises is raised where it would have been handed out. The thread ends when the iterator is closed
+    or used up.
+    """
+    made: Queue[tuple[Item | None, BaseException | None, bool]] = Queue(depth)
+    left = Event()
+
+    def hand_over(item: Item | None, error: BaseException | None, last: bool) -> bool:
+        while not left.is_set():
+            try:
+                made.put((item, error, last), timeout=PATIENCE)
+            except Full:
+                continue
+            return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not hand_over(item, None, False):
+                    return
+        except BaseException as error:  # it belongs to whoever iterates
+            hand_over(None, error, True)
+        else:
+            hand_over(None, None, True)
+
+    thread = Thread(target=work, name="ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error, last = made.get()
+            if error is not None:
+                raise error
+            if last:
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        left.set()
+        thread.join()

@@ -1,0 +1,66 @@
+"""The engines of local training, by name: one contract, of which `local` is the oracle."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from flsim.data.records import Users
+from flsim.data.vocabulary import Layout
+from flsim.errors import InputError
+from flsim.model.cifg import CIFGLanguageModel, Params
+from flsim.train.cohort.engine import CohortEngine
+from flsim.train.hparams import LocalHParams
+from flsim.train.local import train_cohort
+from flsim.train.update import UpdateSum
+
+EngineName = Literal["cohort", "local"]
+
+
+class Engine(Protocol):
+    """Trains users from given parameters and sums their updates; see `flsim.train.local.train_cohort`."""
+
+    def train(
+        self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
+    ) -> UpdateSum: ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """The oracle, which a model is scratch for."""
+
+    model: CIFGLanguageModel
+    hparams: LocalHParams
+
+    def train(
+        self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
+    ) -> UpdateSum:
+        self.model.load_state_dict(start)
+        return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip)
+
+
+def engine_of(
+    name: EngineName,
+    model: CIFGLanguageModel,
+    layout: Layout,
+    hparams: LocalHParams,
+    micro_cohort: int | None = None,
+    memory_share: float = 1.0,
+) -> Engine:
+    """An engine on the model's device; the last two are `CohortEngine`'s.
+
+    Raises:
+        InputError: the engine, or the device, cannot do what is asked for.
+    """
+    if name == "cohort":
+        like = {name: value.detach() for name, value in model.named_parameters()}
+        return CohortEngine(like, layout, hparams, micro_cohort, memory_share)
+    refuse_precision(name, hparams)
+    return LocalEngine(model, hparams)
+
+
+def refuse_precision(name: EngineName, hparams: LocalHParams) -> None:
+    """Raises InputError where the engine has only the model's own precision."""
+    if name == "local" and hparams.precision != "float32":
+        raise InputError(
+            f'system.engine "local" trains in float32; local.precision {hparams.precision!r} needs "cohort"'
+        )
