@@ -1,11 +1,16 @@
 """How surprised a model is by a continuation: the one scorer of every attack.
 
 P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et al. (2020), section 4.1, "Evaluation
-Methods".
+Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2: `bits`.
 """
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import log
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from flsim.errors import Diverged
 from flsim.model.cifg import LanguageModel, State
@@ -33,13 +38,18 @@ def nats(log_probs: Tensor) -> Tensor:
     return log_probs.double().clamp(max=0).abs()
 
 
+def bits(scores: Tensor) -> Tensor:
+    """Log-perplexities in bits, of those in nats."""
+    return scores / log(2)
+
+
 def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) -> Tensor:
     """P(s|p) of every continuation s of one prefix p.
 
     Args:
         model: the model.
         prefix: int64 [L], BOS first.
-        continuations: int64 [N, n >= 1].
+        continuations: int64 [N, n].
 
     Returns:
         float64 [N], nats. The model's own precision is kept up to each word's log-probability; sums are in float64.
@@ -47,18 +57,59 @@ def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) 
     Raises:
         Diverged: a score is not finite.
     """
-    start, log_probs = model.start(prefix[None])
-    parts = torch.split(continuations, rows_at_once(log_probs))
-    return torch.cat([_score(model, start, log_probs, part) for part in parts])
+    state, log_probs = model.start(prefix[None])
+    scores = []
+    for part in torch.split(continuations, rows_at_once(log_probs)):
+        rows = part.new_zeros(len(part))
+        own = tuple(values[rows] for values in state)
+        scores.append(_score(model, own, log_probs.expand(len(part), -1), part, [len(part)] * part.shape[1]))
+    return torch.cat(scores)
 
 
-def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations: Tensor) -> Tensor:
-    """Scores [N] of continuations [N, n] of the one sequence whose state (one row) and log-probs [1, V] these are."""
-    first = continuations.new_zeros(len(continuations))
+def log_perplexities(model: LanguageModel, prefixes: Sequence[Tensor], continuations: Sequence[Tensor]) -> Tensor:
+    """P(s|p) of every pair of a prefix p and a continuation s, of whatever lengths.
+
+    Pairs whose prefixes are as long are read together, in pieces that bound memory; a sequence that has ended is
+    computed no further, and words of prefixes are never scored. `log_perplexity` is faster where all share a prefix.
+
+    Args:
+        model: the model.
+        prefixes: N of int64 [L >= 1], BOS first.
+        continuations: N of int64 [n >= 0], on the same device; an empty one scores 0.
+
+    Returns:
+        float64 [N], nats, in the order given, as `log_perplexity` would have scored each up to the model's rounding.
+
+    Raises:
+        Diverged: a score is not finite.
+        ValueError: there are not as many prefixes as continuations.
+    """
+    pairs = list(zip(prefixes, continuations, strict=True))
+    if not pairs:
+        return torch.zeros(0, dtype=torch.float64)
+    rows = rows_at_once(model.start(pairs[0][0][None])[1])
+    scores = pairs[0][0].new_zeros(len(pairs), dtype=torch.float64)
+    order = sorted(range(len(pairs)), key=lambda index: (len(pairs[index][0]), -len(pairs[index][1])))
+    for _, alike in groupby(order, key=lambda index: len(pairs[index][0])):
+        group = list(alike)
+        for piece in (group[first : first + rows] for first in range(0, len(group), rows)):
+            state, log_probs = model.start(torch.stack([pairs[index][0] for index in piece]))
+            padded = pad_sequence([pairs[index][1] for index in piece], batch_first=True)
+            lengths = [len(pairs[index][1]) for index in piece]
+            alive = [sum(length > column for length in lengths) for column in range(lengths[0])]
+            scores[piece] = _score(model, state, log_probs, padded, alive)
+    return scores
+
+
+def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations: Tensor, alive: list[int]) -> Tensor:
+    """Scores [N] of continuations [N, n], longest first, of sequences whose states and log-probs [N, V] these are.
+
+    `alive` has the number of rows that reach each of the n columns; the others are padded there.
+    """
     own = torch.arange(len(continuations), device=continuations.device)
-    score = nats(log_probs[first, continuations[:, 0]])
-    state = tuple(part[first] for part in state)
-    for read, word in zip(continuations.T[:-1], continuations.T[1:], strict=True):
-        state, log_probs = model.step(state, read)
-        score = score + nats(log_probs[own, word])
+    score = log_probs.new_zeros(len(continuations), dtype=torch.float64)
+    for column, rows in enumerate(alive):
+        if column:
+            state, log_probs = model.step(tuple(part[:rows] for part in state), continuations[:rows, column - 1])
+        score[:rows] += nats(log_probs[own[:rows], continuations[:rows, column]])
     return score

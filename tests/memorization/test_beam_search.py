@@ -8,10 +8,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+from memorization.table_model import VOCABULARY, Phrase, TableModel
 
 from flsim.errors import Diverged
-from flsim.memorization.beam_search import beam_search
+from flsim.memorization import score
+from flsim.memorization.beam_search import beam_search, beam_searches
 from flsim.memorization.score import log_perplexity
+from flsim.memorization.template import Template
 
 BOS = (LAYOUT.bos,)
 
@@ -99,3 +102,51 @@ def test_values_that_are_not_finite_are_refused() -> None:
         model.gate_bias[0] = math.nan
     with pytest.raises(Diverged, match="not finite"):
         beam_search(model, torch.tensor(BOS), 2, 5, LAYOUT)
+
+
+def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> list[tuple[float, Phrase]]:
+    """Sets S_k of The Secret Sharer, section 5.3; Python's sort leaves ties in the order of beams, then of ids."""
+    beams: list[Phrase] = [()]
+    for ids in template.allowed:
+        longer = [(*beam, word) for beam in beams for word in ids]
+        beams = sorted(longer, key=lambda phrase: model.score(prefix, phrase))[:width]
+    return [(model.score(prefix, beam), beam) for beam in beams]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    most=st.sampled_from([0, 1, 4, 40]),
+    prefixes=st.integers(1, 3).flatmap(
+        lambda length: st.lists(
+            st.lists(st.integers(0, 7), min_size=length, max_size=length), min_size=1, max_size=6, unique_by=tuple
+        )
+    ),
+    template=st.lists(st.sets(st.integers(0, 7), min_size=1).map(sorted), min_size=1, max_size=4).map(Template.of),
+    width=st.sampled_from([1, 2, 5, 8, 30, 5000]),
+    rows=st.sampled_from([1, 3, 16, 10_000]),
+)
+def test_many_prefixes_over_a_template_equal_a_naive_beam_of_each_whatever_the_pieces(
+    seed: int, most: int, prefixes: list[list[int]], template: Template, width: int, rows: int
+) -> None:
+    """Exactly, ties included; as wide as the space it is the enumeration; no more is read at once than fits."""
+    model = TableModel(seed, most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score, "CPU_FLOATS", rows * VOCABULARY)
+        tokens, scores = beam_searches(model, torch.tensor(prefixes), template, width)
+    assert tokens.shape == (len(prefixes), min(width, template.space), template.length)
+    assert model.largest <= rows
+    for prefix, found, costs in zip(prefixes, tokens.tolist(), scores.tolist(), strict=True):
+        beams = list(zip(costs, map(tuple, found), strict=True))
+        assert beams == naive(model, tuple(prefix), template, width)
+        if width >= template.space:
+            assert sorted(beams) == model.ranking(tuple(prefix), template)
+
+
+def test_many_prefixes_of_the_model_find_what_each_finds_alone() -> None:
+    model, prefixes = random_model(7), torch.cartesian_prod(torch.tensor([LAYOUT.bos]), *[torch.arange(1, 5)] * 2)
+    tokens, scores = beam_searches(model, prefixes, Template.words(LAYOUT, 4), 6)
+    for prefix, found, costs in zip(prefixes, tokens, scores, strict=True):
+        alone, alone_costs = beam_search(model, prefix, 4, 6, LAYOUT)
+        assert torch.equal(found, alone)
+        torch.testing.assert_close(costs, alone_costs, rtol=1e-12, atol=0)

@@ -1,0 +1,85 @@
+"""What an attacker knows of a secret's format: which tokens may stand at each of its positions.
+
+Carlini et al. (2018), "The Secret Sharer", section 5: a format s with holes, and sigma(s_k), the tokens that fit the
+k-th position, which is one token where the format says it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from flsim.data.vocabulary import Layout
+from flsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class Template:
+    """The sequences that an attack looks among: every choice of one allowed token for each position.
+
+    Attributes:
+        allowed: for each position its token ids, ascending, without repetition; one where the position is fixed.
+    """
+
+    allowed: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.allowed:
+            raise InputError("a template needs at least one position, found none")
+        for position, ids in enumerate(self.allowed):
+            if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0:
+                raise InputError(f"position {position} of a template must list different ids, ascending, found {ids}")
+
+    @classmethod
+    def of(cls, positions: Iterable[int | Sequence[int]]) -> "Template":
+        """From one id for each fixed position, and the ids that may stand, in any order, for each other."""
+        return cls(tuple((ids,) if isinstance(ids, int) else tuple(sorted(set(ids))) for ids in positions))
+
+    @classmethod
+    def words(cls, layout: Layout, length: int) -> "Template":
+        """`length` words, as in a canary: no PAD, OOV, BOS or EOS."""
+        return cls((tuple(range(layout.first_word, layout.last_word + 1)),) * length)
+
+    @classmethod
+    def tokens(cls, layout: Layout, length: int) -> "Template":
+        """`length` tokens of any kind: all that the model could say."""
+        return cls((tuple(range(layout.vocabulary_size)),) * length)
+
+    @property
+    def length(self) -> int:
+        """Number of positions."""
+        return len(self.allowed)
+
+    @property
+    def space(self) -> int:
+        """Number of sequences."""
+        return prod(map(len, self.allowed))
+
+    def on(self, device: torch.device) -> list[Tensor]:
+        """The ids of each position, int64; positions that allow the same share one tensor."""
+        made = {ids: torch.tensor(ids, device=device) for ids in set(self.allowed)}
+        return [made[ids] for ids in self.allowed]
+
+
+def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` lowest costs of each row, ascending, and their columns; ties go to the lower column.
+
+    `torch.topk` leaves the order of ties, and which of them it keeps, open; sorting whole rows takes far longer.
+
+    Args:
+        costs: [N, M], no NaN.
+        count: at least 1; all M where there are fewer.
+
+    Returns:
+        Costs and columns (int64), each [N, min(count, M)].
+    """
+    count = min(count, costs.shape[1])
+    highest = costs.topk(count, largest=False).values.amax(dim=1, keepdim=True)
+    row, column = (costs <= highest).nonzero(as_tuple=True)  # row after row; more than `count` of a row where some tie
+    order = costs[row, column].sort(stable=True).indices
+    order = order[row[order].sort(stable=True).indices]
+    sizes = row.bincount(minlength=len(costs))
+    kept = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(count, device=costs.device)]
+    return costs[row[kept], column[kept]], column[kept]

@@ -1,0 +1,103 @@
+"""Ranks in every context against enumeration by the equations."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+
+from flsim.errors import InputError
+from flsim.memorization.context import Context, Secret, context_sampling
+from flsim.memorization.random_sampling import random_sampling, references
+
+secrets = st.integers(1, 5).flatmap(
+    lambda length: st.builds(
+        Secret,
+        st.lists(st.sampled_from([1, 2, 3, 4, LAYOUT.eos]), min_size=length, max_size=length).map(tuple),
+        st.sets(st.integers(0, length - 1), min_size=1, max_size=3).map(lambda chosen: tuple(sorted(chosen))),
+    )
+)
+
+
+def test_the_four_rows_of_the_table() -> None:
+    """A canary 1 2 3 4 2 whose secret is 3 4: what is read and what is scored, for two references."""
+    secret = Secret((1, 2, 3, 4, 2), (2, 3))
+    words = torch.tensor([[3, 4], [1, 1]])
+    placed = {context: secret.place(words, context, 9) for context in secret.contexts}
+    assert {context: (prefix.tolist(), scored.tolist()) for context, (prefix, scored) in placed.items()} == {
+        Context(0, 0): ([9], [[3, 4], [1, 1]]),
+        Context(1, 0): ([9, 2], [[3, 4], [1, 1]]),
+        Context(2, 0): ([9, 1, 2], [[3, 4], [1, 1]]),
+        Context(0, 1): ([9], [[3, 4, 2], [1, 1, 2]]),
+        Context(1, 1): ([9, 2], [[3, 4, 2], [1, 1, 2]]),
+        Context(2, 1): ([9, 1, 2], [[3, 4, 2], [1, 1, 2]]),
+    }
+
+
+def test_inner_context_is_known_to_all() -> None:
+    """The table's last rows: separators between the secret's words are scored, and the same in every reference."""
+    prefix, scored = Secret((1, 2, 3, 4, 2), (1, 3)).place(torch.tensor([[2, 4], [1, 1]]), Context(0, 1), 9)
+    assert (prefix.tolist(), scored.tolist()) == ([9], [[2, 3, 4, 2], [1, 3, 1, 2]])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.0, 0.1, 1.0, 5.0]), secret=secrets)
+def test_ranks_equal_enumeration_in_every_context(seed: int, scale: float, secret: Secret) -> None:
+    model, r = random_model(seed, scale), all_phrases(len(secret.positions))
+    oracle, first, last = Oracle(model), secret.positions[0], secret.positions[-1]
+    measured = context_sampling(model, secret, torch.tensor(r), LAYOUT.bos)
+    after = len(secret.tokens) - 1 - last
+    assert set(measured) == {Context(prefix, suffix) for prefix in range(first + 1) for suffix in (0, after)}
+    for context, found in measured.items():
+        prefix = (LAYOUT.bos, *secret.tokens[first - context.prefix : first])
+        whole = secret.tokens[first : last + 1 + context.suffix]
+        others = [list(whole) for _ in r]
+        for words, other in zip(r, others, strict=True):
+            for position, word in zip(secret.positions, words, strict=True):
+                other[position - first] = word
+        own, scores = oracle.score(prefix, whole), oracle.scores(prefix, [tuple(other) for other in others])
+        assert found.log_perplexity == pytest.approx(own, rel=1e-9, abs=1e-9)
+        assert found.references == len(r)
+        close = abs(scores - own) <= 1e-9 * (1 + own)
+        assert 1 + np.sum((scores <= own) & ~close) <= found.rank <= 1 + np.sum((scores <= own) | close)
+        same = np.array([tuple(other) == whole for other in others])
+        if not np.any(close & ~same):
+            assert found.rank == 1 + np.sum((scores <= own) | same)
+
+
+def test_the_whole_prefix_without_a_suffix_is_random_sampling() -> None:
+    model, tokens = random_model(8), (1, 4, 2, 3, 3)
+    r = references(0, 500, 3, LAYOUT)
+    measured = context_sampling(model, Secret(tokens, (2, 3, 4)), r, LAYOUT.bos)
+    expected = random_sampling(model, torch.tensor((LAYOUT.bos, *tokens[:2])), torch.tensor(tokens[2:]), r)
+    assert measured[Context(2, 0)] == expected
+    assert len(measured) == 3  # nothing follows, so there are no other suffixes
+
+
+def test_context_shows_what_a_model_knows() -> None:
+    """A model that says 4 after 3, and anything after anything else: only who knows of the 3 sees it.
+
+    A column of the output bias cannot do that, so the embedding of 3 alone is made to raise the logit of 4.
+    """
+    model = random_model(0, 0.0)
+    with torch.no_grad():
+        model.gate_bias[:5] = -9  # forget: the candidate replaces the memory
+        model.gate_bias[5:10] = 9  # output
+        model.embedding[3, 0], model.embedding[4, 1] = 1, 9
+        model.input_weight[0, 10] = 9  # the candidate of the first unit after a 3
+        model.projection[0, 1] = 1  # raises whatever has a second coordinate: 4
+    measured = context_sampling(model, Secret((3, 4), (1,)), torch.tensor([[1], [2], [3], [4]]), LAYOUT.bos)
+    assert measured[Context(0, 0)].rank == 5  # all tie
+    assert measured[Context(1, 0)].rank == 2  # only itself
+
+
+@pytest.mark.parametrize("positions", [(), (2,), (-1,), (1, 0), (0, 0)])
+def test_positions_outside_the_canary_are_refused(positions: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="positions"):
+        Secret((1, 2), positions)
+
+
+def test_references_of_another_length_are_refused() -> None:
+    with pytest.raises(InputError, match="has 1 words, but references have 2"):
+        context_sampling(random_model(0), Secret((1, 2), (1,)), torch.tensor([[1, 2]]), LAYOUT.bos)
