@@ -6,6 +6,7 @@ config.toml      all settings, defaults included
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 rows/            round-000010.parquet, ...: what evaluation found
+evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained;
                  of central training a line per saved step: loss since the line before, records, epsilon, seconds
 run.json         name, setting, status, round
@@ -28,14 +29,14 @@ from flsim.central import CentralTraining
 from flsim.checkpoint import State
 from flsim.config import CentralConfig, Config, FederatedConfig, dump, load
 from flsim.data.corpus import Corpus, Split
-from flsim.errors import InputError
+from flsim.errors import Diverged, InputError
 from flsim.evaluation.evaluate import evaluate
 from flsim.files import new_file, new_folder, write_json
 from flsim.model.cifg import CIFGLanguageModel
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.progress import say
-from flsim.results.rows import Row
+from flsim.results.rows import DIVERGED, Row
 from flsim.results.store import write_rows
 from flsim.sampling import draw_cohort, shard_ranges
 from flsim.train.records import RecordSequence
@@ -209,7 +210,10 @@ class Run:
         return self.is_evaluated_at(round_) or round_ % self.config.system.checkpoint_every == 0
 
     def unevaluated(self) -> list[Path]:
-        """Checkpoints that the schedule wants evaluated and that have no rows yet, oldest first."""
+        """Checkpoints that the schedule wants evaluated and that have no rows yet, oldest first.
+
+        One that has diverged has a row that says so.
+        """
         return [
             path
             for path in sorted((self.path / "checkpoints").glob(f"*{checkpoint.SUFFIX}"))
@@ -309,25 +313,35 @@ def evaluate_checkpoint(run: Path, path: str | Path, device: str = "cpu") -> lis
 
     Raises:
         InputError: the checkpoint is not the run's, or the corpus changed since.
-        Diverged: its parameters are not finite.
+        Diverged: its parameters are not finite; a row in the place of the measurements says so.
     """
     opened = Run.open(Path(run))
     state = opened.load(Path(path))
     model = checkpoint.model_of(opened.provenance)
     model.load_state_dict(state.params)
-    rows = evaluate(
-        model.to(torch.device(device)),
-        opened.canaries,
-        opened.corpus.split("test"),
-        opened.config.evaluation,
-        opened.config.seed,
-        opened.name,
-        state.round,
-    )
-    spent = opened.epsilons(state)
-    if spent:
-        of = "" if opened.config.unit == "user" else f"{opened.config.unit} "
-        measured = {**{f"{of}epsilon {name}": value for name, value in spent.items()}, f"{of}delta": opened.delta}
-        rows += [Row(opened.name, state.round, metric, "", value) for metric, value in measured.items()]
-    write_rows(opened.path, state.round, rows)
+    try:
+        rows = evaluate(
+            model.to(torch.device(device)),
+            opened.canaries,
+            opened.corpus.split("test"),
+            opened.config.evaluation,
+            opened.config.seed,
+            opened.name,
+            state.round,
+        )
+        rows += _privacy_rows(opened, state)
+        write_rows(opened.path, state.round, rows)
+    except Diverged:
+        write_rows(opened.path, state.round, [Row(opened.name, state.round, DIVERGED, "", 1.0)])
+        raise
     return rows
+
+
+def _privacy_rows(run: Run, state: State) -> list[Row]:
+    """What the state's rounds spent; nothing without noise."""
+    spent = run.epsilons(state)
+    if not spent:
+        return []
+    of = "" if run.config.unit == "user" else f"{run.config.unit} "
+    measured = {**{f"{of}epsilon {name}": value for name, value in spent.items()}, f"{of}delta": run.delta}
+    return [Row(run.name, state.round, metric, "", value) for metric, value in measured.items()]

@@ -7,12 +7,11 @@ import torch
 from flsim.central import CentralState, CentralTraining, train_central
 from flsim.config import CentralSystemHParams
 from flsim.errors import InputError
-from flsim.evaluation.service import EvaluationService
 from flsim.privacy import report
 from flsim.progress import say
 from flsim.runs import Run
 from server.cluster import cluster
-from server.supervision import go_on_without, keep, supervised
+from server.supervision import Evaluations, keep, supervised
 
 EVALUATION_SHARE = 0.05  # of a GPU: Ray counts nothing else on it, and the evaluation leaves most of it to the training
 
@@ -33,20 +32,18 @@ def simulate(run: Run, address: str | None = None) -> None:
     if not isinstance(state, CentralState):
         raise InputError(f"{run.path}: its newest checkpoint is of federated training; start a new run")
     torch.set_num_threads(system.threads)
-    with cluster(address), supervised(run, evaluation_gpus(system)) as evaluation:
-        train_steps(run, state, training, evaluation)
+    with cluster(address), supervised(run, evaluation_gpus(system)) as evaluations:
+        train_steps(run, state, training, evaluations)
 
 
 def evaluation_gpus(system: CentralSystemHParams) -> float:
-    """GPUs of the evaluator: by default it follows the training."""
+    """GPUs of an evaluator: by default it follows the training."""
     if system.gpus_for_evaluation is None:
         return EVALUATION_SHARE if system.device == "cuda" else 0.0
     return system.gpus_for_evaluation
 
 
-def train_steps(
-    run: Run, state: CentralState, training: CentralTraining, evaluation: EvaluationService
-) -> CentralState:
+def train_steps(run: Run, state: CentralState, training: CentralTraining, evaluations: Evaluations) -> CentralState:
     """All steps from `state` on; every state that is saved has a line in the log, about the steps since the last."""
     began, spent = time.monotonic(), run.epsilons(state)
     for state, log in train_central(state, training, run.rounds, run.is_saved_at, run.name):  # noqa: B020
@@ -62,8 +59,8 @@ def train_steps(
             seconds=round(now - began, 3),
         )
         began = now
-        keep(run, state, evaluation)
-        go_on_without(evaluation.poll)
+        keep(run, state, evaluations)
+        evaluations.poll()
         if evaluated and spent and state.step < run.rounds:
             say(f"{run.name}: {report.note(spent, run.config.unit)} by step {state.step:,}")
     if spent:

@@ -16,7 +16,8 @@ from flsim.runs import Run
 from server import rounds
 from server.cluster import cluster, nodes
 
-EVALUATION_SHARE = 0.05  # of a GPU; below 1 / (GPUs of a node), or Flower would count one client too many
+# Of a GPU, for all evaluators; below 1 / (GPUs of a node), or Flower would count one client too many.
+EVALUATION_SHARE = 0.05
 
 
 def simulate(run: Run, address: str | None = None) -> None:
@@ -65,17 +66,18 @@ def simulate(run: Run, address: str | None = None) -> None:
 
 
 def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
-    """GPUs of a client and of the evaluator, on nodes with so many GPUs.
+    """GPUs of a client and of an evaluator, on nodes with so many GPUs.
 
     Flower fills every node with clients by its totals, whatever else runs there. So one client per GPU takes a little
-    less than the whole, and the evaluator, which asks for no CPU, finds the rest.
+    less than the whole, and the evaluators, which ask for no CPU, find the rest.
     """
     there_are_some = any(gpus)
     client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
     if evaluation is None:
-        evaluation = EVALUATION_SHARE if there_are_some else 0.0
+        evaluation = EVALUATION_SHARE / system.evaluators if there_are_some else 0.0
     if client is None:
-        client = 1.0 - evaluation if there_are_some and evaluation < 1 else float(there_are_some)
+        left = 1.0 - evaluation * system.evaluators
+        client = left if there_are_some and left > 0 else float(there_are_some)
     return client, evaluation
 
 

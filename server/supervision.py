@@ -1,46 +1,130 @@
 """A run while it is trained: its checkpoints are evaluated meanwhile, and run.json says how it ended."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 from flsim import checkpoint
 from flsim.checkpoint import State
 from flsim.errors import Diverged, RunFailed
-from flsim.evaluation.service import EvaluationService
+from flsim.evaluation.service import EvaluationService, ServiceHParams
 from flsim.progress import progress, say
+from flsim.results.evaluations import Evaluation, failures
+from flsim.results.store import read_run
 from flsim.runs import Run, evaluate_checkpoint
 
-EVALUATION_DEADLINE = 24 * 3600.0  # seconds to wait, after the last round, for what is still being evaluated
+
+class Evaluations:
+    """The evaluations of one run. They never feed its training, which goes on when one fails, and waits for none.
+
+    What the service has no room for is left for later: it is on disk, and is submitted when there is room.
+    """
+
+    def __init__(self, run: Run, service: EvaluationService) -> None:
+        self._run, self._service = run, service
+        self._key = run.path.resolve()
+        self._failed: set[str] = set()  # they are not tried again before `--resume`
+        self._left_over = False
+
+    def submit(self, path: Path) -> None:
+        """Have a checkpoint evaluated, now or later."""
+        if not self._service.submit(self._key, path.resolve()):
+            if not self._left_over:
+                say(f"{self._run.name}: evaluation is behind; {path.name} and later ones follow when there is room")
+            self._left_over = True
+
+    def submit_unevaluated(self) -> None:
+        """Have all evaluated that are due and have no rows."""
+        self._left_over = not all(
+            self._service.submit(self._key, path.resolve())
+            for path in self._run.unevaluated()
+            if path.name not in self._failed
+        )
+
+    def poll(self) -> None:
+        """See what ended; does not wait. What failed is said, in the terminal and in run.json.
+
+        Raises:
+            Diverged: the model of a checkpoint has values that are not finite.
+        """
+        self._see(self._service.poll(self._key))
+
+    def finish(self) -> None:
+        """Wait for all that is due, what was left over included.
+
+        Raises:
+            Diverged: as `poll`.
+            RunFailed: some failed, now or during training; `--resume` does them again.
+        """
+        with progress(f"{self._run.name}: evaluating", total=1) as advance:
+            self.wait()
+            advance(1)
+        results = read_run(self._run.path)
+        if results.status == "diverged":
+            raise Diverged(str(results.reason))
+        if self.complaint or self._run.unevaluated():
+            raise RunFailed(self.complaint or "some checkpoints have no rows; `flsim run --resume` evaluates them")
+
+    def wait(self) -> None:
+        """Wait for all that is due, whatever comes out. It ends: every attempt has a deadline."""
+        while self._left_over or self._service.pending(self._key):
+            with suppress(Diverged):
+                self._see(self._service.drain(self._key))
+
+    @property
+    def complaint(self) -> str | None:
+        """What could not be evaluated, and why; one line."""
+        failed = failures(self._run.path)
+        if not failed:
+            return None
+        name, reason = next(iter(failed.items()))
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        there = (self._run.path / "checkpoints" / name).exists()
+        what_to_do = "`flsim run --resume` tries again" if there else "the checkpoint is gone"
+        return f"{name} could not be evaluated; {what_to_do}: {reason}{more}"
+
+    def _see(self, ended: Sequence[Evaluation]) -> None:
+        failed = [each for each in ended if each.outcome == "failed"]
+        for each in failed:
+            say(f"{self._run.name}: the evaluation of {each.checkpoint} failed: {each.reason}")
+        self._failed |= {each.checkpoint for each in failed}
+        if failed:
+            self._run.mark("running", self.complaint)
+        if ended and self._left_over:
+            self.submit_unevaluated()
+        diverged = next((each for each in ended if each.outcome == "diverged"), None)
+        if diverged:
+            raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
 
 
 @contextmanager
-def supervised(run: Run, evaluation_gpus: float = 0.0) -> Iterator[EvaluationService]:
+def supervised(
+    run: Run, evaluation_gpus: float = 0.0, service: EvaluationService | None = None
+) -> Iterator[Evaluations]:
     """Train in the block, from the run's newest checkpoint, and give each that `keep` saves to the evaluation.
 
     Checkpoints that are due and have no rows yet are evaluated first. The end of the block waits for all evaluations.
 
     Args:
         run: its status is kept up to date; lines of its log beyond the newest checkpoint are dropped.
-        evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
+        evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
+        service: one that other runs use too, in place of the run's own; its work is `evaluate_checkpoint`.
 
     Raises:
         Diverged: values that are not finite; names the round and the last good checkpoint.
         RunFailed: an evaluation failed, or the block did.
     """
-    device = "cuda" if evaluation_gpus else "cpu"
-    evaluation = EvaluationService(partial(evaluate_checkpoint, run.path.resolve(), device=device), evaluation_gpus)
+    shared, service = service is not None, service or _service_of(run, evaluation_gpus)
+    evaluations = Evaluations(run, service)
     newest = checkpoint.latest(run.path / "checkpoints")
     run.forget_rounds_after(checkpoint.round_of(newest) if newest else 0)
     try:
-        for path in run.unevaluated():
-            evaluation.submit(path.resolve())
-        yield evaluation
-        finish_evaluations(run, evaluation)
+        evaluations.submit_unevaluated()
+        yield evaluations
+        evaluations.finish()
     except Diverged as error:
-        with suppress(RunFailed):
-            evaluation.drain(EVALUATION_DEADLINE)  # what was good before still counts
+        evaluations.wait()  # what was good before still counts
         newest = checkpoint.latest(run.path / "checkpoints")
         reason = f"{error}; last good checkpoint: {newest or 'none'}"
         run.mark("diverged", reason)
@@ -49,40 +133,22 @@ def supervised(run: Run, evaluation_gpus: float = 0.0) -> Iterator[EvaluationSer
         run.mark("failed", "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error))
         raise
     finally:
-        evaluation.close()
+        if shared:
+            service.forget(run.path.resolve())
+        else:
+            service.close()
     run.mark("completed")
 
 
-def keep(run: Run, state: State, evaluation: EvaluationService) -> None:
-    """Save a state, and have it evaluated where that is due. Training goes on meanwhile, and if evaluation fails."""
+def _service_of(run: Run, num_gpus: float) -> EvaluationService:
+    system = run.config.system
+    hparams = ServiceHParams(system.evaluators, num_gpus, deadline=system.evaluation_deadline)
+    return EvaluationService(partial(evaluate_checkpoint, device="cuda" if num_gpus else "cpu"), hparams)
+
+
+def keep(run: Run, state: State, evaluations: Evaluations) -> None:
+    """Save a state, and have it evaluated where that is due."""
     path = run.save(state)
-    run.mark("running")
+    run.mark("running", evaluations.complaint)
     if run.is_evaluated_at(state.round):
-        evaluation.submit(path.resolve())
-
-
-def go_on_without(look: Callable[[], object]) -> None:
-    """Evaluation never feeds the loop: one that failed is said, and training goes on."""
-    try:
-        look()
-    except Diverged:
-        raise
-    except RunFailed as error:
-        say(str(error))
-
-
-def finish_evaluations(run: Run, evaluation: EvaluationService) -> None:
-    """Wait for what is still being evaluated.
-
-    Raises:
-        Diverged: as `EvaluationService.drain`.
-        RunFailed: evaluations failed, now or during training; `--resume` does them again.
-    """
-    with progress(f"{run.name}: evaluating", total=1) as advance:
-        until = time.monotonic() + EVALUATION_DEADLINE
-        while evaluation.pending and time.monotonic() < until:
-            go_on_without(partial(evaluation.drain, until - time.monotonic()))
-        advance(1)
-    missing = run.unevaluated()
-    if missing:
-        raise RunFailed(f"{missing[0].name} could not be evaluated; `flsim run --resume` tries again")
+        evaluations.submit(path)

@@ -51,17 +51,24 @@ class CommonSystemHParams:
     """What both kinds of training set.
 
     Attributes:
-        gpus_for_evaluation: GPUs of the evaluator, to be left over by the training; 0 evaluates on a CPU. By default a
+        evaluators: processes that evaluate checkpoints meanwhile.
+        gpus_for_evaluation: GPUs of each evaluator, to be left over by the training; 0 evaluates on a CPU. By default a
             small share where the cluster has GPUs; of central training, where its device is "cuda".
+        evaluation_deadline: seconds for an attempt to evaluate a checkpoint; who takes longer is killed, tried again
+            three times, and recorded as failed.
         checkpoint_every: rounds (of central training, steps) between two checkpoints; only the newest and the evaluated
             ones are kept.
     """
 
+    evaluators: int = 1
     gpus_for_evaluation: float | None = None
+    evaluation_deadline: float = 6 * 3600.0
     checkpoint_every: int = 10
 
     def __post_init__(self) -> None:
-        at_least_one(checkpoint_every=self.checkpoint_every)
+        at_least_one(checkpoint_every=self.checkpoint_every, evaluators=self.evaluators)
+        if not self.evaluation_deadline > 0:
+            raise InputError(f"evaluation_deadline must be above 0 seconds, found {self.evaluation_deadline}")
         if self.gpus_for_evaluation is not None and self.gpus_for_evaluation < 0:
             raise InputError(f"gpus_for_evaluation must not be negative, found {self.gpus_for_evaluation}")
 

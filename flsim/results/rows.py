@@ -16,6 +16,7 @@ SCHEMA = pa.schema(
     ]
 )
 KEY = ["run", "round", "metric", "canary"]
+DIVERGED = "diverged"  # the only metric of a model that is not finite; 1
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Row:
         metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs``, ``bs`` (memorized: 1);
             of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``; where
             training added noise to users' updates also ``delta`` and, for each convention that is reported,
-            ``epsilon NAME``; where it added noise to records' gradients ``record delta`` and ``record epsilon NAME``.
+            ``epsilon NAME``; where it added noise to records' gradients ``record delta`` and ``record epsilon NAME``;
+            of a model that is not finite ``diverged`` (1) and nothing else.
         canary: its id; empty for a metric of the model.
         value: the number.
     """

@@ -5,8 +5,8 @@ Storing the same evaluation again replaces its file by itself, so a repeated or 
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from flsim.errors import Diverged, InputError
 from flsim.files import new_file
-from flsim.results.rows import KEY, SCHEMA, Row, frame
+from flsim.results.evaluations import failures
+from flsim.results.rows import DIVERGED, KEY, SCHEMA, Row, frame
 
 STATUSES = ("running", "completed", "diverged", "failed")
 ROSTER = ("canary", "tokens", "p_u", "p_e")
@@ -29,12 +30,13 @@ class RunResults:
     Attributes:
         name: the run's name.
         setting: what it trains, in the words of a table, e.g. ``"Non-IID, FedAvg, b_u = 16"``.
-        status: ``running``, ``completed``, ``diverged`` or ``failed``.
-        reason: why it diverged or failed; None otherwise.
+        status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged where any evaluated model was.
+        reason: why it diverged or failed, or what could not be evaluated yet; None otherwise.
         round: number of completed rounds.
         rounds: number of rounds it is to train.
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.
         roster: a row per planted canary, with at least its id, words and configuration.
+        failures: checkpoint -> reason, of those that could not be evaluated.
     """
 
     name: str
@@ -45,6 +47,7 @@ class RunResults:
     rounds: int
     rows: pd.DataFrame
     roster: pd.DataFrame
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def evaluated(self) -> list[int]:
@@ -61,8 +64,10 @@ class RunResults:
             raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or leave it out")
         if round is not None and round not in self.evaluated:
             found = self.evaluated if len(self.evaluated) < 10 else [*self.evaluated[:4], "...", *self.evaluated[-4:]]
+            reason = self.failures.get(f"round-{round:06d}.safetensors")
+            why = f" ({reason})" if reason else ""
             raise InputError(
-                f"run {self.name}: round {round} was not evaluated; choose of {', '.join(map(str, found))}"
+                f"run {self.name}: round {round} was not evaluated{why}; choose of {', '.join(map(str, found))}"
             )
         return self.evaluated[-1] if round is None else round
 
@@ -137,7 +142,14 @@ def read_run(run_folder: Path) -> RunResults:
         if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
             raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
         tables.append(rows)
-    return RunResults(**about, rows=pd.concat(tables[1:] or tables, ignore_index=True), roster=roster)
+    rows = pd.concat(tables[1:] or tables, ignore_index=True)
+    diverged = rows["metric"] == DIVERGED
+    if diverged.any():
+        reason = f"the model of round {rows.loc[diverged, 'round'].min()} is not finite"
+        about |= {"status": "diverged", "reason": about["reason"] if about["status"] == "diverged" else reason}
+    return RunResults(
+        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder)
+    )
 
 
 def _read_about(run_folder: Path) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""The evaluation service on a real, local Ray: order, failures, and a process that is killed."""
+"""The evaluation service on a real, local Ray: order, bounds, failures, and processes that are killed or hang."""
 
-import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,22 +11,12 @@ import pytest
 import ray
 import torch
 
-from flsim.errors import Diverged, RunFailed
-from flsim.evaluation.service import NICENESS, RETRIES, EvaluationService
+from flsim.errors import Diverged, InputError, RunFailed
+from flsim.evaluation.service import NICENESS, EvaluationService, ServiceHParams
+from flsim.results.evaluations import Evaluation, failures, log_evaluation, read_evaluations
 
+pytestmark = pytest.mark.usefixtures("local_ray")
 TIMEOUT = 60.0  # seconds; nothing here takes more than a few
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    """Two CPUs; workers can import this file, and Ray does not warn of its own plans for GPU variables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]))
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        yield
-        ray.shutdown()
 
 
 def note(folder: Path, line: str) -> None:
@@ -39,21 +28,26 @@ def log(folder: Path) -> list[list[str]]:
     return [line.split() for line in (folder / "log").read_text().splitlines()]
 
 
+def names(folder: Path) -> list[str]:
+    return [line[0] for line in log(folder)]
+
+
 def niceness() -> int:
     return os.nice(0)
 
 
-def wait_for(path: Path) -> None:
+def wait_for(path: Path, look: Callable[[], object] = lambda: None) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} never came"
+        look()
         time.sleep(0.01)
 
 
-def work(folder: Path, checkpoint: str) -> list[int]:
-    """Note who works on what, wait where the test wants it, and return as many rows as the name has letters."""
-    name = Path(checkpoint).name
-    note(folder, f"{name} {os.getpid()} {os.nice(0)} {torch.get_num_threads()}")
+def work(folder: Path, run: Path, checkpoint: Path) -> None:
+    """Note who works on what, and do what the checkpoint's name says; wait where the test wants it."""
+    name = checkpoint.name
+    note(folder, f"{name} {os.getpid()} {os.nice(0)} {torch.get_num_threads()} {run.name}")
     (folder / f"{name}.started").touch()
     if (folder / f"{name}.wait").exists():
         wait_for(folder / f"{name}.go")
@@ -61,16 +55,28 @@ def work(folder: Path, checkpoint: str) -> list[int]:
         raise Diverged("round 3: 1 of 8 values of parameter embedding are not finite")
     if name == "bad":
         raise KeyError("no such\ncorpus")
+    if name == "hungry" and names(folder).count(name) < 2:
+        raise MemoryError("too\nlarge")
     if name == "dies":
         os._exit(1)
-    return [0] * len(name)
 
 
-def poll_until_rows(service: EvaluationService) -> int:
+def said(ended: Sequence[Evaluation]) -> list[tuple[str, str, int]]:
+    return [(each.checkpoint, each.outcome, each.attempt) for each in ended]
+
+
+def poll_until(service: EvaluationService, run: Path) -> list[tuple[str, str, int]]:
+    """What ended first."""
     deadline = time.monotonic() + TIMEOUT
-    while not (rows := service.poll()):
-        assert time.monotonic() < deadline, "no evaluation finished"
-    return rows
+    while not (ended := service.poll(run)):
+        assert time.monotonic() < deadline, "no evaluation ended"
+    return said(ended)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
 
 
 @pytest.fixture
@@ -80,97 +86,232 @@ def service(tmp_path: Path) -> Iterator[EvaluationService]:
     service.close()
 
 
-def test_nothing_waits_and_one_runs_at_a_time_in_order(service: EvaluationService, tmp_path: Path) -> None:
+def test_nothing_waits_and_one_runs_at_a_time_in_order(service: EvaluationService, run: Path, tmp_path: Path) -> None:
     (tmp_path / "a.wait").touch()
-    began = time.monotonic()
-    for name in ("a", "bb", "ccc", "a"):
-        service.submit(tmp_path / name)
-    assert service.poll() == 0
-    assert time.monotonic() - began < 5
+    assert all(service.submit(run, run / name) for name in ("a", "bb", "ccc", "bb", "a"))
+    assert service.poll(run) == []
     wait_for(tmp_path / "a.started")
     assert ray.available_resources()["CPU"] == 2  # all of them are the clients'
-    with pytest.raises(RunFailed, match="evaluation of a did not finish in time"):
-        service.drain(0.1)
-    assert service.pending == 4
-    assert [line[0] for line in log(tmp_path)] == ["a"]
+    assert service.drain(run, 0.1) == []
+    assert service.pending(run) == 3  # what was there already is there once
+    assert names(tmp_path) == ["a"]
     (tmp_path / "a.go").touch()
-    assert service.drain(TIMEOUT) == 1 + 2 + 3 + 1
-    assert [line[0] for line in log(tmp_path)] == ["a", "bb", "ccc", "a"]
+    ended = service.drain(run, TIMEOUT)
+    assert said(ended) == [("a", "stored", 1), ("bb", "stored", 1), ("ccc", "stored", 1)]
+    assert names(tmp_path) == ["a", "bb", "ccc"]
     assert len({line[1] for line in log(tmp_path)}) == 1
-    assert (service.pending, service.poll(), service.drain(0)) == (0, 0, 0)
+    assert (service.pending(run), service.poll(run), service.drain(run)) == (0, [], [])
+    assert read_evaluations(run) == ended
+    assert all(each.cpu_seconds is not None and each.seconds >= 0 and each.reason is None for each in ended)
+    assert service.submit(run, run / "a")  # once more, if someone wants it
+    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
 
 
-def test_training_goes_first(service: EvaluationService, tmp_path: Path) -> None:
+def test_training_goes_first(service: EvaluationService, run: Path, tmp_path: Path) -> None:
     """One thread, and less of the processor than any other process of Ray; 19 is the lowest priority that there is."""
-    service.submit(tmp_path / "a")
+    service.submit(run, run / "a")
     others = ray.get(ray.remote(niceness).remote())
-    assert service.drain(TIMEOUT) == 1
-    assert log(tmp_path)[0][2:] == [str(min(19, others + NICENESS)), "1"]
+    assert len(service.drain(run, TIMEOUT)) == 1
+    assert log(tmp_path)[0][2:4] == [str(min(19, others + NICENESS)), "1"]
 
 
-def test_poll_collects_what_is_finished(service: EvaluationService, tmp_path: Path) -> None:
+def test_a_full_queue_says_so_and_loses_nothing(run: Path, tmp_path: Path) -> None:
+    """An outcome that nobody asked for takes room, so what is kept is bounded, whoever forgets to ask."""
+    service = EvaluationService(partial(work, tmp_path), ServiceHParams(queue=3))
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "a.wait").touch()
+    assert [service.submit(run, run / name) for name in "abcd"] == [True, True, True, False]
+    assert service.submit(run, run / "c")  # is there
+    assert service.submit(other, other / "e")  # another run has room of its own
+    (tmp_path / "a.go").touch()
+    assert said(service.drain(other, TIMEOUT)) == [("e", "stored", 1)]
+    for name in ("b", "c"):
+        wait_for(tmp_path / f"{name}.started")
+    assert service.pending(run) == 3
+    assert not service.submit(run, run / "d")
+    assert said(service.drain(run, TIMEOUT)) == [(name, "stored", 1) for name in "abc"]
+    assert service.submit(run, run / "d")
+    assert said(service.drain(run, TIMEOUT)) == [("d", "stored", 1)]
+    service.close()
+    assert sorted(names(tmp_path)) == ["a", "b", "c", "d", "e"]
+
+
+def test_runs_take_turns_and_know_only_their_own(service: EvaluationService, tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("one", "two")]
+    (tmp_path / "0.wait").touch()
+    for run in runs:
+        run.mkdir()
+        for index in range(3):
+            service.submit(run, run / str(index))
+    (tmp_path / "0.go").touch()
+    for run in runs:
+        assert said(service.drain(run, TIMEOUT)) == [(str(index), "stored", 1) for index in range(3)]
+        assert len(read_evaluations(run)) == 3
+    assert [(line[4], line[0]) for line in log(tmp_path)] == [
+        ("one", "0"), ("one", "1"), ("two", "0"), ("one", "2"), ("two", "1"), ("two", "2")
+    ]  # fmt: skip
+
+
+def test_a_pool_works_on_several_at_a_time(run: Path, tmp_path: Path) -> None:
+    service = EvaluationService(partial(work, tmp_path), ServiceHParams(evaluators=2))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.wait").touch()
+    for name in ("a", "b", "c"):
+        service.submit(run, run / name)
+    for name in ("a", "b"):
+        wait_for(tmp_path / f"{name}.started")
+    (tmp_path / "b.go").touch()
+    assert poll_until(service, run) == [("b", "stored", 1)]
+    assert poll_until(service, run) == [("c", "stored", 1)]
+    (tmp_path / "a.go").touch()
+    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
+    service.close()
+    pids = {name: pid for name, pid, *_ in log(tmp_path)}
+    assert pids["c"] == pids["b"] != pids["a"]
+
+
+def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationService, run: Path) -> None:
+    """What the work raises is not tried again: it would raise it again."""
+    for name in ("bad", "nan", "a"):
+        service.submit(run, run / name)
+    bad, nan, good = service.drain(run, TIMEOUT)
+    assert (bad.outcome, bad.reason) == ("failed", r"KeyError: 'no such\ncorpus'")
+    assert nan.outcome == "diverged"
+    assert nan.reason == "round 3: 1 of 8 values of parameter embedding are not finite"
+    assert said([good]) == [("a", "stored", 1)]
+    assert failures(run) == {"bad": bad.reason}
+
+
+def test_who_runs_out_of_memory_is_replaced(service: EvaluationService, run: Path, tmp_path: Path) -> None:
+    """The others go first."""
+    for name in ("hungry", "a"):
+        service.submit(run, run / name)
+    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1), ("hungry", "stored", 2)]
+    (first, one), (second, two), (third, three) = ((line[0], line[1]) for line in log(tmp_path))
+    assert (first, second, third) == ("hungry", "a", "hungry")
+    assert one != two == three
+    assert [each.reason for each in read_evaluations(run)] == ["MemoryError: too large", None, None]
+
+
+def test_a_killed_process_is_replaced_and_its_work_done_again(
+    service: EvaluationService, run: Path, tmp_path: Path
+) -> None:
+    """Twice."""
     (tmp_path / "bb.wait").touch()
     for name in ("a", "bb"):
-        service.submit(tmp_path / name)
-    assert (poll_until_rows(service), service.pending) == (1, 1)
-    wait_for(tmp_path / "bb.started")
-    assert service.poll() == 0
+        service.submit(run, run / name)
+    assert poll_until(service, run) == [("a", "stored", 1)]
+    for _ in range(2):
+        wait_for(tmp_path / "bb.started", partial(service.poll, run))
+        (tmp_path / "bb.started").unlink()
+        os.kill(int(log(tmp_path)[-1][1]), signal.SIGKILL)
     (tmp_path / "bb.go").touch()
-    assert service.drain(TIMEOUT) == 2
+    service.submit(run, run / "ccc")
+    assert sorted(said(service.drain(run, TIMEOUT))) == [("bb", "stored", 3), ("ccc", "stored", 1)]
+    assert sorted(names(tmp_path)) == ["a", "bb", "bb", "bb", "ccc"]
+    outcomes = [each.outcome for each in read_evaluations(run) if each.checkpoint == "bb"]
+    assert outcomes == ["retried", "retried", "stored"]
 
 
-def test_a_failure_names_the_checkpoint_and_the_cause(service: EvaluationService, tmp_path: Path) -> None:
-    """It is told once; what was submitted after it is still evaluated."""
-    for name in ("bad", "a"):
-        service.submit(tmp_path / name)
-    with pytest.raises(RunFailed, match=r"^the evaluation of bad failed: KeyError: 'no such\\ncorpus'$") as caught:
-        service.drain(TIMEOUT)
-    assert not isinstance(caught.value, Diverged)
-    assert service.drain(TIMEOUT) == 1
+def test_a_process_killed_while_idle_costs_one_attempt(service: EvaluationService, run: Path, tmp_path: Path) -> None:
+    service.submit(run, run / "a")
+    service.drain(run, TIMEOUT)
+    os.kill(int(log(tmp_path)[0][1]), signal.SIGKILL)
+    service.submit(run, run / "bb")
+    (bb,) = service.drain(run, TIMEOUT)
+    assert (bb.checkpoint, bb.outcome) == ("bb", "stored")
+    assert names(tmp_path) == ["a", "bb"]
 
 
-def test_a_diverged_model_stays_one(service: EvaluationService, tmp_path: Path) -> None:
-    service.submit(tmp_path / "nan")
-    wait_for(tmp_path / "nan.started")
-    with pytest.raises(Diverged, match=r"^the evaluation of nan failed: round 3: 1 of 8 values of parameter embedding"):
-        poll_until_rows(service)
+def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: Path, tmp_path: Path) -> None:
+    service = EvaluationService(partial(work, tmp_path), ServiceHParams(retries=1))
+    for name in ("dies", "a"):
+        service.submit(run, run / name)
+    first, dead = service.drain(run, TIMEOUT)
+    assert said([first, dead]) == [("a", "stored", 1), ("dies", "failed", 2)]
+    assert str(dead.reason).startswith("it failed 2 times, last with: Actor")
+    assert names(tmp_path) == ["dies", "a", "dies"]
+    assert [each.outcome for each in read_evaluations(run)] == ["retried", "stored", "failed"]
+    assert failures(run) == {"dies": dead.reason}
+    service.submit(run, run / "a")
+    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
+    service.close()
 
 
-def test_a_killed_process_is_replaced_and_its_work_done_again(service: EvaluationService, tmp_path: Path) -> None:
-    (tmp_path / "bb.wait").touch()
-    for name in ("a", "bb", "ccc", "dddd"):
-        service.submit(tmp_path / name)
-    assert poll_until_rows(service) == 1
-    wait_for(tmp_path / "bb.started")
-    killed = log(tmp_path)[-1][1]
-    os.kill(int(killed), signal.SIGKILL)
-    (tmp_path / "bb.go").touch()
-    assert service.drain(TIMEOUT) == 2 + 3 + 4
-    assert [line[0] for line in log(tmp_path)] == ["a", "bb", "bb", "ccc", "dddd"]
-    assert [line[1] == killed for line in log(tmp_path)] == [True, True, False, False, False]
+def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
+    """The first process waits for what never comes; the second one is frozen, and could not end itself."""
+    service = EvaluationService(partial(work, tmp_path), ServiceHParams(deadline=2.0, retries=1))
+    (tmp_path / "hangs.wait").touch()
+    service.submit(run, run / "hangs")
+    wait_for(tmp_path / "hangs.started")
+    (tmp_path / "hangs.started").unlink()
+    wait_for(tmp_path / "hangs.started", partial(service.poll, run))
+    os.kill(int(log(tmp_path)[1][1]), signal.SIGSTOP)
+    service.submit(run, run / "a")
+    hung, good = service.drain(run, TIMEOUT)
+    assert said([hung, good]) == [("hangs", "failed", 2), ("a", "stored", 1)]
+    assert hung.reason == "it failed 2 times, last with: no result within 2 s"
+    assert [each.outcome for each in read_evaluations(run)] == ["retried", "failed", "stored"]
+    deadline = time.monotonic() + TIMEOUT
+    for pid in {line[1] for line in log(tmp_path) if line[0] == "hangs"}:
+        while Path("/proc", pid).exists():
+            assert time.monotonic() < deadline, f"{pid} lives on"
+            time.sleep(0.01)
+    service.close()
 
 
-def test_work_that_kills_its_process_every_time_fails_the_run(service: EvaluationService, tmp_path: Path) -> None:
-    service.submit(tmp_path / "dies")
-    with pytest.raises(RunFailed, match="the evaluation of dies failed: Actor"):
-        service.drain(TIMEOUT)
-    assert len(log(tmp_path)) == 1 + RETRIES
-
-
-def test_closing_forgets_what_is_pending_and_submitting_starts_anew(service: EvaluationService, tmp_path: Path) -> None:
+def test_closing_forgets_what_is_pending_and_submitting_starts_anew(
+    service: EvaluationService, run: Path, tmp_path: Path
+) -> None:
     (tmp_path / "a.wait").touch()
-    service.submit(tmp_path / "a")
+    service.submit(run, run / "a")
     wait_for(tmp_path / "a.started")
     service.close()
-    assert service.drain(0) == 0
-    service.submit(tmp_path / "bb")
-    assert service.drain(TIMEOUT) == 2
+    assert service.drain(run) == []
+    service.submit(run, run / "bb")
+    assert said(service.drain(run, TIMEOUT)) == [("bb", "stored", 1)]
 
 
-def test_nothing_starts_before_the_first_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_a_run_leaves_the_others(service: EvaluationService, run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "a.wait").touch()
+    for name in ("a", "b"):
+        service.submit(run, run / name)
+    service.submit(other, other / "c")
+    wait_for(tmp_path / "a.started")
+    service.forget(run)
+    assert service.pending(run) == 0
+    assert said(service.drain(other, TIMEOUT)) == [("c", "stored", 1)]
+    assert names(tmp_path) == ["a", "c"]
+    assert read_evaluations(run) == []
+
+
+def test_nothing_starts_before_the_first_submission(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     service = EvaluationService(partial(work, Path()))
-    assert service.poll() == service.drain(0) == 0
+    assert service.poll(run) == service.drain(run) == []
     service.close()
     with pytest.raises(RunFailed, match="needs Ray, which is not initialised"):
-        service.submit(Path("a"))
+        service.submit(run, Path("a"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"evaluators": 0}, {"queue": 0}, {"deadline": 0.0}, {"retries": -1}, {"num_gpus": -0.1}]
+)
+def test_settings_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        ServiceHParams(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_line_cut_short_and_a_later_success_are_no_failures(run: Path) -> None:
+    for name in ("round-000001", "round-000002", "round-000003"):
+        log_evaluation(run, Evaluation(f"{name}.safetensors", "failed", 4, 1.0, reason="it died"))
+    log_evaluation(run, Evaluation("round-000002.safetensors", "stored", 1, 1.0))
+    with (run / "evaluations.jsonl").open("a") as file:
+        file.write('{"checkpoint": "round-0000')
+    (run / "rows").mkdir()
+    (run / "rows" / "round-000001.parquet").touch()
+    assert failures(run) == {"round-000003.safetensors": "it died"}
+    assert failures(run.parent) == {}

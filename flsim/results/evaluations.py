@@ -1,0 +1,62 @@
+"""What became of a run's evaluations: evaluations.jsonl in its folder, a line for each attempt that ended.
+
+The rows are what counts: an evaluation whose rows are there has succeeded, whatever its lines say.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+FILE = "evaluations.jsonl"
+Outcome = Literal["stored", "diverged", "failed", "retried"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An attempt at one checkpoint.
+
+    Attributes:
+        checkpoint: its file's name, such as ``round-000010.safetensors``.
+        outcome: ``stored``: its rows are there; ``diverged``: it is not finite, and a row says so; ``failed``: nothing
+            tries it again but `flsim run --resume`; ``retried``: its process was lost, and another attempt follows.
+        attempt: from 1.
+        seconds: of the clock, since the evaluator got it.
+        cpu_seconds: of the processor; None where nobody is left to tell.
+        reason: one line; None where it was stored.
+    """
+
+    checkpoint: str
+    outcome: Outcome
+    attempt: int
+    seconds: float
+    cpu_seconds: float | None = None
+    reason: str | None = None
+
+
+def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
+    """Append a line."""
+    with (run_folder / FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(evaluation)) + "\n")
+
+
+def read_evaluations(run_folder: Path) -> list[Evaluation]:
+    """All attempts, in the order in which they ended. A line that was cut short is passed over."""
+    path = run_folder / FILE
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(Evaluation(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def failures(run_folder: Path) -> dict[str, str]:
+    """Checkpoint -> reason, of those that have no rows because their last evaluation failed."""
+    last = {each.checkpoint: each for each in read_evaluations(run_folder)}
+    return {
+        name: each.reason or ""
+        for name, each in sorted(last.items())
+        if each.outcome == "failed" and not (run_folder / "rows" / f"{Path(name).stem}.parquet").exists()
+    }
