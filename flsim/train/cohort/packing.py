@@ -1,8 +1,8 @@
-"""A micro-cohort's local training as one flat array: what stacked users read at each step, padded as little as can be."""
+"""A micro-cohort's local training as one flat array, padded as little as can be."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ class Parts(NamedTuple):
 
     Attributes:
         tokens: int32 [u, T, B], inputs; 0 where there is none.
-        index: int32 [u, N], the place (t + 1) B + b of each real position, as if a block came before the first time;
+        places: int32 [u, N], the place (t + 1) B + b of each real position, as if a block came before the first time;
             padded with 0, which is in that block.
         targets: int32 [u, N].
         counts: int32 [u], number of real positions; 0 of a user that has no such step.
@@ -27,7 +27,7 @@ class Parts(NamedTuple):
     """
 
     tokens: Tensor
-    index: Tensor
+    places: Tensor
     targets: Tensor
     counts: Tensor
     number: Tensor
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
     @property
     def values(self) -> int:
         """How many the flat array has for such a step."""
-        return sum(_rounded(size, ALIGNED) for size in self.sizes)
+        return sum(_aligned(size) for size in self.sizes)
 
     def parts(self, data: Tensor) -> Parts:
         """Views of a step's flat int32 [values]."""
@@ -58,18 +58,11 @@ class Shape(NamedTuple):
         views, first = [], 0
         for size, shape in zip(self.sizes, shapes, strict=True):
             views.append(data[first : first + size].view(shape))
-            first += _rounded(size, ALIGNED)
+            first += _aligned(size)
         return Parts(*views)
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """Shapes are rounded up to multiples of these, so that there are few different ones."""
-
-    users: int = 1
-    times: int = 1
-    rows: int = 1
-    positions: int = 1
+EXACT = Shape(1, 1, 1, 1)  # nothing is rounded up
 
 
 @dataclass(frozen=True)
@@ -92,63 +85,77 @@ class PackedGroup:
         return len(self.order)
 
 
-def pack(group: Sequence[Steps], rounding: Rounding, pin: bool = False) -> PackedGroup:
+def pack(
+    group: Sequence[Steps],
+    rounding: Shape = EXACT,
+    most: Shape | None = None,
+    pin: bool = False,
+) -> PackedGroup:
     """All steps of a group of at least one user.
 
     Args:
         group: the users.
-        rounding: of the shapes; users beyond the group's are padding.
+        rounding: shapes are rounded up to multiples of these, so that there are few different ones.
+        most: but not beyond these.
         pin: whether the data go to pinned memory, from where a GPU copies them by itself.
     """
-    users = len(group)
-    order = np.argsort([-len(steps) for steps in group], kind="stable")
+    users, steps = len(group), max(map(len, group))
+    order = np.argsort([-len(member) for member in group], kind="stable")
     members = [group[place] for place in order]
-    lengths = np.array([len(steps.inputs) for steps in members])
-    inputs, targets, step, time, row = (
-        np.concatenate([getattr(steps, name) for steps in members])
-        for name in ("inputs", "targets", "step", "time", "row")
+    inputs, targets, time, row = (
+        np.concatenate([getattr(member, name) for member in members], dtype=np.int32)
+        for name in ("inputs", "targets", "time", "row")
     )
-    user = np.repeat(np.arange(users), lengths)
-    steps = max(map(len, members))
-
-    counts = np.bincount(user * steps + step, minlength=users * steps)  # those of one user together
-    rank = np.arange(len(user)) - (np.cumsum(counts) - counts)[user * steps + step]
-    counts = counts.reshape(users, steps)
-    shapes = _shapes(counts, _most(time, step, steps), _most(row, step, steps), rounding)
-
-    begins = np.array([[0, *np.cumsum([_rounded(n, ALIGNED) for n in shape.sizes])] for shape in shapes])
-    begins = begins.reshape(steps, -1)  # also of no steps
-    ends = begins[:, -1].cumsum() if steps else np.zeros(0, np.int64)
-    first = (begins + (ends - begins[:, -1])[:, None]).T
-    times, rows, positions = (np.array([shape[of] for shape in shapes], np.int64) for of in (1, 2, 3))
-    data = torch.zeros(int(ends[-1]) if steps else 0, dtype=torch.int32, pin_memory=pin)
-    flat: NDArray[np.int32] = data.numpy()
-    if steps:
-        flat[first[0][step] + (user * times[step] + time) * rows[step] + row] = inputs
-        listed = user * positions[step] + rank
-        flat[first[1][step] + listed] = (time + 1) * rows[step] + row
-        flat[first[2][step] + listed] = targets
-        who, when = counts.nonzero()
-        flat[first[3][when] + who] = counts[who, when]
-        flat[first[4]] = np.arange(1, steps + 1)
     tokens = np.zeros(users, np.int64)
-    tokens[order] = lengths
+    tokens[order] = [len(member.inputs) for member in members]
+
+    # A segment is a step of a user; its positions are consecutive.
+    segment_user = np.repeat(np.arange(users), [len(member) for member in members])
+    segment_step = np.concatenate([np.arange(len(member)) for member in members])
+    count = np.concatenate([np.diff(member.ends, prepend=0) for member in members])
+    begin = np.cumsum(count) - count
+    shapes = _shapes(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
+    _, times, rows, positions = np.array(shapes, np.int64).reshape(steps, 4).T
+    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64).reshape(-1, 5)
+    first = (np.cumsum(parts) - parts.ravel()).reshape(-1, 5).T  # [part, step]
+
+    def at(part: int, per_user: Ints) -> Ints:
+        """Where each segment's user begins in a part of its step."""
+        found: Ints = first[part][segment_step] + segment_user * per_user[segment_step]
+        return found
+
+    def spread(values: Ints) -> NDArray[np.int32]:
+        """A value of each segment for all its positions."""
+        return np.repeat(values.astype(np.int32), count)
+
+    data = torch.zeros(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
+    flat: NDArray[np.int32] = data.numpy()
+    place = time * spread(rows[segment_step]) + row
+    flat[place + spread(at(0, times * rows))] = inputs
+    listed = np.arange(len(inputs), dtype=np.int32) + spread(at(1, positions) - begin)
+    flat[listed] = place + spread(rows[segment_step])
+    flat[listed + spread((first[2] - first[1])[segment_step])] = targets
+    flat[at(3, np.ones(steps, np.int64))] = count
+    flat[first[4]] = np.arange(1, steps + 1)
     return PackedGroup(order, tokens.tolist(), shapes, data)
 
 
-def _shapes(counts: Ints, last_time: Ints, last_row: Ints, rounding: Rounding) -> list[Shape]:
-    sizes = ((counts > 0).sum(0), last_time + 1, last_row + 1, counts.max(0))
-    multiples = (rounding.users, rounding.times, rounding.rows, rounding.positions)
-    columns = [_rounded(size, multiple).tolist() for size, multiple in zip(sizes, multiples, strict=True)]
-    return [Shape(*row) for row in zip(*columns, strict=True)]
+def _shapes(
+    step: Ints, count: Ints, time: Ints, row: Ints, steps: int, rounding: Shape, most: Shape | None
+) -> list[Shape]:
+    """Of each step, from each segment's step, its number of positions, its last time and its last row."""
+    sizes = np.zeros((4, steps), np.int64)
+    sizes[0] = np.bincount(step, minlength=steps)
+    for size, values in zip(sizes[1:], (time + 1, row + 1, count), strict=True):
+        np.maximum.at(size, step, values)
+    sizes = -(-sizes.T // rounding) * rounding
+    return [Shape(*shape) for shape in (sizes if most is None else np.minimum(sizes, most)).tolist()]
 
 
-def _most(values: Ints, step: Ints, steps: int) -> Ints:
-    """The largest of each step."""
-    most = np.zeros(steps, np.int64)
-    np.maximum.at(most, step, values)
-    return most
+def _peaks(values: NDArray[np.int32], begin: Ints) -> Ints:
+    """The largest of each segment; no segment is empty."""
+    return np.maximum.reduceat(values, begin).astype(np.int64) if len(begin) else np.zeros(0, np.int64)
 
 
-def _rounded(number: Any, multiple: int) -> Any:
-    return -(-number // multiple) * multiple
+def _aligned(values: int) -> int:
+    return -(-values // ALIGNED) * ALIGNED
