@@ -12,6 +12,7 @@ from flwr.simulation import run_simulation
 
 from flsim.config import SystemHParams
 from flsim.errors import InputError
+from flsim.progress import say
 from flsim.runs import Run
 from server import rounds
 from server.cluster import cluster, nodes
@@ -36,6 +37,7 @@ def simulate(run: Run, address: str | None = None) -> None:
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     system, stop = run.federated.system, Event()
+    _say_what_a_cap_leaves_out(run)
     server_app = ServerApp()
     with cluster(address):
         client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
@@ -63,6 +65,19 @@ def simulate(run: Run, address: str | None = None) -> None:
                 )
         finally:
             stop.set()
+
+
+def _say_what_a_cap_leaves_out(run: Run) -> None:
+    """No cap drops a canary silently: one that is trained on less often than it was planted looks less memorized."""
+    cap = run.federated.local.max_records
+    if cap is None:
+        return
+    beyond, kept = run.users.copies_beyond(cap)
+    if beyond:
+        say(
+            f"local.max_records = {cap} leaves out records, canaries too: of {beyond:,} copies that users with more "
+            f"records hold, {kept:,.0f} would be trained on in a round of all users"
+        )
 
 
 def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:

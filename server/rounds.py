@@ -20,7 +20,7 @@ from flsim.progress import progress, say
 from flsim.runs import Run
 from flsim.sampling import draw_cohort, shard_ranges
 from flsim.train.update import UpdateSum
-from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_request
+from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_requests
 from server.supervision import Evaluations, keep, supervised
 
 POLL = 0.005  # seconds; Grid.send_and_receive would sleep 0.1
@@ -63,7 +63,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         while state.round < rounds:
             replies = send(requests(run, state))
-            total = reduce(UpdateSum.merge, (reply.update for reply in replies), UpdateSum.zero(state.params))
+            total = _sum([reply.update for reply in replies], state)
             clip = state.clip
             state = federated.apply(state, total, config.training, config.privacy, config.seed, population)
             evaluated = run.is_evaluated_at(state.round)
@@ -89,6 +89,10 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
     return state
 
 
+def _sum(updates: Sequence[UpdateSum], state: ServerState) -> UpdateSum:
+    return reduce(UpdateSum.merge, updates) if updates else UpdateSum.zero(state.params)
+
+
 def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
     """A round in numbers, for the log; null where there is nothing to tell."""
     return {
@@ -97,6 +101,7 @@ def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
         "examples": total.examples,
         "update_norm": total.norms / total.users if total.users else None,
         "clip": clip,
+        "left_out": total.left_out,
         "clipped": total.clipped / total.users if clip is not None and total.users else None,
     }
 
@@ -155,7 +160,8 @@ def _ask(
 ) -> dict[int, str]:
     """One attempt: fills `replies`, returns the reasons of the shards that failed."""
     messages = [
-        Message(encode_request(request), dst_node_id=nodes[request.shard], message_type="train") for request in asked
+        Message(content, dst_node_id=nodes[request.shard], message_type="train")
+        for request, content in zip(asked, encode_requests(asked), strict=True)
     ]
     shard_of = dict(zip(grid.push_messages(messages), (request.shard for request in asked), strict=True))
     failures: dict[int, str] = {}

@@ -19,7 +19,7 @@ from flsim.checkpoint import model_of
 from flsim.federated import ServerState
 from flsim.runs import Run, evaluate_checkpoint
 from flsim.sampling import draw_cohort
-from flsim.train.local import train_cohort
+from flsim.train.engines import engine_of
 from flsim.train.update import UpdateSum
 
 
@@ -27,15 +27,14 @@ def train_without_flower(run: Run, rounds: int) -> ServerState:
     """The paper's loop, plainly, in this process."""
     config, training, seed = run.federated, run.federated.training, run.config.seed
     state = federated.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)
-    model = model_of(run.provenance)
+    engine = engine_of(config.system.engine, model_of(run.provenance), run.corpus.layout, config.local)
     bounds = [len(run.users) * shard // config.system.shards for shard in range(config.system.shards + 1)]
     for round_ in range(rounds):
-        model.load_state_dict(state.params)
         cohort = draw_cohort(seed, round_, len(run.users), training.cohort, training.sampler).tolist()
         total = UpdateSum.zero(state.params)
         for first, last in pairwise(bounds):
             members = [user for user in cohort if first <= user < last]
-            total = total.merge(train_cohort(model, run.users, members, config.local, seed, round_, state.clip))
+            total = total.merge(engine.train(state.params, run.users, members, seed, round_, state.clip))
         state = federated.apply(state, total, training, config.privacy, seed, len(run.users))
     return state
 
@@ -51,6 +50,13 @@ def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
     table = pd.read_csv(experiment.folder / "demo" / "table.csv")
     assert table["canaries"].tolist() == [8, 8]
     assert table["status"].tolist() == ["completed"] * 2
+
+
+def test_both_engines_train_the_same_model(experiment: Experiment) -> None:
+    """Up to float32's rounding, with the options of local training that the engines implement apart."""
+    options = ["local.optimizer=momentum", "local.learning_rate=0.05", "local.gradient_clip=1", "local.proximal=0.01"]
+    runs = [experiment.run(name, *options, f"system.engine={name}") for name in ("cohort", "local")]
+    assert_close(*runs)
 
 
 @pytest.mark.parametrize("world", ["iid", "non-iid"])

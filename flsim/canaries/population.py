@@ -75,6 +75,14 @@ class Population:
     def __len__(self) -> int:
         return len(self.split)
 
+    def copies_beyond(self, cap: int) -> tuple[int, float]:
+        """Canary copies in users of more than `cap` records, and how many of them a draw of `cap` each leaves in."""
+        offsets = self.user_offsets
+        holders = offsets.searchsorted(self.overlay.records, side="right") - 1
+        sizes = offsets[holders + 1] - offsets[holders]
+        beyond = sizes[sizes > cap]
+        return len(beyond), float((cap / beyond).sum())
+
     def __getitem__(self, user: int) -> Records:
         first, last = self.user_offsets[user : user + 2].tolist()
         records = self.split[user] if self.twin is None else self._gather(self.twin.order[first:last])
