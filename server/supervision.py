@@ -58,7 +58,8 @@ class Evaluations:
             RunFailed: some failed, now or during training; `--resume` does them again.
         """
         with progress(f"{self._run.name}: evaluating", total=1) as advance:
-            self.wait()
+            while self._is_busy:
+                self._see(self._service.drain(self._key))
             advance(1)
         results = read_run(self._run.path)
         if results.status == "diverged":
@@ -68,9 +69,13 @@ class Evaluations:
 
     def wait(self) -> None:
         """Wait for all that is due, whatever comes out. It ends: every attempt has a deadline."""
-        while self._left_over or self._service.pending(self._key):
+        while self._is_busy:
             with suppress(Diverged):
                 self._see(self._service.drain(self._key))
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._left_over or self._service.pending(self._key) > 0
 
     @property
     def complaint(self) -> str | None:

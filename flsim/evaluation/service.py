@@ -6,6 +6,7 @@ nothing is lost that cannot be found again (`flsim.runs.Run.unevaluated`), and w
 
 import math
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -251,7 +252,9 @@ class EvaluationService:
             took = ray.get(process.reply)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) and error.cause else error
-            if isinstance(cause, (MemoryError, torch.OutOfMemoryError)) or not isinstance(error, RayTaskError):
+            if not isinstance(error, RayTaskError):
+                self._lose(process, job, _death(error))
+            elif isinstance(cause, (MemoryError, torch.OutOfMemoryError)):
                 self._lose(process, job, _said(cause))
             else:
                 self._end(process, job, "diverged" if isinstance(cause, Diverged) else "failed", _said(cause))
@@ -289,6 +292,13 @@ class EvaluationService:
 def _refuse_without_ray() -> None:
     if not ray.is_initialized():  # a call into Ray would start another one by itself
         raise RunFailed("evaluation needs Ray, which is not initialised in this process")
+
+
+def _death(error: RayError) -> str:
+    """How a process died, without Ray's guesses."""
+    text = " ".join(str(error).split())
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
+    return f"its process died: {detail.group(1) if detail else text}"
 
 
 def _said(error: BaseException) -> str:

@@ -24,6 +24,10 @@ and, where some run has noise on records' gradients,
     record_epsilon           of one record, which says nothing of a user: by the convention in record_convention
     record_delta             of it
 
+and, where some run diverged, failed, or has checkpoints that could not be evaluated,
+
+    reason                   why
+
 What was not measured is blank. So is every measurement of a run that diverged.
 """
 
@@ -70,7 +74,8 @@ RECORD_PRIVACY = {
     "record_convention": "string",
     "record_delta": "Float64",
 }
-TYPES = COLUMNS | PRIVACY | RECORD_PRIVACY
+REASON = {"reason": "string"}
+TYPES = COLUMNS | PRIVACY | RECORD_PRIVACY | REASON
 
 LEGEND = """Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary.
 Bits: mean exposure of all canaries.
@@ -95,7 +100,7 @@ LATEX = {
 
 
 def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> pd.DataFrame:
-    """A row per run, in the order given, with the columns of `COLUMNS`, and those on privacy that have anything to say.
+    """A row per run, in the order given, with the columns of `COLUMNS`, and all others that have anything to say.
 
     Args:
         runs: what was read of each run.
@@ -104,11 +109,14 @@ def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> 
     Raises:
         InputError: a run went past that round without evaluating it, or some canaries' results are missing.
     """
-    rows = [{"setting": run.setting, "run": run.name, **_measured(run, round), "status": run.status} for run in runs]
+    rows = [
+        {"setting": run.setting, "run": run.name, **_measured(run, round), "status": run.status, "reason": run.reason}
+        for run in runs
+    ]
     columns = dict(COLUMNS)
-    for name, of_privacy in (("epsilon_sound", PRIVACY), ("record_epsilon", RECORD_PRIVACY)):
-        if any(name in row for row in rows):
-            columns |= of_privacy
+    for name, more in (("epsilon_sound", PRIVACY), ("record_epsilon", RECORD_PRIVACY), ("reason", REASON)):
+        if any(row.get(name) is not None for row in rows):
+            columns |= more
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
@@ -229,6 +237,9 @@ def _legend(table: pd.DataFrame, columns: Sequence["_Column"]) -> str:
         if epsilon in table:
             deltas = [f"{value:.3g}" for value in table[delta].dropna().unique()]
             text += legend.format(", ".join(table[convention].dropna().unique()), ", ".join(deltas))
+    if "reason" in table:
+        for row in table.dropna(subset="reason").itertuples():
+            text += f"{row.run} {row.status}: {' '.join(str(row.reason).split())}\n"
     return text
 
 

@@ -230,7 +230,7 @@ def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: P
         service.submit(run, run / name)
     first, dead = service.drain(run, TIMEOUT)
     assert said([first, dead]) == [("a", "stored", 1), ("dies", "failed", 2)]
-    assert str(dead.reason).startswith("it failed 2 times, last with: Actor")
+    assert str(dead.reason).startswith("it failed 2 times, last with: its process died: ")
     assert names(tmp_path) == ["dies", "a", "dies"]
     assert [each.outcome for each in read_evaluations(run)] == ["retried", "stored", "failed"]
     assert failures(run) == {"dies": dead.reason}

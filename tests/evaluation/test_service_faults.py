@@ -1,0 +1,295 @@
+"""Real checkpoints, evaluated beside a loop of rounds, under faults: nothing lost, nothing double, all of it said.
+
+The rounds are those of `server.supervision` without clients: a state that changes a little, saved when it is due.
+"""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Experiment, rows
+
+from flsim import checkpoint, config, federated
+from flsim.errors import Diverged, InputError, RunFailed
+from flsim.evaluation.service import EvaluationService, ServiceHParams
+from flsim.federated import ServerState
+from flsim.results.evaluations import read_evaluations
+from flsim.results.store import read_run
+from flsim.results.tables import memorization_table, to_markdown
+from flsim.rng import stream
+from flsim.runs import Run, evaluate_checkpoint
+from server.supervision import Evaluations, keep, supervised
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+TIMEOUT = 120.0  # seconds
+DUE = (2, 4, 6, 8)
+
+
+@pytest.fixture
+def make(experiment: Experiment) -> Callable[..., Run]:
+    """A run of 8 rounds, evaluated at every second."""
+
+    def make(name: str = "run", references: int = 200) -> Run:
+        overrides = ("training.rounds=8", f"evaluation.references={references}")
+        return Run.create(config.load(experiment.config, overrides), experiment.folder / name)
+
+    return make
+
+
+@pytest.fixture
+def service() -> Iterator[EvaluationService]:
+    service = EvaluationService(evaluate_checkpoint, ServiceHParams(queue=1, retries=1))
+    yield service
+    service.close()
+
+
+def state_after(run: Run, round_: int) -> ServerState:
+    """A model of its own for each round."""
+    rng = stream(0, "fault test", round_)
+    settings = run.federated
+    vocabulary = run.corpus.layout.vocabulary_size
+    state = federated.init(vocabulary, settings.model, settings.seed, settings.training, settings.privacy)
+    params = {
+        name: torch.from_numpy(rng.normal(0, 0.3, value.shape)).to(value)
+        for name, value in sorted(state.params.items())
+    }
+    return replace(state, round=round_, params=params)
+
+
+def train(run: Run, evaluations: Evaluations, after: Callable[[int], None] = lambda _: None) -> None:
+    """All rounds that are left; `after` looks at each."""
+    newest = checkpoint.latest(run.path / "checkpoints")
+    for round_ in range(checkpoint.round_of(newest) + 1 if newest else 1, 9):
+        run.log_round(round=round_)
+        keep(run, state_after(run, round_), evaluations)
+        evaluations.poll()
+        after(round_)
+
+
+def about(run: Run) -> dict[str, Any]:
+    return dict(json.loads((run.path / "run.json").read_text()))
+
+
+def truth(run: Run, folder: Path) -> pd.DataFrame:
+    """The rows of an evaluation in this process, without any service."""
+    twin = Run.create(run.config, folder / "truth" / run.name)
+    for round_ in DUE:
+        evaluate_checkpoint(twin.path, twin.save(state_after(twin, round_)))
+    return rows(twin.path)
+
+
+def outcomes(run: Run) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in read_evaluations(run.path):
+        found.setdefault(each.checkpoint, []).append(each.outcome)
+    return found
+
+
+def name(round_: int) -> str:
+    return f"round-{round_:06d}.safetensors"
+
+
+def test_two_runs_share_a_service_whose_queue_is_full(
+    make: Callable[..., Run], service: EvaluationService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has room for one checkpoint; the rest is left for later, and everything is evaluated once."""
+    runs = [make("one"), make("two")]
+
+    def simulate(run: Run) -> None:
+        with supervised(run, service=service) as evaluations:
+            train(run, evaluations)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(simulate, runs))
+    for run in runs:
+        assert about(run)["status"] == "completed"
+        assert outcomes(run) == {name(round_): ["stored"] for round_ in DUE}
+        pd.testing.assert_frame_equal(rows(run.path), truth(run, tmp_path), check_exact=True)
+        assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 8
+    assert "one: evaluation is behind; round-000004.safetensors and later ones follow" in capsys.readouterr().err
+
+
+def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
+    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Round 2 is cut short, round 4 is of another architecture, round 6 is deleted; all of that before its turn."""
+    run, kept = make(), tmp_path / "kept"
+    kept.mkdir()
+    expected = truth(run, tmp_path)
+
+    def spoil(round_: int) -> None:
+        """After the last round: the evaluator is busy with round 2, or not even there."""
+        path = run.path / "checkpoints" / name(round_)
+        if round_ == 2:
+            path.write_bytes(path.read_bytes()[:-100])
+        if round_ == 4:
+            other = checkpoint.model_of(replace(run.provenance, units=9))
+            sizes = replace(run.provenance, units=9)
+            params = {name: value.detach() for name, value in other.named_parameters()}
+            checkpoint.save(run.path / "checkpoints", replace(state_after(run, 4), params=params), sizes)
+        if round_ == 6:
+            path.unlink()
+
+    class Spoiling(Evaluations):
+        """Things happen to a checkpoint between its saving and its evaluation."""
+
+        def submit(self, path: Path) -> None:
+            (kept / path.name).write_bytes(path.read_bytes())
+            spoil(checkpoint.round_of(path))
+            super().submit(path)
+
+    service = EvaluationService(evaluate_checkpoint)
+    with pytest.raises(RunFailed) as caught, supervised(run, service=service):
+        train(run, Spoiling(run, service))
+    service.close()
+    complaint = str(caught.value)
+    assert complaint.startswith(f"{name(2)} could not be evaluated; `flsim run --resume` tries again: ")
+    assert complaint.endswith("(and 2 more)")
+    assert "\n" not in complaint
+    assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 8  # training went on
+    said = capsys.readouterr().err
+    reasons = {each.checkpoint: str(each.reason) for each in read_evaluations(run.path)}
+    for round_, why in (
+        (2, "damaged"),
+        (4, "another model"),
+        (6, "not a checkpoint of flsim, or damaged (No such file"),
+    ):
+        assert why in reasons[name(round_)]
+        assert f"run: the evaluation of {name(round_)} failed: {reasons[name(round_)]}" in said
+    assert outcomes(run) == {name(2): ["failed"], name(4): ["failed"], name(6): ["failed"], name(8): ["stored"]}
+    assert (about(run)["status"], about(run)["reason"]) == ("failed", complaint)
+    results = read_run(run.path)
+    assert results.evaluated == [8]
+    assert set(results.failures) == {name(2), name(4), name(6)}
+    with pytest.raises(InputError, match=r"round 4 was not evaluated \(.*another model.*\); choose of 8"):
+        results.evaluation(4)
+    table = to_markdown(memorization_table([results]))
+    assert "failed" in table.splitlines()[2]
+    assert f"run failed: {complaint}" in table
+
+    for path in kept.iterdir():
+        (run.path / "checkpoints" / path.name).write_bytes(path.read_bytes())
+    with supervised(run) as evaluations:
+        train(run, evaluations)
+    assert (about(run)["status"], about(run)["reason"]) == ("completed", None)
+    assert outcomes(run) == {name(round_): ["failed", "stored"] for round_ in (2, 4, 6)} | {name(8): ["stored"]}
+    pd.testing.assert_frame_equal(rows(run.path), expected, check_exact=True)
+    assert "run failed" not in to_markdown(memorization_table([read_run(run.path)]))
+
+
+def test_an_evaluator_that_is_killed_every_time_fails_that_checkpoint_only(
+    make: Callable[..., Run], service: EvaluationService, tmp_path: Path
+) -> None:
+    """SIGKILL while it works on round 2, and again at the second try, which is the last; then it is left alone."""
+    run = make(references=20_000)
+    expected = truth(run, tmp_path)
+
+    def kill(round_: int) -> None:
+        if round_ == 2:
+            killed = kill_at_work(evaluations, spare=0)
+            kill_at_work(evaluations, spare=killed)
+            until = time.monotonic() + TIMEOUT
+            while outcomes(run) != {name(2): ["retried", "failed"]}:
+                assert time.monotonic() < until
+                evaluations.poll()
+                time.sleep(0.01)
+            assert about(run)["status"] == "running"
+            assert about(run)["reason"].startswith(
+                f"{name(2)} could not be evaluated; `flsim run --resume` tries again"
+            )
+
+    with (
+        pytest.raises(RunFailed, match="it failed 2 times, last with: its process died: "),
+        supervised(run, service=service) as evaluations,
+    ):
+        train(run, evaluations, kill)
+    rest = {name(round_): ["stored"] for round_ in (4, 6, 8)}
+    assert outcomes(run) == {name(2): ["retried", "failed"]} | rest
+    assert about(run)["status"] == "failed"
+    with supervised(run, service=service) as evaluations:
+        train(run, evaluations)
+    assert outcomes(run) == {name(2): ["retried", "failed", "stored"]} | rest
+    assert about(run)["status"] == "completed"
+    pd.testing.assert_frame_equal(rows(run.path), expected, check_exact=True)
+
+
+def test_a_model_that_is_not_finite_is_recorded_as_diverged(
+    make: Callable[..., Run], tmp_path: Path, service: EvaluationService
+) -> None:
+    """Once, in the run, in its rows and in the table; what was good before stays, and nobody evaluates it again."""
+    run = make()
+    good = truth(run, tmp_path)
+    spoilt = state_after(run, 4)
+    spoilt.params["embedding"][0, 0] = torch.nan
+
+    def save_both() -> None:
+        with supervised(run, service=service) as evaluations:
+            keep(run, state_after(run, 2), evaluations)
+            keep(run, spoilt, evaluations)
+
+    with pytest.raises(Diverged, match=r"round 4: 1 of \d+ values of parameter embedding are not finite.*last good"):
+        save_both()
+    assert about(run)["status"] == "diverged"
+    assert outcomes(run) == {name(2): ["stored"], name(4): ["diverged"]}
+    pd.testing.assert_frame_equal(rows(run.path), good[good["round"] == 2], check_exact=True)
+    before = (run.path / "rows" / "round-000004.parquet").read_bytes()
+    with pytest.raises(Diverged):
+        evaluate_checkpoint(run.path, run.path / "checkpoints" / name(4))
+    assert (run.path / "rows" / "round-000004.parquet").read_bytes() == before
+    assert run.unevaluated() == []
+    with pytest.raises(Diverged), supervised(run, service=service):
+        pass
+    run.mark("running")  # as after a kill: the row alone says it
+    results = read_run(run.path)
+    assert (results.status, results.reason) == ("diverged", "the model of round 4 is not finite")
+    assert results.evaluated == [2]
+    table = memorization_table([results])
+    assert Counter(table.iloc[0].isna())[False] == 5  # setting, run, canaries, status, reason
+    assert "run diverged: the model of round 4 is not finite" in to_markdown(table)
+
+
+def kill_at_work(evaluations: Evaluations, spare: int) -> int:
+    """SIGKILL the evaluator while it evaluates; frozen first, so that it cannot come to an end meanwhile.
+
+    Spares what was killed before, which may take a moment to go.
+    """
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        evaluations.poll()
+        for process in children(os.getpid()):
+            if process != spare and is_at_work(process):
+                os.kill(process, signal.SIGSTOP)
+                if is_at_work(process):
+                    os.kill(process, signal.SIGKILL)
+                    return process
+                os.kill(process, signal.SIGCONT)
+        time.sleep(0.01)
+    raise AssertionError("no evaluator came")
+
+
+def is_at_work(process: int) -> bool:
+    """Ray writes what an actor does where its arguments would be."""
+    try:
+        return b"_Evaluator.evaluate" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def children(process: int) -> list[int]:
+    """All below a process."""
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/children")]
+    except OSError:
+        return []
+    direct = [int(child) for text in tasks for child in text.split()]
+    return [*direct, *(grandchild for child in direct for grandchild in children(child))]
