@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": {"data", "canaries", "config", "runs", "results"},
     "bench": {"data", "canaries", "model", "train", "checkpoint", "config", "runs"},
     "__main__": {"cli"},
-    "cli": {"data", "privacy", "sampling", "config", "runs", "results", "demo", "bench"},
+    "cli": {"data", "canaries", "privacy", "sampling", "config", "evaluation", "runs", "results", "demo", "bench"},
 }
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
 ALL = [*FLSIM, *(path for name in ("clients", "server", "experiments") for path in sorted((ROOT / name).rglob("*.py")))]

@@ -13,7 +13,7 @@ import typer
 
 from flsim.cli.bench import bench
 from flsim.cli.data import data
-from flsim.cli.options import Json
+from flsim.cli.evaluate import EPILOG, evaluate
 from flsim.cli.privacy import privacy
 from flsim.errors import InputError, RunFailed
 
@@ -29,6 +29,7 @@ app.add_typer(bench, name="bench")
 app.command(
     epilog="Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7"
 )(privacy)
+app.command(epilog=EPILOG)(evaluate)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")
@@ -87,29 +88,6 @@ def run(
             shutil.rmtree(path)
         raise
     table([path])
-
-
-@app.command(epilog="Example: flsim evaluate runs/demo/checkpoints/round-000100.safetensors --json")
-def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of a run.")],
-    of: Annotated[Path | None, typer.Option("--run", help="Its run folder; default the one it lies in.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    as_json: Json = False,
-) -> None:
-    """Measure a checkpoint again, without Ray. Rows are stored in the run; the same ones change nothing."""
-    from flsim.data.corpus import Corpus
-    from flsim.results.rows import frame
-    from flsim.runs import Run, evaluate_checkpoint
-
-    if not checkpoint.is_file():
-        raise InputError(f"{checkpoint}: no such checkpoint")
-    folder = of or checkpoint.resolve().parent.parent
-    Corpus.open(Run.open(folder).config.data.corpus, verify=True)
-    rows = frame(evaluate_checkpoint(folder, checkpoint, device))
-    if as_json:
-        typer.echo(rows.to_json(orient="records"))
-    else:
-        typer.echo(rows.pivot(index="canary", columns="metric", values="value").to_string(na_rep=""))
 
 
 @app.command(epilog="Example: flsim table runs/iid runs/non-iid --format csv")

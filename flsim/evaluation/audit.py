@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
@@ -27,6 +28,7 @@ from flsim.results.rows import Row
 
 CPU = torch.device("cpu")
 SLACK = 1e-2  # nats: what half a batch, TF32 or another kernel may change
+IMPOSSIBLE = torch.finfo(torch.float16).min  # nats, in every type
 SUM_SLACK = 1e-3  # of the sum of probabilities, which rounding may change
 
 
@@ -34,7 +36,8 @@ class ForwardModel(nn.Module):
     """A causal module as a `LanguageModel`: its state is the tokens that were read, and each step reads them all again.
 
     Simple, and right for whatever maps tokens to logits. A model with a cache of its own is faster through its own
-    `start` and `step`.
+    `start` and `step`. A state is the tokens int64 [N, context] and how many of them were read, int64 [N], so that rows
+    which have read more and rows which have read less can be stepped together.
     """
 
     def __init__(self, module: nn.Module, context: int) -> None:
@@ -43,20 +46,25 @@ class ForwardModel(nn.Module):
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         tokens = tokens[:, -self.context :]
-        return (tokens,), self._last(tokens)
+        read = pad(tokens, (0, self.context - tokens.shape[1]))
+        return self._answer(read, torch.full_like(read[:, 0], tokens.shape[1]))
 
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
+        read, lengths = state
+        read = torch.where(lengths[:, None] < self.context, read, read.roll(-1, 1))
+        place = lengths.clamp(max=self.context - 1)
+        return self._answer(read.scatter(1, place[:, None], tokens[:, None]), place + 1)
 
-    def _last(self, tokens: Tensor) -> Tensor:
+    def _answer(self, read: Tensor, lengths: Tensor) -> tuple[State, Tensor]:
+        tokens = read[:, : int(lengths.max())]  # what lies behind a row's own tokens does not reach them: it is causal
         given = self.module(tokens)
         logits = getattr(given, "logits", given)
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
             raise InputError(
                 f"forward must map tokens [B, T] to logits [B, T, V]; of {list(tokens.shape)} it made {_shape(logits)}"
             )
-        logits = logits[:, -1]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        last = logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
+        return (read, lengths), last.to(torch.promote_types(last.dtype, torch.float32)).log_softmax(-1)
 
 
 def from_forward(module: nn.Module, context: int) -> ForwardModel:
@@ -64,7 +72,8 @@ def from_forward(module: nn.Module, context: int) -> ForwardModel:
 
     Args:
         module: logits at a position are of the token after it, and depend on nothing behind it.
-        context: number of tokens that it can read; of longer ones it reads the last so many.
+        context: number of tokens that it reads; of longer sequences the last so many. BOS and the longest canary are
+            enough for canaries; for utility BOS and a record (20 words).
     """
     if context < 1:
         raise InputError(f"context must be at least 1 token, found {context}")
@@ -111,7 +120,8 @@ class Checked:
         if not isinstance(state, tuple) or any(not isinstance(p, Tensor) or p.shape[:1] != (rows,) for p in state):
             raise self._wrong(method, f"must return a state that is a tuple of tensors with a row for each of {rows}")
         self._check(method, log_probs, rows)
-        return state, log_probs
+        # Padding and BOS may be impossible, which no attack asks about; but infinity would look like an overflow.
+        return state, log_probs.masked_fill(log_probs.isneginf(), IMPOSSIBLE)
 
     def _check(self, method: str, log_probs: Any, rows: int) -> None:
         size, layout = self.layout.vocabulary_size, self.layout
@@ -193,10 +203,10 @@ def audit(
         model.to(device).eval()
     refuse_inconsistent(checked, device)
     of_canaries = measure_canaries(checked, canaries, layout, hparams, seed, device)
-    of_model: dict[str, float] = {"references": hparams.references}
+    of_model = {}
     if test is not None and len(test):
-        of_model |= measure_utility(predict_by_steps(checked, device), test, hparams, seed)
-    return rows_of(name, 0, of_canaries, of_model)
+        of_model = measure_utility(predict_by_steps(checked, device), test, hparams, seed)
+    return rows_of(name, 0, of_canaries, of_model | {"references": hparams.references})
 
 
 def _near(one: Tensor, other: Tensor) -> bool:

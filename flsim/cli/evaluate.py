@@ -1,0 +1,188 @@
+"""`flsim evaluate`: what a model memorized; a checkpoint of a run, or a model of anybody's."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flsim.cli.options import Json
+from flsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flsim.canaries.spec import Canary
+    from flsim.data.records import Users
+    from flsim.data.vocabulary import Layout, Vocabulary
+    from flsim.evaluation.evaluate import EvaluationHParams
+    from flsim.results.rows import Row
+
+    Words = tuple[Layout, Vocabulary | None, Users | None]
+    Measured = tuple[list[Row], Sequence[Canary]]
+
+EPILOG = """Example: flsim evaluate runs/demo/checkpoints/round-000100.safetensors --json
+
+Example: flsim evaluate --model model.py:load --canaries canaries.csv --vocabulary words.txt
+
+docs/auditing.md shows the whole way with a Transformer."""
+
+
+def evaluate(
+    checkpoint: Annotated[Path | None, typer.Argument(help="A checkpoint of a run; or else name a --model.")] = None,
+    of: Annotated[Path | None, typer.Option("--run", help="Its run folder; default the one it lies in.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Any model: package.module:factory or model.py:factory, which is RUN: name no code that you do not "
+            "trust. The factory returns what has start and step, as flsim.model.cifg.LanguageModel."
+        ),
+    ] = None,
+    canaries: Annotated[
+        Path | None, typer.Option(help="Of a --model: .csv or .json with id and words or tokens, maybe p_u, p_e.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Of a --model: the corpus of its words; its test users measure utility.")
+    ] = None,
+    vocabulary: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a corpus: a file of words, one a line in the order of their ids, or the number V."
+        ),
+    ] = None,
+    layout: Annotated[str, typer.Option(help="Of token ids with --vocabulary: tff, fedjax or fedml.")] = "tff",
+    references: Annotated[int | None, typer.Option(help="Of a --model: |R|; default 2,000,000.")] = None,
+    prefix: Annotated[int | None, typer.Option(help="Of a --model: known words of a canary; default 1.")] = None,
+    beam_width: Annotated[int | None, typer.Option(help="Of a --model; default 5.")] = None,
+    test_users: Annotated[
+        int | None, typer.Option(help="Of a --model: measure utility on so many; default all.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a --model: decides R; default 0.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure what a model memorized, without Ray.
+
+    A checkpoint is measured as its run's configuration says, and its rows are stored there.
+
+    Any other model needs its canaries and its vocabulary; nothing is stored.
+    """
+    from flsim.evaluation.evaluate import EvaluationHParams
+
+    how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
+    settings = {name: value for name, value in how.items() if value is not None}
+    of_model = {"--canaries": canaries, "--corpus": corpus, "--vocabulary": vocabulary, "--seed": seed}
+    given = [name for name, value in of_model.items() if value is not None]
+    given += [f"--{name.replace('_', '-')}" for name in settings]
+    if (checkpoint is None) == (model is None):
+        raise InputError("name a checkpoint of a run, or a --model; one of them")
+    _check_device(device)
+    if checkpoint is not None:
+        if given:
+            raise InputError(f"{', '.join(given)}: a run has its own; name a checkpoint or a --model, not both")
+        rows, measured = _of_run(checkpoint, of, device)
+    else:
+        if of is not None:
+            raise InputError("--run: is of a checkpoint; leave it out with --model")
+        if canaries is None:
+            raise InputError("--canaries missing: the phrases to look for, as .csv or .json")
+        words = _words(corpus, vocabulary, layout)
+        rows, measured = _of_model(str(model), canaries, words, EvaluationHParams(**settings), seed or 0, device)
+    typer.echo(to_json(rows) if as_json else to_text(rows, measured), nl=as_json)
+
+
+def _of_run(checkpoint: Path, of: Path | None, device: str) -> "Measured":
+    from flsim.data.corpus import Corpus
+    from flsim.runs import Run, evaluate_checkpoint
+
+    if not checkpoint.is_file():
+        raise InputError(f"{checkpoint}: no such checkpoint")
+    folder = of or checkpoint.resolve().parent.parent
+    run = Run.open(folder)
+    Corpus.open(run.config.data.corpus, verify=True)
+    return evaluate_checkpoint(folder, checkpoint, device), run.canaries
+
+
+def _of_model(
+    spec: str, listed: Path, words: "Words", hparams: "EvaluationHParams", seed: int, device: str
+) -> "Measured":
+    import torch
+
+    from flsim.canaries.listed import read_listed
+    from flsim.evaluation.audit import audit
+    from flsim.evaluation.loading import load_model
+
+    layout, vocabulary, test = words
+    canaries = read_listed(listed, layout, vocabulary)
+    rows = audit(load_model(spec), canaries, layout, hparams, seed, spec, torch.device(device), test)
+    return rows, canaries
+
+
+def _words(corpus: Path | None, vocabulary: str | None, layout: str) -> "Words":
+    """The layout, the words where they are known, and the test users where there are some."""
+    from flsim.data.corpus import Corpus
+    from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
+
+    if (corpus is None) == (vocabulary is None):
+        raise InputError("name the --corpus of the model's words, or a --vocabulary; one of them")
+    if corpus is not None:
+        opened = Corpus.open(corpus, verify=True)
+        test = opened.split("test")
+        return opened.layout, opened.vocabulary, test if len(test) else None
+    given = str(vocabulary)
+    if given.isdecimal():
+        return Layout(int(given), name=layout), None, None
+    try:
+        words = [line.split("\t")[0].strip() for line in Path(given).read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"--vocabulary {given}: neither a number nor a readable file of words ({error})") from error
+    if len(set(words)) < len(words) or "" in words:
+        raise InputError(f"--vocabulary {given}: needs a word a line, each once")
+    return Layout(len(words) + SPECIAL_TOKENS, name=layout), Vocabulary(tuple(words), (0,) * len(words), layout), None
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {device}: torch has none here; use cpu") from error
+
+
+def to_json(rows: "Sequence[Row]") -> str:
+    """A list of rows; null where a value is not finite."""
+    return json.dumps([asdict(row) | {"value": row.value if math.isfinite(row.value) else None} for row in rows])
+
+
+def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]") -> str:
+    """A line per canary, then what is known of the model."""
+    from flsim.results.tables import user_share
+
+    values = {(row.metric, row.canary): row.value for row in rows}
+    known = any(math.isfinite(share) for canary in canaries for share in (canary.p_u, canary.p_e))
+    lines = [["canary", *(("p_u", "p_e") if known else ()), "nats", "rank", "bits", "RS", "BS"]]
+    for canary in sorted(canaries, key=lambda canary: canary.id):
+        of = {name: values[name, canary.id] for name in ("log_perplexity", "rank", "exposure", "rs", "bs")}
+        shares = [
+            user_share(canary.p_u) if math.isfinite(canary.p_u) else "-",
+            f"{100 * canary.p_e:.6g}%" if math.isfinite(canary.p_e) else "-",
+        ]
+        numbers = [f"{of['log_perplexity']:.2f}", f"{of['rank']:,.0f}", f"{of['exposure']:.1f}"]
+        lines.append(
+            [canary.id, *(shares if known else ()), *numbers, *("yes" if of[name] else "no" for name in ("rs", "bs"))]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    found = {name: sum(values[name, canary.id] == 1 for canary in canaries) for name in ("rs", "bs")}
+    text += [
+        "",
+        f"memorized: {found['rs']} of {len(canaries)} by Random Sampling among {values['references', '']:,.0f}, "
+        f"{found['bs']} by Beam Search",
+        "nats: log-perplexity; bits: exposure, of at most " + f"{math.log2(values['references', ''] + 1):.1f}",
+    ]
+    if ("perplexity", "") in values:
+        text.append(f"accuracy {100 * values['accuracy', '']:.1f}%, perplexity {values['perplexity', '']:.1f}")
+    return "\n".join(text) + "\n"

@@ -1,0 +1,255 @@
+"""Models that are not ours: measured as ours are, and refused where what they say cannot be trusted."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers import MakeCorpus
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from flsim.canaries.spec import Canary
+from flsim.data.vocabulary import Layout
+from flsim.errors import InputError
+from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsistent
+from flsim.evaluation.evaluate import EvaluationHParams, evaluate
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams, State
+from flsim.rng import stream
+
+V, SEED = 12, 5
+LAYOUT = Layout(V)
+HPARAMS = EvaluationHParams(references=300)
+CANARIES = [
+    Canary(f"c{index}", tokens, 0.1, 1.0)
+    for index, tokens in enumerate([(1, 2, 3, 4), (8, 8, 1, 5), (2, 6, 7, 1, 4), (3, 3, 3)])
+]
+
+
+@pytest.fixture
+def ours() -> CIFGLanguageModel:
+    """Opinionated, so that scores are far apart."""
+    model = CIFGLanguageModel(V, ModelHParams(4, 6)).initialize(1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    return model
+
+
+class Means(nn.Module):
+    """A causal model without recurrence: logits are of the mean embedding of all tokens so far, and of the last one."""
+
+    def __init__(self, size: int = V) -> None:
+        super().__init__()
+        draw = stream(0, "test model").normal(0, 3, (2, size, V))
+        self.of_all, self.of_last = (nn.Parameter(torch.from_numpy(part)) for part in draw)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        counts = torch.arange(1, tokens.shape[1] + 1)[:, None]
+        return self.of_all[tokens].cumsum(1) / counts + self.of_last[tokens]
+
+
+def test_our_own_model_comes_out_the_same_through_the_audit(
+    ours: CIFGLanguageModel, make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]
+) -> None:
+    """As itself and by its forward alone, with utility measured token after token: the rows of `evaluate`."""
+    test = make_corpus(train=[[[1]]], test=random_users(10, 6, 8), vocabulary_size=V).split("test")
+    expected = {(row.metric, row.canary): row.value for row in evaluate(ours, CANARIES, test, HPARAMS, SEED, "a", 0)}
+    for model in (ours, from_forward(ours, context=30)):
+        rows = audit(model, CANARIES, LAYOUT, HPARAMS, SEED, "a", test=test)
+        assert {(row.run, row.round) for row in rows} == {("a", 0)}
+        assert {(row.metric, row.canary): row.value for row in rows} == pytest.approx(expected, rel=1e-12)
+        assert list(expected) == [(row.metric, row.canary) for row in rows]
+
+
+def test_without_test_users_there_is_no_utility(ours: CIFGLanguageModel) -> None:
+    metrics = {row.metric for row in audit(ours, CANARIES, LAYOUT, HPARAMS)}
+    assert metrics == {"log_perplexity", "rank", "exposure", "rs", "bs", "references"}
+
+
+def test_a_module_is_read_in_evaluation_mode_and_without_gradients() -> None:
+    module = nn.Sequential(Means(), nn.Dropout(0.5))
+    first, second = (audit(from_forward(module.train(), 9), CANARIES, LAYOUT, HPARAMS) for _ in range(2))
+    assert first == second
+    _, log_probs = Checked(from_forward(module, 9), LAYOUT, "m").start(torch.tensor([[1]]))
+    assert not log_probs.requires_grad
+
+
+def test_forward_steps_are_what_forward_says_of_the_whole() -> None:
+    """Against one softmax of the module's logits at the last position; also where the context has been passed."""
+    module = Means()
+    tokens = torch.from_numpy(stream(1, "test").integers(0, V, (5, 7)))
+    for context in (1, 2, 4, 7, 20):
+        model = from_forward(module, context)
+        state, found = model.start(tokens[:, :3])
+        for read in range(3, 8):
+            expected = module(tokens[:, max(0, read - context) : read])[:, -1].softmax(-1).log()
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            if read < 7:
+                state, found = model.step(state, tokens[:, read])
+
+
+def test_rows_that_have_read_more_and_less_step_together() -> None:
+    module = Means()
+    model = from_forward(module, 6)
+    short, long = torch.tensor([[10, 1]]), torch.tensor([[10, 2, 3, 4]])
+    joined = tuple(map(torch.cat, zip(model.start(short)[0], model.start(long)[0], strict=True)))
+    _, found = model.step(joined, torch.tensor([5, 6]))
+    for row, tokens in enumerate(([10, 1, 5], [10, 2, 3, 4, 6])):
+        expected = module(torch.tensor([tokens]))[0, -1].log_softmax(-1)
+        torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_object_with_logits_and_half_precision_are_read_too() -> None:
+    class Output:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Means()
+
+        def forward(self, tokens: Tensor) -> Output:
+            return Output(self.inner(tokens).bfloat16())
+
+    assert audit(from_forward(Wrapped(), 9), CANARIES, LAYOUT, HPARAMS)
+
+
+class Says:
+    """A stateless model that says whatever it was made with, of every sequence."""
+
+    def __init__(self, log_probs: Tensor) -> None:
+        self.log_probs = log_probs
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        return (tokens[:, -1],), self.log_probs.expand(len(tokens), -1)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return (tokens,), self.log_probs.expand(len(tokens), -1)
+
+
+UNIFORM = torch.full((V,), -math.log(V), dtype=torch.float64)
+WITHOUT_PAD = torch.cat([torch.tensor([-math.inf]), torch.full((V - 1,), -math.log(V - 1))])
+
+
+def test_a_special_token_may_have_the_probability_zero() -> None:
+    rows = {(row.metric, row.canary): row.value for row in audit(Says(WITHOUT_PAD), CANARIES[:1], LAYOUT, HPARAMS)}
+    assert rows["log_perplexity", "c0"] == pytest.approx(3 * math.log(V - 1), rel=1e-6)
+    assert rows["rank", "c0"] == 301  # every reference is as likely
+
+
+def changed(index: int, value: float) -> Tensor:
+    return UNIFORM.where(torch.arange(V) != index, torch.tensor(value, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "message"),
+    [
+        (changed(0, math.nan), "start returned log-probs that are NaN"),
+        (changed(0, math.inf), "sum to inf, not to 1"),
+        (UNIFORM + 0.01, r"sum to 1.01005, not to 1; logits need a log_softmax"),
+        (UNIFORM.exp(), r"sum to 13.0\d*, not to 1"),
+        (torch.zeros(V).long(), "must return log-probs, a tensor of floats"),
+        (UNIFORM[:-1], r"log-probs \[2, 11\], but the vocabulary asks for \[2, 12\]"),
+        (WITHOUT_PAD.roll(1), "gave a word the probability 0"),
+    ],
+)
+def test_log_probs_that_are_none_are_refused(log_probs: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=f"^mine: .*{message}"):
+        audit(Says(log_probs), CANARIES, LAYOUT, HPARAMS, name="mine")
+
+
+def test_half_precision_is_allowed_its_rounding() -> None:
+    """bfloat16 says -log 12 as -2.484375, so that the sum is 1.0005; -2.46875 would make it 1.016, also in float32."""
+    refuse_inconsistent(Checked(Says(UNIFORM.bfloat16()), LAYOUT, "half"))
+    with pytest.raises(InputError, match="not to 1"):
+        refuse_inconsistent(Checked(Says(torch.full((V,), -2.46875)), LAYOUT, "single"))
+
+
+class Cached:
+    """A counter for a cache: what is wrong with it is its subclass's."""
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        state = (tokens.sum(1),)
+        return state, self.say(state)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        state = (state[0] + tokens,)
+        return state, self.say(state)
+
+    def say(self, state: State) -> Tensor:
+        return (4.0 * one_hot(state[0] % V, V)).log_softmax(-1)
+
+
+def test_a_sound_state_passes() -> None:
+    refuse_inconsistent(Checked(Cached(), LAYOUT, "sound"))
+
+
+class InTheModel(Cached):
+    """A cache that does not follow the rows: the state says nothing."""
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        self.kept = super().start(tokens)[0]
+        return (tokens[:, 0],), self.say(self.kept)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        self.kept = (self.kept[0] + tokens,)
+        return state, self.say(self.kept)
+
+
+class Forgets(Cached):
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return super().step((state[0] * 0,), tokens)
+
+
+class Rolls(Cached):
+    """A die that is rolled anew at each call, as dropout is."""
+
+    calls = 0
+
+    def say(self, state: State) -> Tensor:
+        self.calls += 1
+        return super().say((state[0] + self.calls,))
+
+
+class TimeFirst(Cached):
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        return (tokens.T,), super().start(tokens)[1]
+
+
+class Raises(Cached):
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        raise RuntimeError("no memory\nfor this")
+
+
+class OnlyLogProbs(Cached):
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return super().step(state, tokens)[1]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (InTheModel(), "step says something else, token after token"),
+        (Forgets(), "step says something else, token after token"),
+        (Rolls(), "something else each time it reads the same; switch dropout off"),
+        (TimeFirst(), "start must return a state that is a tuple of tensors with a row for each of 2"),
+        (Raises(), "step failed with RuntimeError: no memory"),
+        (OnlyLogProbs(), r"step must return \(state, log_probs\), found \[2, 12\]"),
+        (from_forward(nn.Identity(), 3), r"forward must map tokens \[B, T\] to logits \[B, T, V\]; of \[2, 3\]"),
+        (from_forward(Means(5), 3), "start failed with IndexError"),
+        (object(), "made a object, which has no method start"),
+        (Means(), r"made a Means, which has no method start; .*from_forward\(module, context\)"),
+    ],
+)
+def test_models_that_do_not_keep_to_the_protocol_are_refused(model: Cached, message: str) -> None:
+    with pytest.raises(InputError, match=f"^mine: .*{message}"):
+        audit(model, CANARIES, LAYOUT, HPARAMS, name="mine")
+
+
+def test_a_context_without_tokens_and_a_canary_within_the_prefix_are_refused() -> None:
+    with pytest.raises(InputError, match="context must be at least 1 token, found 0"):
+        from_forward(Means(), 0)
+    with pytest.raises(InputError, match="prefix of 3 leaves nothing of canary c3"):
+        audit(Cached(), CANARIES, LAYOUT, EvaluationHParams(10, prefix=3))

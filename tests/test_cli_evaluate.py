@@ -1,0 +1,213 @@
+"""`flsim evaluate` of anybody's model, and the page that shows it, executed as it stands."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import Experiment
+
+from flsim import cli
+from flsim.canaries.listed import read_listed
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.errors import InputError
+
+PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
+Flsim = Callable[..., tuple[int, str, str]]
+
+MODEL = """
+import torch
+from neighbour import V
+print("loading")
+
+class Uniform:
+    def start(self, tokens):
+        return (tokens[:, 0],), torch.full((len(tokens), V), 1 / V).log()
+    def step(self, state, tokens):
+        return state, torch.full((len(tokens), V), 1 / V).log()
+
+class NaN(Uniform):
+    def start(self, tokens):
+        return (tokens[:, 0],), torch.full((len(tokens), V), torch.nan)
+
+def fails():
+    raise KeyError("weights")
+def leaves():
+    raise SystemExit(0)
+def nothing():
+    pass
+none = 3
+"""
+
+
+@pytest.fixture
+def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Flsim]:
+    """A command in this process, in a folder with a model of 40 tokens, 36 words, and two canaries."""
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "neighbour.py").write_text("V = 40")
+    (tmp_path / "words.txt").write_text("".join(f"w{index}\n" for index in range(36)))
+    (tmp_path / "canaries.csv").write_text("id,words,p_u,p_e\nb,w1 w2 w3,0.05,1\na,w35 w0 w1,,\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["flsim", "evaluate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    yield run
+    for name in [name for name in sys.modules if name in ("neighbour", "mine") or name.startswith("_audited_")]:
+        del sys.modules[name]
+
+
+COMMON = ("--canaries", "canaries.csv", "--vocabulary", "words.txt", "--references", "50")
+
+
+@pytest.mark.parametrize("spec", ["mine.py:Uniform", "mine:Uniform", "./mine.py:Uniform"])
+def test_a_model_is_found_by_path_and_by_name(flsim: Flsim, spec: str) -> None:
+    """All 51 phrases are as likely, 40^-2 each; what the model's code prints does not come between the results."""
+    code, out, err = flsim("--model", spec, *COMMON, "--json")
+    assert (code, "loading" in err) == (0, True)
+    rows = json.loads(out)
+    assert {(row["run"], row["round"]) for row in rows} == {(spec, 0)}
+    values = {(row["metric"], row["canary"]): row["value"] for row in rows}
+    assert values["log_perplexity", "a"] == pytest.approx(7.37776, rel=1e-5)
+    expected = {("rank", 51.0), ("exposure", 0.0), ("rs", 0.0)}
+    assert expected <= {(metric, value) for (metric, canary), value in values.items() if canary == "b"}
+    assert values["references", ""] == 50
+    assert len(rows) == 11
+
+
+def test_the_table_has_a_line_for_each_canary(flsim: Flsim) -> None:
+    code, out, _ = flsim("--model", "mine.py:Uniform", *COMMON)
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[:3] == [
+        ["canary", "p_u", "p_e", "nats", "rank", "bits", "RS", "BS"],
+        ["a", "-", "-", "7.38", "51", "0.0", "no", "no"],
+        ["b", "1/20", "100%", "7.38", "51", "0.0", "no", "no"],
+    ]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experiment: Experiment) -> None:
+    """A uniform model's perplexity is V."""
+    listed = experiment.folder / "c.json"
+    listed.write_text(json.dumps([{"id": "x", "tokens": [1, 36, 2]}]))
+    _, out, _ = flsim(
+        "--model", "mine.py:Uniform", "--canaries", listed, "--vocabulary", 40, "--references", 9, "--json"
+    )
+    assert "perplexity" not in {row["metric"] for row in json.loads(out)}
+    settings = ("--corpus", "corpus", "--references", 9, "--test-users", 2)
+    _, out, _ = flsim("--model", "mine.py:Uniform", "--canaries", listed, *settings, "--json")
+    assert {row["metric"]: row["value"] for row in json.loads(out)}["perplexity"] == pytest.approx(40)
+    assert "perplexity 40.0" in flsim("--model", "mine.py:Uniform", "--canaries", listed, *settings)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "mine.py"], "--model mine.py: name a factory"),
+        (["--model", "other.py:load"], "--model other.py: no such file"),
+        (["--model", "no_such:load"], "failed with ModuleNotFoundError: No module named 'no_such'"),
+        (["--model", "mine.py:load"], "mine.py has no function load"),
+        (["--model", "mine.py:none"], "mine.py has no function none"),
+        (["--model", "mine.py:fails"], "--model mine.py:fails: failed with KeyError: 'weights'"),
+        (["--model", "mine.py:leaves"], "failed with SystemExit"),
+        (["--model", "mine.py:nothing"], "made a NoneType, which has no method start"),
+        (["--model", "mine.py:NaN"], "mine.py:NaN: start returned log-probs that are NaN"),
+        (["--model", "mine.py:Uniform", "--vocabulary", "41"], "the vocabulary asks for [2, 41]"),
+        (["--model", "mine.py:Uniform", "--vocabulary", "nowhere"], "neither a number nor a readable file"),
+        (["--model", "mine.py:Uniform", "--corpus", "corpus"], "one of them"),
+        (["--model", "mine.py:Uniform", "--prefix", "3"], "a prefix of 3 leaves nothing of canary"),
+        (["--model", "mine.py:Uniform", "--references", "0"], "references must be at least 1, found 0"),
+        (["--model", "mine.py:Uniform", "--layout", "mine"], "layout must be one of"),
+        (["--model", "mine.py:Uniform", "--device", "abacus"], "--device abacus: torch has none here"),
+        (["--model", "mine.py:Uniform", "--run", "run"], "--run: is of a checkpoint"),
+        (["--model", "mine.py:Uniform", "one.safetensors"], "one of them"),
+        ([], "one of them"),
+        (["one.safetensors"], "--canaries, --vocabulary, --references: a run has its own"),
+    ],
+)
+def test_bad_input_is_one_line(flsim: Flsim, experiment: Experiment, arguments: list[str], message: str) -> None:
+    """An option that is given twice counts as it was given last."""
+    if "--vocabulary" in arguments:
+        (experiment.folder / "canaries.csv").write_text("id,tokens\na,1 2 3\n")
+    code, out, err = flsim(*COMMON, *arguments)
+    said = [line for line in err.splitlines() if line != "loading"]
+    assert (code, out, len(said)) == (2, "", 1)
+    assert message in said[0]
+
+
+WORDS = Vocabulary(("a", "b", "c"), (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.csv", "id,words\nx,a d\n", 'canary 1: "d" is not in the vocabulary'),
+        ("c.csv", "id,words\nx,a b\nx,b a\n", "canary x is listed twice"),
+        ("c.csv", "id,phrase\nx,a b\n", "canary 1: has phrase; known are"),
+        ("c.csv", "id,words\n", "lists no canary"),
+        ("c.csv", "words\na b\n", "canary 1: has no id"),
+        ("c.csv", "id,words,tokens\nx,a b,1 2\n", "must have either words or tokens"),
+        ("c.csv", "id,tokens\nx,1 two\n", "tokens must be whole numbers"),
+        ("c.csv", "id,tokens\nx,1 4\n", "token 4 is no word; words are 1 to 3"),
+        ("c.csv", "id,words,p_u\nx,a b,2\n", "p_u must be a probability above 0 and at most 1, found 2"),
+        ("c.json", '{"id": "x"}', "must be a list of objects"),
+        ("c.json", "[", "cannot be read as .json"),
+        ("c.json", '[{"id": "x", "tokens": [1, 2.5]}]', "tokens must be whole numbers"),
+        ("c.json", '[{"id": "x", "words": 7}]', "words must be text"),
+        ("c.txt", "x a b", "canaries are read from .csv or .json"),
+    ],
+)
+def test_lists_of_canaries_that_are_none(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_listed(tmp_path / name, Layout(7), WORDS)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_listed(tmp_path / f"missing-{name.replace('txt', 'csv')}", Layout(7), WORDS)
+
+
+def test_csv_and_json_list_the_same(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text("id,words,tokens,p_u,p_e\nx,a b c,,0.5,1\ny,,3 1,0.1,0.2\n", encoding="utf-8-sig")
+    (tmp_path / "c.json").write_text(
+        json.dumps(
+            [
+                {"id": "x", "words": ["a", "b", "c"], "p_u": 0.5, "p_e": 1},
+                {"id": "y", "tokens": [3, 1], "p_u": 0.1, "p_e": 0.2},
+            ]
+        )
+    )
+    listed = [read_listed(tmp_path / name, Layout(7), WORDS) for name in ("c.csv", "c.json")]
+    assert listed[0] == listed[1]
+    assert [canary.tokens for canary in listed[0]] == [(1, 2, 3), (3, 1)]
+
+
+def test_the_page_finds_the_planted_phrase_in_a_transformer_and_no_other(tmp_path: Path) -> None:
+    """Its files are written, its commands run, and what it says they print is compared, but for unplanted numbers."""
+    blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    files = dict(blocks[:4])
+    (tmp_path / "model.py").write_text(files["python"])
+    (tmp_path / "canaries.csv").write_text(files["csv"])
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-ec", files["sh"]], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    found, shown = (
+        {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
+        for text in (done.stdout, files["text"])
+    )
+    assert found["planted"][1:] == ["1", "14.3", "yes", "yes"]
+    for name in ("canary", "planted", "memorized:", "nats:"):
+        assert found[name][1:] == shown[name][1:]
+    for name in ("never1", "never2"):
+        assert found[name][-2:] == ["no", "no"]
+    assert found.keys() == shown.keys()
