@@ -1,5 +1,6 @@
 """Requests and replies of a round as Flower messages: the one codec, and the one place in flsim that knows Flower."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -54,10 +55,18 @@ class ShardReply:
     seconds: float = 0.0
 
 
-def encode_request(request: RoundRequest) -> RecordDict:
+def encode_requests(requests: Iterable[RoundRequest]) -> list[RecordDict]:
+    """In the same order; parameters that several share are encoded once."""
+    requests = list(requests)
+    distinct = {id(request.params): request.params for request in requests}
+    arrays = {key: _arrays(params) for key, params in distinct.items()}
+    return [_request(request, arrays[id(request.params)]) for request in requests]
+
+
+def _request(request: RoundRequest, params: ArrayRecord) -> RecordDict:
     return RecordDict(
         {
-            "params": _arrays(request.params),
+            "params": params,
             "request": ConfigRecord(
                 {
                     "run": request.run,
@@ -109,4 +118,5 @@ def _arrays(params: Params) -> ArrayRecord:
 
 
 def _params(arrays: ArrayRecord) -> Params:
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+    """They are writable: decoding an array copies it out of the message."""
+    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
