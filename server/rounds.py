@@ -5,10 +5,12 @@ It is not Flower's Strategy: that averages the replies that it got and goes on; 
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from threading import Event
 
+import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -49,7 +51,7 @@ def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> Se
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
 
-    with supervised(run, evaluation_gpus) as evaluations:
+    with one_thread(), supervised(run, evaluation_gpus) as evaluations:
         return train_rounds(run, state, send, evaluations)
 
 
@@ -87,6 +89,17 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
     if spent:
         say(f"{run.name}: {report.sentence(spent, config.training.sampler, run.delta)}")
     return state
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _sum(updates: Sequence[UpdateSum], state: ServerState) -> UpdateSum:
