@@ -43,10 +43,23 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "config",
     },
+    "participation": {"canaries", "config", "runs", "sampling", "train"},
     "demo": {"data", "canaries", "config", "runs", "results"},
     "bench": {"data", "canaries", "model", "train", "checkpoint", "config", "runs"},
     "__main__": {"cli"},
-    "cli": {"data", "canaries", "privacy", "sampling", "config", "evaluation", "runs", "results", "demo", "bench"},
+    "cli": {
+        "data",
+        "canaries",
+        "privacy",
+        "sampling",
+        "config",
+        "evaluation",
+        "participation",
+        "runs",
+        "results",
+        "demo",
+        "bench",
+    },
 }
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
 ALL = [*FLSIM, *(path for name in ("clients", "server", "experiments") for path in sorted((ROOT / name).rglob("*.py")))]

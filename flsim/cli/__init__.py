@@ -15,6 +15,8 @@ from flsim.cli.bench import bench
 from flsim.cli.data import data
 from flsim.cli.evaluate import EPILOG, evaluate
 from flsim.cli.privacy import privacy
+from flsim.cli.trace import EPILOG as TRACE_EPILOG
+from flsim.cli.trace import trace
 from flsim.errors import InputError, RunFailed
 
 app = typer.Typer(
@@ -30,6 +32,7 @@ app.command(
     epilog="Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7"
 )(privacy)
 app.command(epilog=EPILOG)(evaluate)
+app.command(epilog=TRACE_EPILOG)(trace)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")

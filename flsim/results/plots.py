@@ -1,7 +1,7 @@
 """What runs memorized, over rounds: RS, BS and mean exposure side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,27 @@ def plot_rounds(runs: Sequence[RunResults], path: Path) -> None:
     Raises:
         InputError: another kind of file, no such folder, or no evaluation to show.
     """
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
+    refuse_other_than_figure(path)
+    if not any(run.evaluated for run in runs):
+        raise InputError(f"{', '.join(run.name for run in runs) or 'no runs'}: not evaluated yet, nothing to plot")
+    write_figure(lambda: draw_rounds(runs), path)
+
+
+def refuse_other_than_figure(path: Path) -> None:
+    """Raises InputError where no figure can be written: the path is not a .png or .svg file in a folder."""
+    if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: plots are written as .png or .svg; name one of these")
     if not path.parent.is_dir():
         raise InputError(f"{path}: no such folder as {path.parent}; make it first")
-    if not any(run.evaluated for run in runs):
-        raise InputError(f"{', '.join(run.name for run in runs) or 'no runs'}: not evaluated yet, nothing to plot")
+
+
+def write_figure(draw: Callable[[], Figure], path: Path) -> None:
+    """Draw in our style and write it, whole or not at all. Raises as `refuse_other_than_figure`."""
+    refuse_other_than_figure(path)
+    kind = FORMATS[path.suffix.lower()]
     with mpl.rc_context(STYLE), new_file(path) as partial:
-        figure = draw_rounds(runs)
         metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(partial, format=kind, dpi=150, metadata=metadata)
+        draw().savefig(partial, format=kind, dpi=150, metadata=metadata)
 
 
 def draw_rounds(runs: Sequence[RunResults]) -> Figure:

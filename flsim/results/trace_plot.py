@@ -1,0 +1,159 @@
+"""The trace as a figure: exposure of each canary against rounds, above the rounds in which a sharer took part."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from flsim.results.plots import COLOURS, DASHES, MARKERS, write_figure
+from flsim.results.store import RunResults
+from flsim.results.tables import user_share
+
+ROW, PANEL, WIDTH = 0.17, 2.0, 4.4  # inches: height of a canary's row and of the lines above, width of both
+PIXELS = 1500  # of a row: ticks that are closer are one
+GREY = "#555555"
+SHAPES = (*MARKERS, "*", "h", "d", "p")
+
+
+def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
+    """Write the figure of `draw_trace`, whole or not at all.
+
+    Args:
+        run: what was read of the run.
+        table: of `flsim.results.trace.trace`.
+        path: a .png or .svg file to write.
+
+    Raises:
+        InputError: another kind of file, or no such folder.
+    """
+    write_figure(lambda: draw_trace(run, table), path)
+
+
+def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
+    """A panel for each configuration (p_u, p_e), and below it a row for each of its canaries, which is its legend too.
+
+    Lines are told apart by marker and dashes, which stand beside the canary's id. A marker is filled where Random
+    Sampling says memorized, and has a ring where Beam Search does.
+    """
+    shown = run.roster[run.roster["canary"].isin(table["canary"])]
+    pairs = list(dict.fromkeys(zip(shown["p_u"].astype(float), shown["p_e"].astype(float), strict=True)))
+    groups = [(pair, shown[(shown["p_u"] == pair[0]) & (shown["p_e"] == pair[1])]) for pair in pairs]
+    columns = _columns(pairs)
+    rows, longest = math.ceil(len(groups) / columns), max(len(group) for _, group in groups)
+    height = PANEL + ROW * longest
+    figure = Figure(
+        figsize=(max(1.6 * WIDTH, WIDTH * columns), 1.2 + rows * (height + 0.6)),
+        layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.03, hspace=0, wspace=0.02),
+    )
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{run.setting} [{run.name}]".replace("$", r"\$"))
+    outer = figure.add_gridspec(rows, columns)
+    first: Axes | None = None
+    for index, ((p_u, p_e), group) in enumerate(groups):
+        inner = outer[divmod(index, columns)].subgridspec(2, 1, height_ratios=(PANEL, ROW * longest))
+        lines = figure.add_subplot(inner[0], sharex=first, sharey=first)
+        strip = figure.add_subplot(inner[1], sharex=lines)
+        first = first or lines
+        lines.set_title(f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%", loc="left", fontsize=10)
+        lines.tick_params(labelbottom=False, labelleft=index % columns == 0)
+        for row, canary in enumerate(group["canary"]):
+            rows_of = table[table["canary"] == canary]
+            _line(lines, row, rows_of)
+            _ticks(strip, row, rows_of)
+        _name(strip, group, longest)
+        if index % columns == 0:
+            lines.set_ylabel("exposure, bits")
+            strip.set_ylabel("canary\n(sharers)" if "sharers" in group else "canary")
+        if index + columns >= len(groups):
+            strip.set_xlabel("completed rounds (central: steps)")
+    if first is not None:
+        _finish(figure, first, run, int(table["round"].max()))
+    return figure
+
+
+def _columns(pairs: list[tuple[float, float]]) -> int:
+    """As many columns as p_e has values where that makes a grid, else at most three."""
+    of_p_e = len({p_e for _, p_e in pairs})
+    return of_p_e if len(pairs) == of_p_e * len({p_u for p_u, _ in pairs}) else min(3, len(pairs))
+
+
+def _style(row: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[row % len(COLOURS)],
+        "marker": SHAPES[row % len(SHAPES)],
+        "linestyle": DASHES[row // len(SHAPES) % len(DASHES)],
+    }
+
+
+def _line(panel: Axes, row: int, measured: pd.DataFrame) -> None:
+    """A canary's exposure; hollow markers, filled ones over them, rings around."""
+    style = _style(row)
+    hollow: dict[str, Any] = {"markerfacecolor": "white", "markersize": 5, "clip_on": False, "zorder": 3}
+    for metric, change in (
+        (None, hollow | {"linewidth": 1}),
+        ("rs", hollow | {"markerfacecolor": style["color"], "linestyle": "none", "zorder": 4}),
+        ("bs", hollow | {"marker": "o", "markersize": 10, "markerfacecolor": "none", "linestyle": "none", "zorder": 2}),
+    ):
+        of = measured if metric is None else measured[measured[metric] == 1]
+        [line] = panel.plot(of["round"], of["exposure"], **(style | change))
+        line.set_in_layout(False)
+
+
+def _ticks(strip: Axes, row: int, measured: pd.DataFrame) -> None:
+    rounds = np.array([round_ for since in measured["sharer_rounds"] for round_ in since])
+    last = int(measured["round"].max())
+    kept = rounds[np.unique(rounds * PIXELS // max(1, last), return_index=True)[1]] if len(rounds) else rounds
+    width = float(np.clip(0.5 * 72 * WIDTH / max(1, last), 0.35, 1.4))
+    strip.vlines(kept, row - 0.36, row + 0.36, color=_style(row)["color"], linewidth=width)
+
+
+def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
+    """Every second row shaded; beside each the marker and the id of its canary, and how many sharers it has."""
+    for row in range(0, len(group), 2):
+        strip.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, linewidth=0)
+    for row in range(len(group)):
+        style = _style(row) | {"linestyle": "none", "markersize": 4.5, "markerfacecolor": "white", "clip_on": False}
+        [mark] = strip.plot([-0.025], [row], transform=strip.get_yaxis_transform(), **style)
+        mark.set_in_layout(False)
+    sharers = group["sharers"] if "sharers" in group else [None] * len(group)
+    labels = [
+        f"{id_} ({held})" if held is not None else id_ for id_, held in zip(group["canary"], sharers, strict=True)
+    ]
+    strip.set_yticks(range(len(group)), labels, fontsize=7.5)
+    strip.tick_params(axis="y", length=0, pad=11)
+    strip.set_ylim(longest - 0.5, -0.5)
+    strip.grid(visible=False, axis="y")
+    strip.spines["left"].set_visible(False)
+
+
+def _finish(figure: Figure, panel: Axes, run: RunResults, last: int) -> None:
+    """Scales that all panels share, and what the marks mean."""
+    panel.set_xlim(0, 1.015 * last)  # a tick at the end stays whole
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    handles = [
+        Line2D([], [], color=GREY, marker="o", markersize=5, markerfacecolor="white", label="not memorized"),
+        Line2D([], [], color=GREY, marker="o", markersize=5, label="memorized (RS)"),
+        Line2D([], [], color=GREY, marker="o", markersize=10, markerfacecolor="none", label="extracted (BS)"),
+        Line2D([], [], color=GREY, marker="|", markersize=9, markeredgewidth=1.4, label="a sharer took part"),
+    ]
+    for handle in handles:
+        handle.set_linestyle("none")
+    references = run.of_model("references", run.evaluated[-1])
+    if references:
+        ceiling = math.log2(references + 1)
+        for lines in figure.axes[::2]:
+            lines.axhline(ceiling, color=GREY, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
+        label = f"most that |R| = {references:,.0f} can show"
+        handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=1, label=label))
+        panel.set_ylim(0, 1.04 * ceiling)
+    else:
+        panel.set_ylim(bottom=0)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
