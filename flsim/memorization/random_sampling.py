@@ -3,7 +3,9 @@
 Thakkar et al. (2020), section 4.1, "Evaluation Methods", after Carlini et al. (2018).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,10 +13,13 @@ from torch import Tensor
 
 from flsim.data.vocabulary import Layout
 from flsim.memorization.score import log_perplexity, nats, rows_at_once
-from flsim.model.cifg import LanguageModel, State
+from flsim.memorization.sift import Clear, Sifter, output_bounds
+from flsim.model.cifg import LanguageModel, LogitModel, State
 from flsim.rng import stream
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score
+TYPICAL = 64  # references that are read in full to know what words tend to cost
+LIKELY = (2**9, 2**14)  # how many of the likeliest references `decide` looks at first
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,47 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
     return torch.from_numpy(drawn[np.lexsort(drawn.T[::-1])])
 
 
-def rank(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> int:
-    """The rank of a canary; see `random_sampling`."""
-    return random_sampling(model, prefix, continuation, references).rank
+class RandomSampler:
+    """RS of one model over one R, for any number of canaries; what they share is made once.
+
+    Args:
+        model: the model, as it stays. One that is a `LogitModel` too is ranked faster.
+        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
+    """
+
+    def __init__(self, model: LanguageModel, references: Tensor) -> None:
+        self.model, self.references = model, references
+        self.step = model.stepper() if isinstance(model, LogitModel) else None
+
+    def rank(self, prefix: Tensor, continuation: Tensor) -> RandomSampling:
+        """See `random_sampling`."""
+        canary = _Canary(self, prefix, continuation)
+        open_, counted = [], 0
+        for clear in canary.sift(canary.within(self.references)):
+            counted += clear.counted
+            open_.append(clear.open)
+        beaten_by = counted + canary.score_open(open_)
+        return RandomSampling(canary.score, 1 + beaten_by, len(self.references))
+
+    def decide(self, prefix: Tensor, continuation: Tensor) -> bool:
+        """See `decide`."""
+        canary = _Canary(self, prefix, continuation)
+        references = canary.within(self.references)
+        expected = canary.expected(references)
+        for likely in (*LIKELY, len(references)):
+            some = references
+            if likely < len(references):
+                some = references[expected.topk(likely, largest=False, sorted=False).indices.sort().values]
+            open_ = []
+            for clear in canary.sift(some):
+                if clear.counted:
+                    return False
+                open_.append(clear.open)
+            if canary.score_open(open_):
+                return False
+            if some is references:
+                break
+        return True
 
 
 def random_sampling(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> RandomSampling:
@@ -59,7 +102,8 @@ def random_sampling(model: LanguageModel, prefix: Tensor, continuation: Tensor, 
     could not have come back, whatever the rounding. One that equals s is a tie by identity and counts, without being
     scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in float32, 2e-15 in
     float64) count as ties too, since the order of batched sums could not tell them apart: rounding can make a canary
-    look less memorized, never more.
+    look less memorized, never more. Of a `LogitModel`, references are scored in full only where bounds leave it open on
+    which side they are; see `flsim.memorization.sift`.
 
     Args:
         model: the model.
@@ -70,15 +114,71 @@ def random_sampling(model: LanguageModel, prefix: Tensor, continuation: Tensor, 
     Raises:
         Diverged: a score that was needed is not finite.
     """
-    score = float(log_perplexity(model, prefix, continuation[None]))
-    state, log_probs = model.start(prefix[None])
-    bound = score * (1 + TIE * torch.finfo(log_probs.dtype).eps)
-    same = (references == continuation).all(1)
-    others = references[~same]
-    others = others[nats(log_probs[0, others[:, 0]]) <= bound]
-    parts = torch.split(others, rows_at_once(log_probs))
-    beaten_by = sum(_at_most(model, state, log_probs, part, bound) for part in parts)
-    return RandomSampling(score, 1 + int(same.sum()) + beaten_by, len(references))
+    return RandomSampler(model, references).rank(prefix, continuation)
+
+
+def rank(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> int:
+    """The rank of a canary; see `random_sampling`."""
+    return random_sampling(model, prefix, continuation, references).rank
+
+
+def decide(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> bool:
+    """Whether a canary is memorized: always `rank` == 1, at a fraction of the cost.
+
+    It looks at the likeliest references first, by what words tend to cost, and stops at the first that scores at most
+    the canary's. The arguments and what is raised are those of `random_sampling`.
+    """
+    return RandomSampler(model, references).decide(prefix, continuation)
+
+
+class _Canary:
+    """A canary that is ranked: its score, and what is known of the model after its prefix."""
+
+    def __init__(self, sampler: RandomSampler, prefix: Tensor, continuation: Tensor) -> None:
+        self.model, self.prefix, self.continuation = sampler.model, prefix, continuation
+        self.step, self.references = sampler.step, sampler.references
+        self.score = float(log_perplexity(self.model, prefix, continuation[None]))
+        self.state, self.log_probs = self.model.start(prefix[None])
+        self.bound = self.score * (1 + TIE * torch.finfo(self.log_probs.dtype).eps)
+
+    def within(self, references: Tensor) -> Tensor:
+        """Those whose first word alone does not cost too much."""
+        return references[(nats(self.log_probs[0]) <= self.bound)[references[:, 0]]]
+
+    @cached_property
+    def visits(self) -> list[tuple[State, Tensor]]:
+        """(state, log-probs) after 1, 2, ..., n - 1 words of a few references, evenly spread over R."""
+        some = self.references[:: max(1, len(self.references) // TYPICAL)][:TYPICAL]
+        state = tuple(part.expand(len(some), -1) for part in self.state)
+        found = []
+        for words in some.T[:-1]:
+            state, log_probs = self.model.step(state, words)
+            found.append((state, log_probs))
+        return found
+
+    def expected(self, references: Tensor) -> Tensor:
+        """What references may cost, [M], were it not for their contexts; only an order to look at them in."""
+        columns = [self.log_probs[0], *(log_probs.mean(0) for _, log_probs in self.visits)]
+        return -sum((column[words] for column, words in zip(columns, references.T, strict=True)), start=0.0)
+
+    def sift(self, references: Tensor) -> Iterator[Clear]:
+        if self.step is not None and len(references):
+            bounds = output_bounds(self.model, self.visits)
+            yield from Sifter(self.step, bounds, self.bound).sift(self.state, self.log_probs, references)
+            return
+        same = (references == self.continuation).all(1)
+        yield Clear(int(same.sum()), references[:0])
+        for part in references[~same].split(rows_at_once(self.log_probs)):
+            yield Clear(_at_most(self.model, self.state, self.log_probs, part, self.bound), part[:0])
+
+    def score_open(self, pieces: list[Tensor]) -> int:
+        """How many of those that were left open score at most the canary's."""
+        open_ = torch.cat(pieces) if pieces else self.references[:0]
+        same = (open_ == self.continuation).all(1)
+        others = open_[~same]
+        if not len(others):
+            return int(same.sum())
+        return int(same.sum() + (log_perplexity(self.model, self.prefix, others) <= self.bound).sum())
 
 
 def _at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bound: float) -> int:

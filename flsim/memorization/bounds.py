@@ -1,0 +1,118 @@
+"""Bounds on what a next word costs, -log Pr(w) = log Z(r) - (e_w.r + b_w), with Z(r) the sum over v of exp(e_v.r + b_v).
+
+Words that matter are summed; the rest is one cloud with its first two moments under weights p at a center c, where
+outputs are expected. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >= |X|,
+
+    sum of the rest = exp(b_v + e_v.c) summed * exp(mu.d) * E exp(X),    1 + d'Sd phi(-m) <= E exp(X) <= 1 + d'Sd phi(m),
+
+as E X = 0 and phi(x) = (exp x - 1 - x) / x^2 is increasing: Bennett's inequality (1962), and its mirror image. Both hold
+for every r; the nearer to the center, the closer they are. A single logit is bounded by Cauchy and Schwarz.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flsim.memorization.score import rows_at_once
+
+SUMMED = 256  # words that are summed one by one
+LARGEST = 50.0  # beyond this m the bound is E exp(X) <= exp(m), so that nothing overflows
+ROUNDING = 64  # units of rounding allowed for in a logit, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst
+LOOSE = 1e-4  # relative, of the moments in the model's precision
+
+
+class Interval(NamedTuple):
+    """low <= the true value <= high; float64."""
+
+    low: Tensor
+    high: Tensor
+
+
+class OutputBounds:
+    """Bounds that are tight around a few outputs of a model. Shapes: S sampled outputs, D their size, V vocabulary.
+
+    Args:
+        weight: E [V, D].
+        bias: b [V].
+        outputs: [S, D], typical ones; their mean is the center.
+        probabilities: [V], mean probability of each word there.
+        summed: number of words that are summed one by one.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor, outputs: Tensor, probabilities: Tensor, summed: int = SUMMED
+    ) -> None:
+        self.weight, self.bias = weight, bias
+        self.center = outputs.mean(0)
+        vectors = weight.double()
+        at_center = vectors @ self.center.double() + bias
+        mean = probabilities.double() @ vectors
+        self.summed = _most_telling(probabilities, (vectors - mean).norm(dim=1), summed)
+        rest = torch.ones_like(bias, dtype=torch.bool)
+        rest[self.summed] = False
+        self.any_rest = bool(rest.any())
+        if self.any_rest:
+            share = at_center[rest].softmax(0)
+            mean = share @ vectors[rest]
+            around = vectors[rest] - mean
+            self.rest_at_center = at_center[rest].logsumexp(0)
+            self.covariance = ((around.T * share) @ around).to(weight.dtype)
+            self.rest_radius = around.norm(dim=1).max()
+        self.mean, self.at_center = mean.to(weight.dtype), at_center
+        self.radius = (vectors - mean).norm(dim=1) * (1 + LOOSE)  # [V]
+        self.length, self.offset = weight.norm(dim=1).max().double(), bias.abs().max().double()
+
+    def rounding(self, outputs: Tensor) -> Tensor:
+        """float64 [M], more than rounding can make of the cost of a word after each of outputs [M, D]."""
+        size = outputs.norm(dim=1).double() * self.length + self.offset + torch.finfo(outputs.dtype).tiny
+        # A logarithm of V terms, twice: in the bound and in what it is compared with.
+        return torch.finfo(outputs.dtype).eps * (ROUNDING * size + 2 * max(1, len(self.bias)).bit_length())
+
+    def log_sum_exp(self, outputs: Tensor) -> Interval:
+        """Of log Z, [M] each, for outputs [M, D]; without allowance for rounding."""
+        summed = torch.addmm(self.bias[self.summed], outputs, self.weight[self.summed].T).logsumexp(1).double()
+        if not self.any_rest:
+            return Interval(summed, summed)
+        away = outputs - self.center
+        variance = ((away @ self.covariance) * away).sum(1).double().clamp(min=0)
+        most = (self.rest_radius * away.norm(dim=1)).double() * (1 + LOOSE)
+        center = self.rest_at_center + (away @ self.mean).double()
+        capped = most.clamp(max=LARGEST)
+        low = torch.log1p(variance * (1 - LOOSE) * _phi(-most))
+        high = torch.log1p(variance * (1 + LOOSE) * _phi(capped))
+        high = torch.where(most > LARGEST, most, high)
+        return Interval(torch.logaddexp(summed, center + low), torch.logaddexp(summed, center + high))
+
+    def exact_log_sum_exp(self, outputs: Tensor) -> Tensor:
+        """log Z itself, float64 [M], in pieces."""
+        parts = outputs.split(rows_at_once(self.weight.T))
+        return torch.cat([torch.addmm(self.bias, part, self.weight.T).logsumexp(1).double() for part in parts])
+
+    def logits(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+        """float64 [N], the logit of words [N] after outputs[rows], in pieces."""
+        found = [
+            torch.linalg.vecdot(outputs[row], self.weight[word]) + self.bias[word]
+            for row, word in zip(rows.split(rows_at_once(outputs)), words.split(rows_at_once(outputs)), strict=True)
+        ]
+        return torch.cat(found).double()
+
+    def logits_at_most(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+        """float64 [N], no less than the logit of words [N] after outputs[rows]; O(1) for each, not O(D)."""
+        away = outputs - self.center
+        distance, shift = away.norm(dim=1).double(), (away @ self.mean).double()
+        return self.at_center[words] + self.radius[words] * distance[rows] + shift[rows]
+
+
+def _most_telling(probabilities: Tensor, distances: Tensor, count: int) -> Tensor:
+    """Ids [<= count] of the likeliest words, and of those that would make the cloud of the rest wide."""
+    far = distances.topk(min(count // 4, len(distances))).indices
+    likely = probabilities.topk(min(count - count // 4, len(distances))).indices
+    return torch.cat([likely, far]).unique()
+
+
+def _phi(x: Tensor) -> Tensor:
+    """(exp x - 1 - x) / x^2, and 1/2 at 0; float64."""
+    small = x.abs() < 1e-3
+    safe = torch.where(small, torch.ones_like(x), x)
+    return torch.where(small, 0.5 + x / 6 + x * x / 24, (safe.expm1() - safe) / (safe * safe))

@@ -1,0 +1,121 @@
+"""Which references are clear without being scored in full: exact, since bounds decide, and only where they can.
+
+References are a tree of shared first words, walked in pieces that bound memory. One is dropped as soon as a lower bound
+on what it has spent exceeds the canary's score, it counts where an upper bound on all of it does not, and what lies
+between (little: the bounds are hundredths of a nat apart) is open, for the plain scorer. The bounds allow for rounding,
+so that nothing is decided here which the plain scorer could see otherwise.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flsim.errors import Diverged
+from flsim.memorization.bounds import Interval, OutputBounds
+from flsim.memorization.score import nats, rows_at_once
+from flsim.model.cifg import LogitModel, State, Stepper
+
+WIDE = 0.5  # nats between the bounds on a log Z beyond which it is computed
+
+
+class Clear(NamedTuple):
+    """What became of a piece of the references.
+
+    Attributes:
+        counted: how many surely score at most the bound.
+        open: int64 [k, n], those that the bounds cannot tell.
+    """
+
+    counted: int
+    open: Tensor
+
+
+@dataclass(frozen=True)
+class Sifter:
+    """All of one canary that the walk needs.
+
+    Attributes:
+        step: of the model.
+        bounds: what words cost after the prefix and 1, 2, ..., n - 1 words of a reference.
+        bound: nats; references that score at most this count.
+    """
+
+    step: Stepper
+    bounds: Sequence[OutputBounds]
+    bound: float
+
+    def sift(self, state: State, log_probs: Tensor, references: Tensor) -> Iterator[Clear]:
+        """References [M, n] after the prefix whose state (one row) and log-probs [1, V] these are.
+
+        Raises:
+            Diverged: a value that was needed is not finite.
+        """
+        spent = nats(log_probs[0])[references[:, 0]]
+        nodes = torch.zeros_like(references[:, 0])
+        yield from self._descend(state, _Open(references, nodes, spent, spent), 1)
+
+    def _descend(self, state: State, open_: "_Open", column: int) -> Iterator[Clear]:
+        """References of which `column` words are paid for; `state` is after one word less."""
+        open_ = open_.where(open_.low <= self.bound)
+        if column == open_.words.shape[1]:
+            sure = open_.high <= self.bound
+            yield Clear(int(sure.sum()), open_.words[~sure])
+            return
+        size = len(self.bounds[0].bias)
+        edges, edge, shared = torch.unique_consecutive(
+            open_.node * size + open_.words[:, column - 1], return_inverse=True, return_counts=True
+        )
+        ends = shared.cumsum(0)
+        at_once = rows_at_once(state[-1])
+        for first in range(0, len(edges), at_once):
+            taken = edges[first : first + at_once]
+            part = slice(int(ends[first] - shared[first]), int(ends[first + len(taken) - 1]))
+            below = _Open(open_.words[part], edge[part] - first, open_.low[part], open_.high[part])
+            stepped = self.step(state, taken // size, taken % size)
+            yield from self._descend(stepped, self._pay(stepped[0], below, column), column + 1)
+
+    def _pay(self, outputs: Tensor, open_: "_Open", column: int) -> "_Open":
+        """Add what the word at `column` costs after outputs [N, D], its nodes; drop what is dear at once."""
+        bounds = self.bounds[column - 1]
+        rounding, (low, high) = bounds.rounding(outputs), bounds.log_sum_exp(outputs)
+        if not bool(rounding.isfinite().all() & low.isfinite().all()):
+            raise Diverged("an output of the model is not finite; its values overflow")
+        low, high = low - rounding, high + rounding
+        cheapest = low[open_.node] - bounds.logits_at_most(outputs, open_.node, open_.words[:, column])
+        open_ = open_.where(open_.low + cheapest <= self.bound)
+        logits = bounds.logits(outputs, open_.node, open_.words[:, column])
+        alive = open_.low + low[open_.node] - logits <= self.bound
+        wide = torch.zeros_like(low, dtype=torch.bool)
+        wide[open_.node[alive]] = True
+        wide &= ~(high - low <= WIDE + 2 * rounding)
+        if bool(wide.any()):
+            known = bounds.exact_log_sum_exp(outputs[wide])
+            low[wide], high[wide] = known - rounding[wide], known + rounding[wide]
+        return _Open(
+            open_.words,
+            open_.node,
+            open_.low + (low[open_.node] - logits).clamp(min=0),
+            open_.high + (high[open_.node] - logits).clamp(min=0),
+        )
+
+
+@dataclass(frozen=True)
+class _Open:
+    """M references [M, n], the node of the tree that each continues (ascending), bounds on what each has spent."""
+
+    words: Tensor
+    node: Tensor
+    low: Tensor
+    high: Tensor
+
+    def where(self, kept: Tensor) -> "_Open":
+        return self if bool(kept.all()) else _Open(self.words[kept], self.node[kept], self.low[kept], self.high[kept])
+
+
+def output_bounds(model: LogitModel, visits: Sequence[tuple[State, Tensor]]) -> list[OutputBounds]:
+    """Bounds around the outputs of some typical (state, log-probs) after each number of words."""
+    weight, bias = model.output_layer()
+    return [OutputBounds(weight, bias, state[0], log_probs.exp().mean(0)) for state, log_probs in visits]
