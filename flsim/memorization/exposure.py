@@ -1,9 +1,30 @@
 """Exposure: by how many bits of guessing a model narrows down a secret.
 
-Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |space| - log2 rank.
+Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |space| - log2 rank, which is
+-log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space.
 """
 
-from math import log2
+from dataclasses import dataclass
+from math import inf, log2
+
+from scipy.stats import binomtest
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """An estimate of the exposure over a whole space, in bits, with its confidence interval.
+
+    Attributes:
+        bits: the estimate.
+        low: lower end of the interval.
+        high: upper end; infinity where nothing bounds it.
+    """
+
+    bits: float
+    low: float
+    high: float
 
 
 def exposure(rank: int, references: int) -> float:
@@ -22,3 +43,36 @@ def exposure(rank: int, references: int) -> float:
     if not 1 <= rank <= references + 1:
         raise ValueError(f"rank among {references:,} references must be from 1 to {references + 1:,}, found {rank:,}")
     return log2(references + 1) - log2(rank)
+
+
+def exposure_interval(
+    rank: int, references: int, space: int | None = None, confidence: float = CONFIDENCE
+) -> tuple[float, float]:
+    """Between how many bits the exposure over the whole space lies, by what a rank among references says of it.
+
+    R is drawn uniformly from the space, so that rank - 1 is binomial with |R| trials of the probability whose -log2 the
+    exposure is. The interval is Clopper and Pearson's (1934), which covers at least as often as it says, whatever |R|.
+
+    Args:
+        rank: 1 + #{r' in R : P(r'|p) <= P(s|p)}.
+        references: |R|.
+        space: number of sequences in the space, where it is known. The canary is one of them, so no exposure exceeds
+            log2 of it; else a canary of rank 1 has no upper end.
+        confidence: how often the interval is to cover.
+
+    Returns:
+        Lower and upper end, bits.
+
+    Raises:
+        ValueError: the rank is none.
+    """
+    exposure(rank, references)
+    found = binomtest(rank - 1, references).proportion_ci(confidence, "exact")
+    most = inf if space is None else log2(space)
+    low, high = (min(most, -log2(p) if p > 0 else inf) for p in (found.high, found.low))
+    return low, high
+
+
+def ranked_exposure(rank: int, references: int, space: int | None = None, confidence: float = CONFIDENCE) -> Exposure:
+    """`exposure` with its `exposure_interval`."""
+    return Exposure(exposure(rank, references), *exposure_interval(rank, references, space, confidence))

@@ -1,0 +1,110 @@
+"""Calibrated exposure: how much likelier the canary has become than what models without it would expect.
+
+Jagielski et al. (2022), "Measuring Forgetting of Memorized Training Examples", section 2.2, after Watson et al. (2021):
+the mean score over models trained without the canaries is subtracted from every score before ranking.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flsim.errors import at_least_one
+from flsim.memorization.exposure import exposure
+from flsim.memorization.random_sampling import TIE
+from flsim.memorization.score import log_perplexity, nats, rows_at_once
+from flsim.model.cifg import LanguageModel, State
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The place of a canary by its calibrated score.
+
+    Attributes:
+        score: P(s|p) less its mean over the models trained without it, nats; below 0 where s has become likelier.
+        rank: 1 + #{r' in R that score at most as much}; from 1 to |R| + 1.
+        references: |R|.
+    """
+
+    score: float
+    rank: int
+    references: int
+
+    @property
+    def exposure(self) -> float:
+        """Bits; see `exposure`."""
+        return exposure(self.rank, self.references)
+
+
+def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: Tensor) -> Tensor:
+    """Mean log-perplexity of continuations over models, float64 [N], nats.
+
+    It depends on the prefix and not on the model that is measured: compute R's once for all rounds.
+
+    Args:
+        models: trained without the canaries.
+        prefix: int64 [L], BOS first.
+        continuations: int64 [N, n].
+
+    Raises:
+        InputError: there are no models.
+        Diverged: a score is not finite.
+    """
+    at_least_one(models=len(models))
+    return torch.stack([log_perplexity(model, prefix, continuations) for model in models]).mean(0)
+
+
+def calibrated_rank(
+    model: LanguageModel,
+    prefix: Tensor,
+    continuation: Tensor,
+    references: Tensor,
+    canary_mean: float,
+    reference_means: Tensor,
+) -> Calibrated:
+    """Rank a canary's continuation s among references by calibrated scores, exactly: as if each were scored in full.
+
+    A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. So it is dropped as
+    soon as it has spent more than that; of a memorized canary, d is far below 0. Ties are as in `random_sampling`, by
+    identity and within 8 units of rounding of the four scores compared.
+
+    Args:
+        model: the model that is measured.
+        prefix: p, int64 [L], BOS first.
+        continuation: s, int64 [n].
+        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
+        canary_mean: the canary's `mean_scores`.
+        reference_means: R's `mean_scores`, float64 [|R|].
+
+    Raises:
+        Diverged: a score that was needed is not finite.
+    """
+    state, log_probs = model.start(prefix[None])
+    eps = TIE * torch.finfo(log_probs.dtype).eps
+    own = float(log_perplexity(model, prefix, continuation[None]))
+    score = own - canary_mean
+    # P(r') - m <= d + eps (P(r') + m + P(s) + mean), solved for P(r').
+    bounds = (score + reference_means * (1 + eps) + eps * (own + canary_mean)).div(1 - eps)
+    same = (references == continuation).all(1)
+    others, bounds = references[~same], bounds[~same]
+    size = rows_at_once(log_probs)
+    pairs = zip(torch.split(others, size), torch.split(bounds, size), strict=True)
+    at_most = sum(_at_most(model, state, log_probs, part, bound) for part, bound in pairs)
+    return Calibrated(score, 1 + int(same.sum()) + at_most, len(references))
+
+
+def _at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
+    """How many of references [M, n] score at most their own bound [M], after the prefix whose state this is."""
+    rows = references.new_zeros(len(references))  # of the state that each reference continues
+    spent = nats(log_probs[rows, references[:, 0]])
+    for column in range(1, references.shape[1]):
+        kept = spent <= bounds
+        rows, spent, references, bounds = rows[kept], spent[kept], references[kept], bounds[kept]
+        if not len(references):
+            return 0
+        size = log_probs.shape[1]
+        pairs, rows = torch.unique_consecutive(rows * size + references[:, column - 1], return_inverse=True)
+        state, log_probs = model.step(tuple(part[pairs // size] for part in state), pairs % size)
+        spent = spent + nats(log_probs[rows, references[:, column]])
+    return int((spent <= bounds).sum())

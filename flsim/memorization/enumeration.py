@@ -1,0 +1,126 @@
+"""Exposure over the whole space, exactly: every sequence that is at least as likely as the canary is visited.
+
+Carlini et al. (2018), "The Secret Sharer", definitions 2 and 3.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log2
+
+import torch
+from torch import Tensor
+
+from flsim.data.vocabulary import Layout
+from flsim.memorization.random_sampling import TIE
+from flsim.memorization.score import log_perplexity, nats, rows_at_once
+from flsim.model.cifg import LanguageModel, State
+
+MOST_READ = 2**20
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """The place of a canary in its space.
+
+    Attributes:
+        rank: #{r in words^n : P(r|p) <= P(s|p)}, the canary among them; from 1 to `space`.
+        space: words^n.
+    """
+
+    rank: int
+    space: int
+
+    @property
+    def exposure(self) -> float:
+        """Bits, from 0 to log2 of the space."""
+        return log2(self.space) - log2(self.rank)
+
+
+@dataclass
+class _Budget:
+    """How many sequences may still be read; below 0 the search is given up."""
+
+    left: float
+
+
+def space_scores(model: LanguageModel, prefix: Tensor, length: int, layout: Layout) -> Iterator[Tensor]:
+    """P(r|p) of every continuation r in words^length, in lexicographic order, in pieces.
+
+    Shared first words are read once, and memory does not depend on the size of the space.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        length: number of words of a continuation.
+        layout: where the words are.
+
+    Yields:
+        float64 [at most `rows_at_once` times the number of words], nats.
+
+    Raises:
+        Diverged: a score is not finite.
+    """
+    anything = prefix.new_zeros(length)
+    for scores, _ in _walk(model, prefix, anything, float("inf"), layout, _Budget(float("inf"))):
+        yield scores
+
+
+def enumerate_space(
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, layout: Layout, most_read: int = MOST_READ
+) -> Enumeration | None:
+    """Rank a canary's continuation s among all of words^n, exactly.
+
+    First words that have spent more than the canary's whole score are not read on, as no word costs less than 0. At
+    most exp(P(s|p)) sequences of each length are left (their probabilities sum to at most 1), so that also in a vast
+    space a canary that the model knows well is ranked at once. Ties as in `random_sampling`: the canary counts by
+    identity, and scores within the model's rounding of its own count.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        continuation: s, int64 [n], words only.
+        layout: where the words are.
+        most_read: give up after reading so many sequences.
+
+    Returns:
+        The exact rank; None if given up.
+
+    Raises:
+        Diverged: a score that was needed is not finite.
+    """
+    _, log_probs = model.start(prefix[None])
+    limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
+    budget, rank = _Budget(most_read), 1
+    for scores, own in _walk(model, prefix, continuation, limit, layout, budget):
+        rank += int(((scores <= limit) & ~own).sum())
+        if budget.left < 0:
+            return None
+    return Enumeration(rank, layout.words ** len(continuation)) if budget.left >= 0 else None
+
+
+def _walk(
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, layout: Layout, budget: _Budget
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores [N] of continuations, and which of them is `continuation`; those beyond `limit` may be missing."""
+
+    def below(
+        state: State, log_probs: Tensor, spent: Tensor, own: Tensor, read: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """All that continue the N sequences whose state, log-probs, scores [N] and equality [N] these are."""
+        spent = (spent[:, None] + nats(log_probs[:, words])).flatten()
+        own = (own[:, None] & (words == continuation[read])).flatten()
+        if read + 1 == len(continuation):
+            yield spent, own
+            return
+        kept = (spent <= limit).nonzero().flatten()
+        budget.left -= len(kept)
+        if budget.left < 0:
+            return
+        for part in torch.split(kept, rows_at_once(log_probs)):
+            row, word = part // layout.words, words[part % layout.words]
+            yield from below(*model.step(tuple(piece[row] for piece in state), word), spent[part], own[part], read + 1)
+
+    state, log_probs = model.start(prefix[None])
+    words = torch.arange(layout.first_word, layout.last_word + 1, device=prefix.device)
+    nothing = log_probs.new_zeros(1, dtype=torch.float64)
+    yield from below(state, log_probs, nothing, nothing == 0, 0)

@@ -1,0 +1,165 @@
+"""Exposure of canaries by name from the scores of references: by interpolation, and extrapolated beyond the last one.
+
+Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
+(privacy_tests/secret_sharer/exposures.py), whose functions lose track of which canary is which.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log, log2
+
+import numpy as np
+from scipy.stats import kstest
+from torch import Tensor
+
+from flsim.errors import InputError
+from flsim.memorization.exposure import CONFIDENCE, Exposure, exposure_interval
+from flsim.memorization.skew_normal import Floats, SkewNormal, fit
+from flsim.rng import stream
+
+FEWEST = 20
+POOR = 0.01
+BINS, WIDEST = 1024, 6
+
+
+@dataclass(frozen=True)
+class ExtrapolationHParams:
+    """How sure one wants to be of a fit.
+
+    Attributes:
+        resamples: refits of the parametric bootstrap that the intervals and the p-value come from.
+        confidence: how often an interval is to cover, were the scores skew-normal.
+    """
+
+    resamples: int = 200
+    confidence: float = CONFIDENCE
+
+    def __post_init__(self) -> None:
+        if self.resamples < 100:
+            raise InputError(f"resamples must be at least 100, found {self.resamples}")
+        if not 0 < self.confidence < 1:
+            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """Exposures that suppose that the scores of the whole space are skew-normal, and how well those of R are.
+
+    Attributes:
+        fitted: the distribution.
+        statistic: Kolmogorov and Smirnov's, the largest distance between the two distribution functions.
+        p_value: how often a sample of the fitted distribution is as far from its own fit. (Tables of the statistic
+            suppose parameters that were not fitted, and would hardly ever reject.)
+        exposures: of every canary. Intervals are of the fit's sampling error; they say nothing of a poor fit's.
+    """
+
+    fitted: SkewNormal
+    statistic: float
+    p_value: float
+    exposures: dict[str, Exposure]
+
+    @property
+    def poor(self) -> bool:
+        """The scores are not skew-normal (p < 0.01), so that exposures are not to be trusted beyond log2 |R|.
+
+        Nor does a good fit prove anything there: none of R is in that tail.
+        """
+        return self.p_value < POOR
+
+
+def interpolate(
+    scores: Mapping[str, float], references: Tensor, space: int | None = None, confidence: float = CONFIDENCE
+) -> dict[str, Exposure]:
+    """log2 |R| - log2 rank, where rank is 1 + #{r' in R: P(r'|p) <= P(s|p)}: ties put references first.
+
+    It is `exposure` less log2(1 + 1/|R|), since R alone is the space here; the worst rank is thus below 0 bits.
+
+    Args:
+        scores: log-perplexity of each canary by its name, in any unit.
+        references: log-perplexities of R, float [|R|], in the same unit.
+        space: see `exposure_interval`.
+        confidence: see `exposure_interval`.
+
+    Raises:
+        InputError: there are no references, or a score is not finite.
+    """
+    ordered = np.sort(_numbers(references, fewest=1))
+    count, found = len(ordered), {}
+    for name, score in _finite(scores).items():
+        rank = 1 + int(np.searchsorted(ordered, score, side="right"))
+        found[name] = Exposure(log2(count) - log2(rank), *exposure_interval(rank, count, space, confidence))
+    return found
+
+
+def extrapolate(
+    scores: Mapping[str, float], references: Tensor, hparams: ExtrapolationHParams, seed: int
+) -> Extrapolation:
+    """-log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
+
+    Args:
+        scores: log-perplexity of each canary by its name, in any unit.
+        references: log-perplexities of R, float [|R|], in the same unit.
+        hparams: of the bootstrap, whose cost does not depend on |R|.
+        seed: the experiment's.
+
+    Raises:
+        InputError: there are fewer than 20 references, all score the same, or a score is not finite.
+    """
+    sample, names = _numbers(references, FEWEST), list(_finite(scores))
+    if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
+        raise InputError(
+            "all references score the same, so that no distribution can be fitted to them; look at the model"
+        )
+    at = np.array([scores[name] for name in names], dtype=np.float64)
+    fitted = fit(sample)
+    p_value, resampled = _bootstrap(fitted, sample, at, hparams.resamples, seed)
+    tails = (1 - hparams.confidence) / 2
+    low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
+    exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
+    statistic = float(kstest(sample, fitted.cdf).statistic)
+    return Extrapolation(fitted, statistic, p_value, dict(zip(names, exposures, strict=True)))
+
+
+def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:
+    """P-value of the fit, and the bits at each score by every refit, [resamples, canaries].
+
+    Samples are drawn as counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide, and the sample's own distance
+    is taken on the same bins, so that like is compared with like.
+    """
+    edges = np.linspace(fitted.location - WIDEST * fitted.scale, fitted.location + WIDEST * fitted.scale, BINS - 1)
+    width = edges[1] - edges[0]
+    centers = np.concatenate([edges[:1] - width / 2, edges + width / 2])
+    expected = np.diff(fitted.cdf(edges), prepend=0, append=1).clip(0)
+
+    def refit(counts: Floats) -> tuple[SkewNormal, float]:
+        again = fit(centers, counts, start=fitted)
+        return again, float(np.abs(np.cumsum(counts)[:-1] / counts.sum() - again.cdf(edges)).max())
+
+    own = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
+    _, distance = refit(own)
+    rng, bits, as_far = stream(seed, "extrapolation"), [], 0
+    for _ in range(resamples):
+        again, its_distance = refit(rng.multinomial(len(sample), expected / expected.sum()).astype(np.float64))
+        bits.append(_bits(again, at))
+        as_far += its_distance >= distance
+    return (1 + as_far) / (1 + resamples), np.array(bits)
+
+
+def _bits(distribution: SkewNormal, at: Floats) -> Floats:
+    return -distribution.log_cdf(at) / log(2)
+
+
+def _numbers(references: Tensor, fewest: int) -> Floats:
+    values: Floats = references.double().cpu().numpy()
+    if len(values) < fewest:
+        raise InputError(f"at least {fewest} references are needed, found {len(values)}; draw more")
+    if not np.isfinite(values).all():
+        raise InputError("the score of a reference is not finite; the model has diverged")
+    return values
+
+
+def _finite(scores: Mapping[str, float]) -> Mapping[str, float]:
+    for name, score in scores.items():
+        if not np.isfinite(score):
+            raise InputError(f"the score of canary {name} is not finite; the model has diverged")
+    return scores

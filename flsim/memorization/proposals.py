@@ -1,0 +1,166 @@
+"""Samples of a whole space of continuations from several proposals, and what each weighs among uniform ones.
+
+Proposal b draws each word with probability proportional to Pr(word | p, words so far)^b over words only: b = 0 is
+uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the balance heuristic:
+Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from torch import Tensor
+
+from flsim.data.vocabulary import Layout
+from flsim.memorization.score import nats, rows_at_once
+from flsim.model.cifg import LanguageModel, State
+
+Floats = NDArray[np.float64]
+Shares = dict[float, float]  # of samples, by the power b of the proposal that they come from
+STEPS = 100
+KEPT, LEAST = 0.2, 0.01  # of the default shares; shares below are not worth their normalizer
+
+
+@dataclass(frozen=True)
+class Draws:
+    """N samples of the space, those of one proposal after those of the other; q is the mixture of all proposals.
+
+    Attributes:
+        words: int64 [N, n].
+        scores: P(r|p), float64 [N], nats.
+        log_densities: of every sample under every proposal, float64 [N, K].
+        counts: of samples of every proposal, [K].
+        powers: [K].
+        log_space: log of the number of sequences in the space, nats.
+    """
+
+    words: Tensor
+    scores: Tensor
+    log_densities: Tensor
+    counts: tuple[int, ...]
+    powers: tuple[float, ...]
+    log_space: float
+
+    @property
+    def shares(self) -> Floats:
+        """Of each proposal in q, [K]."""
+        return np.array(self.counts) / sum(self.counts)
+
+    def ratios(self) -> Floats:
+        """Density of each proposal over q, [N, K]."""
+        densities = self.log_densities.cpu().numpy()
+        return np.asarray(np.exp(densities - logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
+
+    def weights(self) -> Floats:
+        """Uniform density over q, [N]; their sum over N times an event's indicator estimates its uniform probability."""
+        mixture = logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
+        return np.asarray(np.exp(-self.log_space - mixture))
+
+    def heaviest(self, bound: float) -> float:
+        """What a sequence that scores at most `bound` nats can weigh.
+
+        Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of what its words were
+        normalized by. That is least for a score of `bound` and the greatest Z_b, for which that of all samples stands.
+        """
+        powers = np.array(self.powers)
+        log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
+        rarest = -powers * bound - log_normalizers.max(0)
+        return exp(-self.log_space - float(logsumexp(rarest, b=self.shares)))
+
+
+def draw(
+    model: LanguageModel,
+    prefix: Tensor,
+    length: int,
+    layout: Layout,
+    shares: Shares,
+    samples: int,
+    rng: np.random.Generator,
+) -> Draws:
+    """Draw about `samples` sequences from proposals in the given shares, at least two of each.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        length: number of words.
+        layout: where the words are.
+        shares: power of each proposal and its share.
+        samples: how many in all.
+        rng: of the samples.
+
+    Raises:
+        Diverged: a score is not finite.
+    """
+    counts = tuple(max(2, round(share * samples)) for share in shares.values())
+    powers, device = tuple(shares), prefix.device
+    proposal = torch.repeat_interleave(torch.arange(len(powers)), torch.tensor(counts)).to(device)
+    uniforms = torch.from_numpy(rng.random((len(proposal), length))).to(device)
+    start, log_probs = model.start(prefix[None])
+    pieces = []
+    for part in torch.split(torch.arange(len(proposal), device=device), rows_at_once(log_probs)):
+        pieces.append(_draw(model, start, log_probs, layout, powers, proposal[part], uniforms[part]))
+    words, scores, densities = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return Draws(words, scores, densities, counts, powers, length * log(layout.words))
+
+
+def _draw(
+    model: LanguageModel,
+    state: State,
+    log_probs: Tensor,
+    layout: Layout,
+    powers: Sequence[float],
+    proposal: Tensor,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Words [N, n], scores [N] and log-densities [N, K], after the prefix whose state (one row) this is."""
+    words: list[Tensor] = []
+    score, densities = uniforms.new_zeros(len(uniforms)), uniforms.new_zeros(len(uniforms), len(powers))
+    own_power = uniforms.new_tensor(powers)[proposal][:, None]
+    first = proposal.new_zeros(len(proposal))
+    state, log_probs = tuple(part[first] for part in state), log_probs.expand(len(first), -1)
+    for uniform in uniforms.T:
+        if words:
+            state, log_probs = model.step(state, words[-1])
+        costs = nats(log_probs[:, layout.first_word : layout.last_word + 1])
+        least = costs.min(1, keepdim=True).values
+        ladder = (own_power * (least - costs)).exp().cumsum(1)
+        target = uniform[:, None] * ladder[:, -1:]
+        word = torch.searchsorted(ladder, target, right=True).clamp(max=layout.words - 1)
+        cost = costs.gather(1, word)[:, 0]
+        normalizers = [(-power * costs).logsumexp(1) for power in powers]
+        densities -= torch.stack([power * cost + total for power, total in zip(powers, normalizers, strict=True)], 1)
+        score = score + cost
+        words.append(word[:, 0] + layout.first_word)
+    return torch.stack(words, 1), score, densities
+
+
+def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
+    """Shares of proposals that make the estimates' relative variances least, by what a pilot saw of them.
+
+    The second moment of an estimate, E[1{event} u / q] with u uniform and q the mixture, is convex in the shares. The
+    multiplicative step of optimal design, share * sqrt(-slope), decreases it (Fellman, "On the Allocation of Linear
+    Observations", 1974).
+
+    Args:
+        pilot: samples that are not used for anything else, so that estimates stay unbiased.
+        events: [C, N] 1 where a sample is in the event of a canary, 0 elsewhere.
+        default: shares to go back to where the pilot met no event, and a fifth of which is kept in any case.
+    """
+    weights, ratios = pilot.weights(), pilot.ratios()
+    means = events @ weights / len(weights)
+    met = means > 0
+    if not met.any():
+        return default
+    moments = ((events[met] / means[met, None] ** 2) * weights**2).sum(0)
+    best = np.full(len(pilot.powers), 1 / len(pilot.powers))
+    for _ in range(STEPS):
+        best = best * np.sqrt((moments / (ratios @ best) ** 2) @ ratios)
+        best /= best.sum()
+    kept = {power: share for power, share in zip(pilot.powers, (1 - KEPT) * best, strict=True) if share > LEAST}
+    every = {power: kept.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **kept}}
+    total = sum(every.values())
+    return {power: every[power] / total for power in sorted(every)}

@@ -1,0 +1,99 @@
+"""Calibrated ranks against their definition, by the equations of the models."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
+
+from flsim.errors import Diverged, InputError
+from flsim.memorization import score
+from flsim.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
+from flsim.memorization.random_sampling import random_sampling
+from flsim.model.cifg import LanguageModel
+
+PHRASES = all_phrases(4)
+BOS = (LAYOUT.bos,)
+
+
+def rank_of(
+    model: LanguageModel, without: list[LanguageModel], prefix: Phrase, phrase: Phrase, among: list[Phrase]
+) -> Calibrated:
+    p, s, r = torch.tensor(prefix), torch.tensor(phrase), torch.tensor(among)
+    own = float(mean_scores(without, p, s[None]))
+    return calibrated_rank(model, p, s, r, own, mean_scores(without, p, r))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0]),
+    models=st.integers(1, 3),
+    prefix=st.lists(st.integers(0, 7), max_size=3),
+    chosen=st.lists(st.integers(0, 255), min_size=1, max_size=60),
+    copies=st.integers(0, 3),
+    rows=st.sampled_from([1, 2, 7, 1000]),
+)
+def test_equals_the_definition(
+    seed: int, scale: float, models: int, prefix: list[int], chosen: list[int], copies: int, rows: int
+) -> None:
+    model, p, canary = random_model(seed, scale), (*BOS, *prefix), PHRASES[seed % 256]
+    without = [random_model(seed + 1 + k, scale) for k in range(models)]
+    among = [PHRASES[index] for index in chosen] + [canary] * copies
+    means = np.mean([Oracle(each).scores(p, [canary, *among]) for each in without], axis=0)
+    scores = Oracle(model).scores(p, [canary, *among])
+    own, others = (scores - means)[0], (scores - means)[1:]
+    slack = 1e-9 * (1 + scores.max() + means.max())  # where they differ by less, the oracle's rounding could decide
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+        found = rank_of(model, list(without), p, canary, among)
+    assert found.score == pytest.approx(own, abs=slack)
+    assert 1 + (others <= own - slack).sum() <= found.rank <= 1 + (others <= own + slack).sum()
+    assert found.rank >= 1 + among.count(canary)
+    assert found.references == len(among)
+
+
+def test_models_that_know_nothing_leave_the_rank_as_it_is() -> None:
+    """A uniform model scores all the same."""
+    model, uniform = random_model(3), random_model(0, scale=0.0)
+    for canary in PHRASES[::25]:
+        found = rank_of(model, [uniform], BOS, canary, PHRASES)
+        plain = random_sampling(model, torch.tensor(BOS), torch.tensor(canary), torch.tensor(PHRASES))
+        assert found.rank == plain.rank
+        assert found.score == pytest.approx(plain.log_perplexity - 4 * math.log(8))
+        assert found.exposure == pytest.approx(math.log2(257) - math.log2(plain.rank))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_model_that_learned_nothing_ties_everywhere(dtype: torch.dtype) -> None:
+    """It is the model without the canaries: all differences are rounding."""
+    model = random_model(4, dtype=dtype)
+    for canary in PHRASES[::25]:
+        assert rank_of(model, [model, model], BOS, canary, PHRASES).rank == 257
+
+
+def test_a_hard_canary_that_was_learned_ranks_first() -> None:
+    """It is the least likely but for a bias towards its words, which the models without it lack."""
+    before, after = random_model(1), random_model(1)
+    worst = PHRASES[int(Oracle(before).scores(BOS, PHRASES).argmax())]
+    with torch.no_grad():
+        after.output_bias[list(set(worst))] += 1.0
+    others = [phrase for phrase in PHRASES if not set(phrase) <= set(worst)]
+    assert rank_of(after, [before], BOS, worst, others).rank == 1
+    assert random_sampling(after, torch.tensor(BOS), torch.tensor(worst), torch.tensor(others)).rank > 1
+
+
+def test_there_must_be_models_without_the_canaries() -> None:
+    with pytest.raises(InputError, match="models must be at least 1"):
+        mean_scores([], torch.tensor(BOS), torch.tensor(PHRASES))
+
+
+def test_a_model_with_nan_ranks_nothing() -> None:
+    model = random_model(0)
+    with torch.no_grad():
+        model.output_bias[2] = math.nan
+    with pytest.raises(Diverged, match="not finite"):
+        rank_of(model, [random_model(1)], BOS, (1, 2, 3, 4), PHRASES)

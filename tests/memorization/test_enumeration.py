@@ -1,0 +1,95 @@
+"""Exposure over the whole space, against the equations of the model."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+from memorization.spaces import layout_of, space_model
+
+from flsim.errors import Diverged
+from flsim.memorization import score
+from flsim.memorization.enumeration import Enumeration, enumerate_space, space_scores
+
+BOS = (LAYOUT.bos,)
+SCALES = st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0])
+PREFIXES = st.lists(st.integers(0, 7), max_size=3)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), SCALES, PREFIXES, st.integers(1, 4), st.sampled_from([1, 3, 1000]))
+def test_scores_of_the_whole_space(seed: int, scale: float, prefix: list[int], length: int, rows: int) -> None:
+    """In lexicographic order, whatever the pieces."""
+    model, p = random_model(seed, scale), (*BOS, *prefix)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+        pieces = list(space_scores(model, torch.tensor(p), length, LAYOUT))
+    assert max(map(len, pieces)) <= rows * LAYOUT.words
+    np.testing.assert_allclose(torch.cat(pieces), Oracle(model).scores(p, all_phrases(length)), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), SCALES, PREFIXES, st.integers(1, 4), st.sampled_from([1, 3, 1000]))
+def test_rank_is_that_of_brute_force(seed: int, scale: float, prefix: list[int], length: int, rows: int) -> None:
+    model, p, phrases = random_model(seed, scale), (*BOS, *prefix), all_phrases(length)
+    canary, oracle = phrases[seed % len(phrases)], Oracle(model)
+    scores, own = oracle.scores(p, phrases), oracle.score(p, canary)
+    slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
+        found = enumerate_space(model, torch.tensor(p), torch.tensor(canary), LAYOUT)
+    assert found is not None
+    assert found.space == 4**length
+    assert max(1, (scores <= own - slack).sum()) <= found.rank <= (scores <= own + slack).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_rank_once_and_the_exposure_of_each(dtype: torch.dtype) -> None:
+    """Definition 2 of The Secret Sharer counts the canary itself: the best is of rank 1, with log2 |space| bits."""
+    model, phrases = random_model(7, dtype=dtype), all_phrases(4)
+    order = np.argsort(Oracle(model).scores(BOS, phrases))
+    for position in range(0, 256, 5):
+        found = enumerate_space(model, torch.tensor(BOS), torch.tensor(phrases[order[position]]), LAYOUT)
+        assert found == Enumeration(position + 1, 256)
+        assert found.exposure == pytest.approx(8 - math.log2(position + 1))
+
+
+def test_a_uniform_model_exposes_nothing() -> None:
+    found = enumerate_space(random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), LAYOUT)
+    assert found == Enumeration(256, 256)
+    assert found.exposure == 0
+
+
+def test_a_vast_space_is_ranked_exactly_where_the_canary_is_likely() -> None:
+    """Words are independent: word w costs c_w nats whatever stands before it, so ranks can be counted by hand.
+
+    Word 1 costs next to nothing, each of the 199 others as much as the other. The canary has one of them, in the last
+    place. As likely or likelier are (1, ..., 1), and all that have one other word, in any place.
+    """
+    words, length = 200, 12
+    layout, model = layout_of(words), space_model(words, 0, 0.0, torch.float32)
+    with torch.no_grad():
+        model.output_bias[:] = -20.0
+        model.output_bias[1] = 0.0
+    canary = torch.tensor([1] * (length - 1) + [17])
+    found = enumerate_space(model, torch.tensor([layout.bos]), canary, layout)
+    assert found == Enumeration(1 + length * 199, words**length)
+
+
+def test_it_gives_up_after_as_many_sequences_as_it_may_read() -> None:
+    """Nothing of a uniform model can be dropped: 4, 16, then 64 sequences are read."""
+    arguments = random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), LAYOUT
+    assert enumerate_space(*arguments, most_read=84) == Enumeration(256, 256)
+    assert enumerate_space(*arguments, most_read=83) is None
+
+
+@pytest.mark.parametrize("parameter", ["output_bias", "embedding", "projection"])
+def test_a_model_with_nan_ranks_nothing(parameter: str) -> None:
+    model = random_model(0)
+    with torch.no_grad():
+        model.get_parameter(parameter).view(-1)[-1] = math.nan
+    with pytest.raises(Diverged, match="not finite"):
+        enumerate_space(model, torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), LAYOUT)
