@@ -33,8 +33,8 @@ class ShortestPathHParams:
 
     Attributes:
         count: k, how many of the most likely sequences are wanted.
-        nodes: at most this many evaluations of the model at a partial sequence.
-        frontier: at most this many nodes are kept in memory, 1 KB each; of more, the most expensive half is given up.
+        nodes: at most this many partial sequences are read by the model.
+        frontier: at most this many nodes are kept in memory, 1.2 KB each; of more, the costlier half is given up.
     """
 
     count: int = 1
