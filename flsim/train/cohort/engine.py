@@ -6,6 +6,7 @@ train one after another (`packed`); elsewhere, and for bfloat16, they are stacke
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,10 @@ Member = tuple[int, Records]
 
 
 class Trainer(Protocol):
-    """Trains a micro-cohort from the global parameters, and keeps the users' parameters until the next one."""
+    """Trains a micro-cohort from the global parameters, and keeps the users' parameters until the next one.
+
+    Running out of memory leaves what it was given to add to as it was.
+    """
 
     def pack(self, group: list[Steps]) -> Any:
         """What `train` takes; may run in another thread, while another group trains."""
@@ -54,7 +58,7 @@ class CohortEngine:
         hparams: local training.
         micro_cohort: users that train at once; chosen by the device's memory if None. Where memory runs out they
             become fewer, which is said.
-        memory_share: share of the device's memory that is ours.
+        memory_share: of a GPU; this process never takes more.
 
     Raises:
         InputError: the device cannot do what is asked for.
@@ -75,6 +79,8 @@ class CohortEngine:
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
         self._stacked = self._device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
+        if self._device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
         self._at_once = micro_cohort or (self._choose(memory_share) if self._stacked else 1)
         self._trainer: Trainer | None = None
 
@@ -88,21 +94,38 @@ class CohortEngine:
         """
         start = {name: value.to(self._device) for name, value in start.items()}
         delta = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
-        counts = UpdateSum({}, 0.0, 0, 0.0, 0)
         # Largest first: those that train at once are of like size, and memory runs out early if at all.
         waiting = sorted(((user, users[user]) for user in cohort), key=lambda member: -len(member[1]))
+        parts: list[UpdateSum] = []
         while waiting:
             try:
-                trainer = self._trainer or self._build()
-                groups = self._packed(trainer, waiting, seed, round_)
-                for group, packed in ahead(groups) if self._device.type == "cuda" else groups:
-                    counts = counts.merge(self._add(trainer, start, group, packed, clip, delta))
-                    waiting = waiting[len(group) :]
+                self._train_waiting(start, waiting, seed, round_, clip, parts, delta)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
                 self._shrink(error)
+        counts = reduce(UpdateSum.merge, parts, UpdateSum({}, 0.0, 0, 0.0, 0))
         return replace(counts, delta={name: value.cpu() for name, value in delta.items()})
+
+    def _train_waiting(
+        self,
+        start: Params,
+        waiting: list[Member],
+        seed: int,
+        round_: int,
+        clip: float | None,
+        parts: list[UpdateSum],
+        delta: Params,
+    ) -> None:
+        """Train all who wait: a micro-cohort leaves `waiting` when it is in `parts` and `delta`.
+
+        In a function of its own, so that nothing holds the memory of a trainer that did not fit.
+        """
+        trainer = self._trainer or self._build()
+        groups = self._packed(trainer, tuple(waiting), seed, round_)
+        for group, packed in ahead(groups) if self._device.type == "cuda" else groups:
+            parts.append(self._add(trainer, start, group, packed, clip, delta))
+            del waiting[: len(group)]
 
     def _packed(
         self, trainer: Trainer, waiting: Sequence[Member], seed: int, round_: int
@@ -136,10 +159,11 @@ class CohortEngine:
         if self._stacked:
             from flsim.train.cohort.stacked import StackedTrainer
 
-            self._trainer = StackedTrainer(self._like, self._hparams, self._layout, self._at_once)
+            trainer: Trainer = StackedTrainer(self._like, self._hparams, self._layout, self._at_once)
         else:
-            self._trainer = PackedTrainer(self._like, self._hparams)
-        return self._trainer
+            trainer = PackedTrainer(self._like, self._hparams)
+        self._trainer = trainer
+        return trainer
 
     def _shrink(self, error: Exception) -> None:
         """Half as many users at once from now on."""
@@ -147,8 +171,6 @@ class CohortEngine:
         if self._at_once == 1:
             raise RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})") from error
         self._at_once //= 2
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
         say(f"{self._device}: out of memory; from now on {self._at_once} users train at once")
 
 

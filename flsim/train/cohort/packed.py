@@ -49,7 +49,7 @@ class Tape:
     def previous(self) -> Tensor:
         """int64 [N - sizes[0]], the position one time earlier of each that has one."""
         before, now = torch.tensor((self.sizes[:-1], self.sizes[1:]), dtype=torch.int64)
-        return torch.arange(self.sizes[0], len(self.read)) - before.repeat_interleave(now)
+        return torch.arange(self.sizes[0], len(self.read)) - torch.repeat_interleave(before, now)
 
 
 class PackedTrainer:

@@ -1,5 +1,10 @@
 """The cohort engine against the local one: the same sums, counts and losses, whatever the users and the options."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -54,16 +59,16 @@ hparams_strategy = st.builds(
 
 
 @settings(max_examples=150, deadline=None)
-@given(users_strategy, hparams_strategy, st.none() | st.floats(0.01, 2.0), st.integers(0, 100))
+@given(users_strategy, hparams_strategy, st.none() | st.floats(0.01, 2.0), st.integers(0, 100), st.integers(1, 3))
 def test_it_equals_the_local_engine(
-    users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int
+    users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int, micro_cohort: int
 ) -> None:
     """Unequal lengths, users without records, users smaller than a batch, all options. float64, 1e-10.
 
     A clip that a norm meets to the last bit may count on either side; random norms do not.
     """
     model, population = model_of(seed), InMemory(LAYOUT, users)
-    engine = CohortEngine(start_of(model), LAYOUT, hparams)
+    engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort)
     for round_ in range(2):  # the second meets the buffers of the first
         found = engine.train(start_of(model), population, range(len(users)), seed, round_, clip)
         assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, round_, clip), 1e-10)
@@ -137,3 +142,50 @@ def test_what_the_device_cannot_do_is_refused() -> None:
         CohortEngine(start, LAYOUT, LocalHParams(precision="tf32"))
     with pytest.raises(InputError, match="micro_cohort"):
         CohortEngine(start, LAYOUT, LocalHParams(), micro_cohort=0)
+
+
+RUNS_OUT = """
+import resource, sys, torch
+torch.set_num_threads(1)
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.train.cohort.engine import CohortEngine
+from flsim.train.hparams import LocalHParams
+from helpers import InMemory
+users = [[[user + 1, word + 1] for word in range(5)] for user in range(7)]
+layout, hparams = Layout(20_000), LocalHParams(batch_size=2)
+model = CIFGLanguageModel(20_000, ModelHParams(96, 64)).initialize(0)
+start = {name: value.detach() for name, value in model.named_parameters()}
+population = InMemory(layout, users)
+expected = CohortEngine(start, layout, hparams, micro_cohort=1).train(start, population, range(7), 0, 0)
+room = int(sys.argv[1])
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + room, taken + room))
+found = CohortEngine(start, layout, hparams, micro_cohort=100).train(start, population, range(7), 0, 0)
+assert (found.users, found.weight, found.tokens) == (7, 35, expected.tokens) == (7, 35, 105), found
+for name, value in expected.delta.items():
+    torch.testing.assert_close(found.delta[name], value, rtol=0, atol=1e-5)
+"""
+
+
+def run_in(room: int) -> subprocess.CompletedProcess[str]:
+    """Seven users of a model of 8 MB, 100 at once, in a process that may take so many bytes more."""
+    command = [sys.executable, "-c", RUNS_OUT, str(room)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONPATH": "."}
+    )
+
+
+def test_where_memory_runs_out_fewer_users_train_at_once_and_the_sum_is_the_same() -> None:
+    done = run_in(400 * 2**20)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert said[0] == "cpu: out of memory; from now on 50 users train at once"
+    assert len(said) > 1
+    assert "Traceback" not in done.stderr
+
+
+def test_memory_for_not_even_one_user_is_a_failure_that_says_so() -> None:
+    done = run_in(2**20)
+    assert done.returncode == 1
+    assert "RunFailed: cpu: not enough memory to train one user" in done.stderr
