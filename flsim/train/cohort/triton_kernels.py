@@ -113,8 +113,8 @@ def _descend(
     N,
     left_user,
     right_user,
-    stride_m,
-    stride_n,
+    STRIDE_M: tl.constexpr,
+    STRIDE_N: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -135,15 +135,15 @@ def _descend(
         total += tl.dot(a, b)
         if BIAS:
             sums += tl.sum(b.to(tl.float32), 0)
-    at = user * M * N + m[:, None] * stride_m + n[None, :] * stride_n
+    at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
     there = (m < M)[:, None] & (n < N)[None, :]
     value = tl.load(weight + at, there) - rate * total
     tl.store(weight + at, value, there)
     tl.store(low + at, value.to(low.dtype.element_ty), there)
     if BIAS and tl.program_id(1) == 0:
-        value = tl.load(bias + user * N + n, n < N) - rate * sums
-        tl.store(bias + user * N + n, value, n < N)
-        tl.store(low_bias + user * N + n, value.to(low_bias.dtype.element_ty), n < N)
+        shifted = tl.load(bias + user * N + n, n < N) - rate * sums
+        tl.store(bias + user * N + n, shifted, n < N)
+        tl.store(low_bias + user * N + n, shifted.to(low_bias.dtype.element_ty), n < N)
 
 
 @triton.jit
@@ -258,8 +258,9 @@ class TritonKernels(Recurrence):
         block_m, block_n = block(m, 128), block(n, 64)
         _descend[(triton.cdiv(n, block_n), triton.cdiv(m, block_m), users)](
             weight, low, left, right, weight if bias is None else bias, low if low_bias is None else low_bias, rate,
-            left.shape[1], m, n, left.stride(0), right.stride(0), weight.stride(1), weight.stride(2),
-            BM=block_m, BN=block_n, BK=32, BIAS=bias is not None, num_warps=4, num_stages=3,
+            left.shape[1], m, n, left.stride(0), right.stride(0),
+            STRIDE_M=weight.stride(1), STRIDE_N=weight.stride(2), BM=block_m, BN=block_n, BK=32,
+            BIAS=bias is not None, num_warps=8, num_stages=3,
         )  # fmt: skip
 
     def optimize(

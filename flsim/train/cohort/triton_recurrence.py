@@ -6,14 +6,13 @@ registers. A barrier ends each time step, since what one thread writes to memory
 """
 # mypy: disable-error-code="no-untyped-def"
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 DOT = 16  # least size of a side of Triton's matrix products
 ROWS = 64  # most rows of a program
-BLOCK = 2**14  # bytes of a block of weights
+BLOCK = 2**14  # bytes of a block of weights, where rows are few
 
 
 def block(size: int, most: int = 2**20) -> int:
@@ -180,8 +179,8 @@ class Recurrence:
         """Grid and sizes."""
         (users, times, rows, _), (_, units, width) = gates.shape, projection.shape
         row_block, width_block = block(rows, ROWS), block(width)
-        wide = 4 if gates.dtype == torch.float32 else 2
-        sizes: dict[str, int | str] = {"T": times, "B": rows, "D": width, "H": units}
-        sizes |= {"BB": row_block, "BD": width_block, "BH": block(units, max(DOT, BLOCK // (wide * width_block)))}
-        sizes |= {"PRECISION": self._precision, "num_warps": 4, "num_stages": 2}
+        bytes_a_unit = width_block * gates.element_size() * (1 if row_block == DOT else 2)
+        sizes: dict[str, int | str] = {"T": times, "B": rows, "D": width, "H": units, "PRECISION": self._precision}
+        sizes |= {"BB": row_block, "BD": width_block, "BH": block(units, max(DOT, BLOCK // bytes_a_unit))}
+        sizes |= {"num_warps": 4 if row_block < ROWS else 8, "num_stages": 2}
         return (triton.cdiv(rows, row_block), users), sizes

@@ -1,0 +1,103 @@
+"""What the tests of the stacked trainer share."""
+
+import math
+from dataclasses import replace
+
+import torch
+from helpers import InMemory
+from hypothesis import strategies as st
+
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.rng import stream
+from flsim.train.clip import global_norm
+from flsim.train.cohort.stacked import StackedTrainer
+from flsim.train.cohort.steps import steps_of
+from flsim.train.hparams import LocalHParams
+from flsim.train.update import UpdateSum
+
+LAYOUT = Layout(12, record_words=6)
+
+users_strategy = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=7), min_size=1, max_size=5)
+hparams_strategy = st.builds(
+    LocalHParams,
+    epochs=st.integers(1, 2),
+    batch_size=st.integers(1, 8),
+    learning_rate=st.sampled_from((0.05, 0.5)),
+    optimizer=st.sampled_from(("sgd", "momentum", "adam")),
+    momentum=st.sampled_from((0.0, 0.9)),
+    gradient_clip=st.none() | st.sampled_from((0.01, 0.3, 100.0)),
+    proximal=st.sampled_from((0.0, 0.7)),
+    max_records=st.none() | st.integers(1, 7),
+)
+
+
+def model_of(seed: int, layout: Layout = LAYOUT, sizes: ModelHParams | None = None) -> CIFGLanguageModel:
+    return CIFGLanguageModel(layout.vocabulary_size, sizes or ModelHParams(3, 5)).initialize(seed).double()
+
+
+def start_of(model: CIFGLanguageModel) -> Params:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def random_population(users: int, records: int, layout: Layout, seed: int = 0) -> InMemory:
+    """As many records for each but the first two, which have one and none."""
+    rng = stream(seed, "test", "population")
+
+    def record() -> list[int]:
+        words = rng.integers(1, layout.last_word, rng.integers(0, layout.record_words + 1), endpoint=True)
+        return [int(word) for word in words]
+
+    sizes = [min(records, 1), 0, *[records] * users][:users]
+    return InMemory(layout, [[record() for _ in range(size)] for size in sizes])
+
+
+def train_stacked(
+    trainer: StackedTrainer,
+    start: Params,
+    population: InMemory,
+    hparams: LocalHParams,
+    seed: int = 0,
+    clip: float | None = None,
+) -> UpdateSum:
+    """The whole population as one micro-cohort, with the clip and the sum of `flsim.train.local.train_cohort`."""
+    group = [
+        steps_of(population[user], population.layout, hparams, stream(seed, "local", 0, user))
+        for user in range(len(population))
+    ]
+    losses, tokens = trainer.train(start, trainer.pack(group))
+    counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
+    for steps, loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
+        user, factor = UpdateSum.counts_of_user(norm, steps.examples, loss, count, clip, steps.left_out)
+        counts = counts.merge(user)
+        factors.append(factor)
+    into = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
+    trainer.add_updates(factors, into)
+    return replace(counts, delta={name: value.cpu() for name, value in into.items()})
+
+
+def assert_same_counts(found: UpdateSum, expected: UpdateSum) -> None:
+    names = ("weight", "users", "tokens", "clipped", "non_finite", "examples", "left_out")
+    assert [getattr(found, name) for name in names] == [getattr(expected, name) for name in names]
+
+
+def relative_error(found: Params, exact: Params) -> float:
+    """Norm of the difference over the norm of what is exact, all tensors as one vector."""
+    return global_norm({name: found[name] - value for name, value in exact.items()}) / global_norm(exact)
+
+
+def rounding(precision: str, start: Params, norm: float, steps: int) -> float:
+    """Relative error to expect of an update, at most.
+
+    Each step rounds every weight to float32, by 2^-24 of it: sqrt(steps) times that, as rounding errors are
+    independent. A gradient passes through about a dozen tensors that are rounded (embeddings, gates, o tanh c, r,
+    logits, and their gradients), by 2^-24 in float32 and 2^-8 in bfloat16 at most: the square root of 12 times that.
+
+    Args:
+        precision: of the products.
+        start: the weights.
+        norm: of a user's update.
+        steps: of a user.
+    """
+    weights: float = 2**-24 * math.sqrt(steps) * global_norm(start) / norm
+    return weights + math.sqrt(12) * (2**-8 if precision == "bf16" else 2**-24)

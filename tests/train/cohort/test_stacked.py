@@ -1,0 +1,198 @@
+"""Stacked users against the local engine, in plain PyTorch: the same sums, counts and losses, whatever the options."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import InMemory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stacking import (
+    LAYOUT,
+    assert_same_counts,
+    hparams_strategy,
+    model_of,
+    random_population,
+    relative_error,
+    rounding,
+    start_of,
+    train_stacked,
+    users_strategy,
+)
+
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import ModelHParams, Params
+from flsim.rng import stream
+from flsim.train.cohort.kernels import TorchKernels
+from flsim.train.cohort.stacked import StackedTrainer
+from flsim.train.cohort.steps import steps_of
+from flsim.train.cohort.units import narrowed, units_of, widened
+from flsim.train.hparams import LocalHParams
+from flsim.train.local import train_cohort
+from flsim.train.update import UpdateSum
+
+
+class Padded:
+    """PyTorch's kernels, for a trainer that takes them for others and so adds units to the model."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(TorchKernels(), name)
+
+
+def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
+    for name, value in expected.delta.items():
+        torch.testing.assert_close(found.delta[name], value, rtol=tolerance, atol=tolerance)
+    assert_same_counts(found, expected)
+    assert found.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
+    assert found.norms == pytest.approx(expected.norms, rel=tolerance, abs=tolerance)
+
+
+@settings(max_examples=100, deadline=None)
+@given(users_strategy, hparams_strategy, st.none() | st.floats(0.01, 2.0), st.integers(0, 100), st.booleans())
+def test_it_equals_the_local_engine(
+    users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int, padded: bool
+) -> None:
+    """Unequal lengths and numbers of steps, users without records or smaller than a batch. float64, 1e-10.
+
+    With more units than the model has, too, and with more room than there are users.
+    """
+    model, population = model_of(seed), InMemory(LAYOUT, users)
+    trainer = StackedTrainer(start_of(model), hparams, LAYOUT, 6, Padded() if padded else None)
+    found = train_stacked(trainer, start_of(model), population, hparams, seed, clip)
+    assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, 0, clip), 1e-10)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_nothing_is_left_of_the_users_before(optimizer: Any) -> None:
+    """Buffers, moments, losses: larger users first, then fewer and smaller ones, to the bit of a new trainer."""
+    hparams = LocalHParams(batch_size=3, optimizer=optimizer, learning_rate=0.1, gradient_clip=1.0)
+    start = start_of(model_of(0))
+    used = StackedTrainer(start, hparams, LAYOUT, 5)
+    train_stacked(used, start, random_population(5, 7, LAYOUT), hparams)
+    small = random_population(3, 4, LAYOUT, seed=1)
+    again = train_stacked(used, start, small, hparams)
+    fresh = train_stacked(StackedTrainer(start, hparams, LAYOUT, 5), start, small, hparams)
+    assert all(torch.equal(again.delta[name], value) for name, value in fresh.delta.items())
+    assert again.loss == fresh.loss
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    """One step at learning rate 1 is minus the gradient: against central differences of the loss that it reports.
+
+    float64 and h = 1e-5 leave an error of about h^2 plus 1e-16 / h.
+    """
+    hparams = LocalHParams(batch_size=4, learning_rate=1.0)
+    start = start_of(model_of(3))
+    steps = steps_of(random_population(3, 4, LAYOUT)[2], LAYOUT, hparams, stream(0, "test"))
+    trainer = StackedTrainer(start, hparams, LAYOUT, 1)
+    packed = trainer.pack([steps])
+
+    def loss(params: Params) -> float:
+        losses, tokens = trainer.train(params, packed)
+        return losses[0] / tokens[0]
+
+    loss(start)
+    update = {name: torch.zeros_like(value) for name, value in start.items()}
+    trainer.add_updates([1.0], update)
+    for name, value in start.items():
+        for place in range(value.numel()):
+            around = []
+            for h in (1e-5, -1e-5):
+                moved = {key: tensor.clone() for key, tensor in start.items()}
+                moved[name].view(-1)[place] += h
+                around.append(loss(moved))
+            assert (around[1] - around[0]) / 2e-5 == pytest.approx(float(update[name].view(-1)[place]), abs=1e-8)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any) -> None:
+    """The error of the summed update, relative to its norm: what `rounding` derives."""
+    layout = Layout(60)
+    model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
+    hparams = LocalHParams(learning_rate=0.1, batch_size=16, optimizer=optimizer, momentum=0.5, precision=precision)
+    exact = train_cohort(model, population, range(4), hparams, 0, 0, 1e9)
+    tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 7)
+    start = start_of(model.float())
+    found = train_stacked(StackedTrainer(start, hparams, layout, 4), start, population, hparams, clip=1e9)
+    assert relative_error(found.delta, exact.delta) < tolerance
+    assert found.loss == pytest.approx(exact.loss, rel=tolerance)
+    assert_same_counts(found, exact)
+
+
+def test_a_user_that_blows_up_is_left_out_and_spoils_nobody() -> None:
+    """Its factor is 0, and infinity times 0 would be NaN. Who does not meet word 1 gives it a probability of 0."""
+    model = model_of(0).float()
+    with torch.no_grad():
+        model.embedding[1], model.output_bias[1] = 1e37, -3e38
+    start, hparams = start_of(model), LocalHParams(epochs=2)
+    population = InMemory(LAYOUT, [[[1, 2]], [[3, 4]], []])
+    found = train_stacked(StackedTrainer(start, hparams, LAYOUT, 3), start, population, hparams, clip=0.5)
+    assert (found.non_finite, found.users, found.weight) == (1, 3, 2.0)
+    alone = InMemory(LAYOUT, [[], [[3, 4]], []])
+    expected = train_stacked(StackedTrainer(start, hparams, LAYOUT, 3), start, alone, hparams, clip=0.5)
+    assert all(bool(torch.isfinite(value).all()) for value in found.delta.values())
+    assert float(found.delta["output_bias"].abs().max()) > 0
+    assert all(torch.equal(found.delta[name], value) for name, value in expected.delta.items())
+
+
+def test_a_loss_beyond_what_probabilities_can_hold_is_exact() -> None:
+    model = model_of(0).float()
+    with torch.no_grad():
+        model.output_bias[1] = -400.0
+    population, hparams = InMemory(LAYOUT, [[[1]]]), LocalHParams(learning_rate=1e-3)
+    found = train_stacked(StackedTrainer(start_of(model), hparams, LAYOUT, 1), start_of(model), population, hparams)
+    expected = train_cohort(model, population, [0], hparams, 0, 0)
+    assert expected.loss > 400
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+@given(st.integers(1, 5), st.integers(0, 4))
+def test_more_units_and_back_is_the_same_model(units: int, more: int) -> None:
+    params = start_of(model_of(0, sizes=ModelHParams(3, units)))
+    wide = widened(params, units + more)
+    assert units_of(wide) == units + more
+    assert math.isclose(
+        sum(float(value.sum()) for value in wide.values()), sum(float(v.sum()) for v in params.values())
+    )
+    assert all(torch.equal(value, params[name]) for name, value in narrowed(wide, params).items())
+
+
+def held(thing: object) -> int:
+    """Bytes of all tensors in an object of ours."""
+    if isinstance(thing, torch.Tensor):
+        return thing.numel() * thing.element_size()
+    if isinstance(thing, dict):
+        return sum(map(held, thing.values()))
+    return sum(map(held, thing)) if isinstance(thing, list) else held(vars(thing)) if hasattr(thing, "_flat") else 0
+
+
+@pytest.mark.parametrize(
+    "hparams",
+    [
+        LocalHParams(batch_size=4),
+        LocalHParams(batch_size=4, precision="bf16"),
+        LocalHParams(batch_size=4, optimizer="adam", precision="bf16"),
+        LocalHParams(batch_size=4, optimizer="momentum"),
+    ],
+    ids=str,
+)
+def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams) -> None:
+    """Of full batches of the longest records: buffers that hold no more than was said, and no less than 0.98 of it."""
+    layout, users = Layout(200, record_words=6), 7
+    start = start_of(model_of(0, layout, ModelHParams(16, 24)).float())
+    population = InMemory(layout, [[[1] * 6] * 4] * users)
+    trainer = StackedTrainer(start, hparams, layout, users)
+    train_stacked(trainer, start, population, hparams)
+    own = {name: value for name, value in vars(trainer).items() if name not in ("_like", "_order")}
+    if trainer._low is trainer._weights:
+        own.pop("_low")
+    fixed, each = StackedTrainer.memory(start, hparams, layout)
+    sums = sum(8 * value.numel() for value in start.values())
+    assert 0.98 * (fixed + users * each) <= held(own) + sums <= 1.02 * (fixed + users * each)
+
+
+def test_what_does_not_fit_is_said_at_once() -> None:
+    with pytest.raises(RuntimeError, match="allocate"):
+        StackedTrainer(start_of(model_of(0)), LocalHParams(), LAYOUT, 10**13)

@@ -1,0 +1,101 @@
+"""Every Triton kernel becomes machine code for an H200, within its limits, at the sizes of the paper's model."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.rng import stream
+from flsim.train.cohort.stacked import StackedTrainer
+from flsim.train.cohort.steps import steps_of
+from flsim.train.hparams import LocalHParams
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
+
+SHARED = 227 * 1024  # bytes of shared memory that a program may have: NVIDIA's Hopper tuning guide, section 1.4.1.1
+STACK = 64  # bytes of a thread that may be in memory for want of registers
+TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32"}
+
+
+class Compiler:
+    """Stands where a kernel does; a launch compiles it for what it is launched with, and keeps the machine code."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.compiled: dict[str, Any] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> "Compiler":
+        return self
+
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        triton = pytest.importorskip("triton")
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        named |= dict(zip(self.kernel.arg_names, arguments, strict=False))
+        constant = {param.name for param in self.kernel.params if param.is_constexpr}
+        fixed = {
+            name: value for name, value in named.items() if name in constant or (type(value) is int and value == 1)
+        }
+        types, aligned = {}, {}
+        for place, name in enumerate(self.kernel.arg_names):
+            value = named[name]
+            if isinstance(value, torch.Tensor):
+                types[name] = TYPES[value.dtype]
+                assert value.data_ptr() % 16 == 0, name
+            else:
+                types[name] = "constexpr" if name in fixed else "fp32" if isinstance(value, float) else "i32"
+            if name not in fixed and (isinstance(value, torch.Tensor) or value % 16 == 0):
+                aligned[(place,)] = [["tt.divisibility", 16]]
+        key = repr((types, fixed, aligned))
+        if key not in self.compiled:
+            source = triton.compiler.ASTSource(self.kernel, types, fixed, aligned)
+            target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+            self.compiled[key] = triton.compile(source, target=target, options=options)
+
+
+def stack(machine_code: bytes, folder: Path) -> int:
+    """Bytes of a thread's stack, as NVIDIA's own tool reads them."""
+    triton = pytest.importorskip("triton")
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    (folder / "code").write_bytes(machine_code)
+    said = subprocess.run([tool, "--dump-resource-usage", folder / "code"], check=True, capture_output=True, text=True)
+    return int(re.findall(r"STACK:(\d+)", said.stdout)[0])
+
+
+@pytest.mark.parametrize(
+    "hparams",
+    [
+        LocalHParams(precision="bf16"),
+        LocalHParams(precision="bf16", batch_size=64, optimizer="adam", gradient_clip=1.0, proximal=0.1),
+        LocalHParams(precision="float32", optimizer="momentum"),
+    ],
+)
+def test_a_whole_step_compiles(hparams: LocalHParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a micro-cohort launches, launched by the trainer itself: 7 of the 8 kernels, as one of two updates."""
+    from flsim.train.cohort import triton_kernels, triton_recurrence
+
+    compilers = []
+    for module in (triton_recurrence, triton_kernels):
+        for name, kernel in list(vars(module).items()):
+            if type(kernel).__name__ == "JITFunction" and name != "_tanh":
+                compilers.append(Compiler(kernel))
+                monkeypatch.setattr(module, name, compilers[-1])
+    layout, rng = Layout(5_008), stream(0, "test", "compiles")
+    records = Records.of([rng.integers(1, 5_000, 2).tolist() for _ in range(hparams.batch_size)])
+    start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
+    trainer = StackedTrainer(start, hparams, layout, 2, triton_kernels.TritonKernels(hparams.precision))
+    trainer.train(start, trainer.pack([steps_of(records, layout, hparams, rng) for _ in range(2)]))
+    trainer.norms()
+    sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
+    trainer.add_updates([1.0, 1.0], sums)
+    assert len(compilers) == 8
+    assert sum(bool(compiler.compiled) for compiler in compilers) == 7
+    for compiled in (compiled for compiler in compilers for compiled in compiler.compiled.values()):
+        assert compiled.metadata.shared <= SHARED, compiled.name
+        assert stack(compiled.asm["cubin"], tmp_path) <= STACK, compiled.name
