@@ -56,7 +56,7 @@ class Draws:
         return np.asarray(np.exp(densities - logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
 
     def weights(self) -> Floats:
-        """Uniform density over q, [N]; their sum over N times an event's indicator estimates its uniform probability."""
+        """Uniform density over q, [N]; the mean of those in an event, 0 for others, estimates its probability."""
         mixture = logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
         return np.asarray(np.exp(-self.log_space - mixture))
 
@@ -119,22 +119,26 @@ def _draw(
     """Words [N, n], scores [N] and log-densities [N, K], after the prefix whose state (one row) this is."""
     words: list[Tensor] = []
     score, densities = uniforms.new_zeros(len(uniforms)), uniforms.new_zeros(len(uniforms), len(powers))
-    own_power = uniforms.new_tensor(powers)[proposal][:, None]
-    first = proposal.new_zeros(len(proposal))
-    state, log_probs = tuple(part[first] for part in state), log_probs.expand(len(first), -1)
+    own = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
+    rows = torch.zeros_like(proposal)  # of log_probs, that each sample continues
+    state = tuple(part[rows] for part in state)
     for uniform in uniforms.T:
         if words:
             state, log_probs = model.step(state, words[-1])
-        costs = nats(log_probs[:, layout.first_word : layout.last_word + 1])
-        least = costs.min(1, keepdim=True).values
-        ladder = (own_power * (least - costs)).exp().cumsum(1)
-        target = uniform[:, None] * ladder[:, -1:]
-        word = torch.searchsorted(ladder, target, right=True).clamp(max=layout.words - 1)
-        cost = costs.gather(1, word)[:, 0]
-        normalizers = [(-power * costs).logsumexp(1) for power in powers]
-        densities -= torch.stack([power * cost + total for power, total in zip(powers, normalizers, strict=True)], 1)
+            rows = torch.arange(len(proposal), device=proposal.device)
+        among_words = log_probs[:, layout.first_word : layout.last_word + 1]
+        most = among_words.max(1, keepdim=True).values
+        word, normalizers = torch.empty_like(proposal), []
+        for power, mine in zip(powers, own, strict=True):
+            odds = (power * (among_words - most)).exp()
+            ladder = odds[rows[mine]].cumsum(1, dtype=torch.float64)
+            target = uniform[mine, None] * ladder[:, -1:]
+            word[mine] = torch.searchsorted(ladder, target, right=True)[:, 0].clamp(max=layout.words - 1)
+            normalizers.append(odds.sum(1, dtype=torch.float64).log() + power * most[:, 0])
+        cost = nats(among_words[rows, word])
         score = score + cost
-        words.append(word[:, 0] + layout.first_word)
+        densities -= cost[:, None] * uniforms.new_tensor(powers) + torch.stack(normalizers, 1)[rows]
+        words.append(word + layout.first_word)
     return torch.stack(words, 1), score, densities
 
 

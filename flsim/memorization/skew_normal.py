@@ -36,12 +36,12 @@ class SkewNormal:
 
     def log_density(self, x: Floats) -> Floats:
         u = (x - self.location) / self.scale
-        return log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + log_ndtr(self.alpha * u)
+        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + log_ndtr(self.alpha * u))
 
     def cdf(self, x: Floats) -> Floats:
         """The distribution function [...], to an absolute 1e-15."""
         u = (x - self.location) / self.scale
-        return np.clip(ndtr(u) - 2 * owens_t(u, self.alpha), 0, 1)
+        return np.asarray(np.clip(ndtr(u) - 2 * owens_t(u, self.alpha), 0, 1))
 
     def log_cdf(self, x: Floats) -> Floats:
         """Natural log of the distribution function [...], to a relative 1e-6, wherever x is.
@@ -110,7 +110,7 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
 
     begin = np.array([start.alpha, start.location, log(start.scale)])
     bounds = [(-STEEPEST, STEEPEST), (-20, 20), (-10, 5)]
-    begin = np.clip(begin, *zip(*bounds, strict=True))
+    begin = np.clip(begin, *np.transpose(bounds))
     precision = {"ftol": 1e-13, "gtol": 1e-8}
     end = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=precision)
     alpha, location, log_scale = map(float, end.x)
