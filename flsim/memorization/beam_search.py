@@ -58,7 +58,9 @@ def beam_searches(model: LanguageModel, prefixes: Tensor, template: Template, wi
         Diverged: a log-probability is not finite.
     """
     rows = rows_at_once(model.start(prefixes[:1])[1])
-    found = [_beam_searches(model, part, template, width, rows) for part in torch.split(prefixes, max(1, rows // width))]
+    found = [
+        _beam_searches(model, part, template, width, rows) for part in torch.split(prefixes, max(1, rows // width))
+    ]
     return torch.cat([tokens for tokens, _ in found]), torch.cat([scores for _, scores in found])
 
 

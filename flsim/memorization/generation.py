@@ -156,15 +156,14 @@ def _log_weights(log_probs: Tensor, ids: Tensor, hparams: GenerationHParams) -> 
 def _invert(summed: Tensor, rows: Tensor, uniform: Tensor) -> Tensor:
     """For each number of `uniform` [M], the first column of its row of `summed` [N, A] above that share of the total.
 
-    Never a column that adds nothing, even where a product is rounded up to the total.
+    Never a column that adds nothing: the total times a number below 1 is not even rounded up to the total.
     """
     order = rows.sort(stable=True).indices
     sizes = rows.bincount(minlength=len(summed))
     place = torch.arange(len(rows), device=rows.device) - (sizes.cumsum(0) - sizes)[rows[order]]
     wanted = summed.new_zeros(len(summed), int(sizes.max()))
     wanted[rows[order], place] = uniform[order]
-    total = summed[:, -1:].contiguous()
-    found = torch.searchsorted(summed, wanted * total, right=True).minimum(torch.searchsorted(summed, total))
+    found = torch.searchsorted(summed, wanted * summed[:, -1:], right=True)
     columns = torch.empty_like(rows)
     columns[order] = found[rows[order], place]
     return columns
