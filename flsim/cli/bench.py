@@ -48,3 +48,33 @@ def scale(
 
     measured = bench_scale(users)
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
+@bench.command(epilog="Example: flsim bench interference --json")
+def interference(as_json: Json = False) -> None:
+    """How much evaluation beside training slows it, against the evaluator's share of the processors.
+
+    Takes about three minutes.
+    """
+    from flsim.bench.interference import bench_interference, describe
+
+    measured = bench_interference()
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
+@bench.command(epilog="Example: flsim bench evaluation --canaries 90 --references 2000000 --json")
+def evaluation(
+    canaries: Annotated[int, typer.Option(min=1, help="Canaries to decide on.")] = 90,
+    references: Annotated[int, typer.Option(min=1, help="|R|, number of random continuations.")] = 2_000_000,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Exact ranks and decisions of random sampling, against scoring every reference in full.
+
+    The model is the full one in mid-training, which takes about a minute to make. On a CPU every tenth canary is
+    ranked.
+    """
+    from flsim.bench.evaluation import bench_evaluation, describe
+
+    measured = bench_evaluation(canaries, references, device)
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))

@@ -1,24 +1,26 @@
-"""Bounds on what a next word costs, -log Pr(w) = log Z(r) - (e_w.r + b_w), with Z(r) the sum over v of exp(e_v.r + b_v).
+"""Bounds on what a next word costs: -log Pr(w) = log Z(r) - (e_w.r + b_w), Z(r) the sum over v of exp(e_v.r + b_v).
 
-Words that matter are summed; the rest is one cloud with its first two moments under weights p at a center c, where
-outputs are expected. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >= |X|,
+Words that matter are summed; the rest is one cloud with its first two moments, weighted as at a center c that outputs
+are expected around. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >= |X|,
 
-    sum of the rest = exp(b_v + e_v.c) summed * exp(mu.d) * E exp(X),    1 + d'Sd phi(-m) <= E exp(X) <= 1 + d'Sd phi(m),
+    sum over the rest = exp(mu.d) E[exp X] times its value at c,   1 + d'Sd phi(-m) <= E[exp X] <= 1 + d'Sd phi(m),
 
-as E X = 0 and phi(x) = (exp x - 1 - x) / x^2 is increasing: Bennett's inequality (1962), and its mirror image. Both hold
-for every r; the nearer to the center, the closer they are. A single logit is bounded by Cauchy and Schwarz.
+as E X = 0 and phi(x) = (exp x - 1 - x) / x^2 increases: Bennett's inequality (1962) and its mirror image. All of it
+holds for every r, and is the tighter the nearer r is to c. A single logit is bounded by Cauchy and Schwarz.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flsim.memorization.score import rows_at_once
 
-SUMMED = 256  # words that are summed one by one
 LARGEST = 50.0  # beyond this m the bound is E exp(X) <= exp(m), so that nothing overflows
-ROUNDING = 64  # units of rounding allowed for in a logit, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst
+# Allowed for in a logit, in units of rounding, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst.
+ROUNDING = 64
+REDUCED = 2.0**-7  # unit of rounding where torch may multiply float32 in less than float32
 LOOSE = 1e-4  # relative, of the moments in the model's precision
 
 
@@ -40,9 +42,7 @@ class OutputBounds:
         summed: number of words that are summed one by one.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor, outputs: Tensor, probabilities: Tensor, summed: int = SUMMED
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, outputs: Tensor, probabilities: Tensor, summed: int) -> None:
         self.weight, self.bias = weight, bias
         self.center = outputs.mean(0)
         vectors = weight.double()
@@ -64,10 +64,12 @@ class OutputBounds:
         self.length, self.offset = weight.norm(dim=1).max().double(), bias.abs().max().double()
 
     def rounding(self, outputs: Tensor) -> Tensor:
-        """float64 [M], more than rounding can make of the cost of a word after each of outputs [M, D]."""
-        size = outputs.norm(dim=1).double() * self.length + self.offset + torch.finfo(outputs.dtype).tiny
-        # A logarithm of V terms, twice: in the bound and in what it is compared with.
-        return torch.finfo(outputs.dtype).eps * (ROUNDING * size + 2 * max(1, len(self.bias)).bit_length())
+        """float64 [M]: costs of a word after each of outputs [M, D] that two ways of computing differ by are less."""
+        unit = torch.finfo(outputs.dtype).eps
+        if outputs.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            unit = REDUCED
+        size: Tensor = outputs.norm(dim=1).double() * self.length + self.offset
+        return unit * (ROUNDING * size + 2 * len(self.bias).bit_length())  # and a logarithm of V terms, twice
 
     def log_sum_exp(self, outputs: Tensor) -> Interval:
         """Of log Z, [M] each, for outputs [M, D]; without allowance for rounding."""
@@ -85,30 +87,29 @@ class OutputBounds:
         return Interval(torch.logaddexp(summed, center + low), torch.logaddexp(summed, center + high))
 
     def exact_log_sum_exp(self, outputs: Tensor) -> Tensor:
-        """log Z itself, float64 [M], in pieces."""
-        parts = outputs.split(rows_at_once(self.weight.T))
+        """Log Z itself, float64 [M], in pieces."""
+        parts = torch.split(outputs, rows_at_once(self.weight.T))
         return torch.cat([torch.addmm(self.bias, part, self.weight.T).logsumexp(1).double() for part in parts])
 
     def logits(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
         """float64 [N], the logit of words [N] after outputs[rows], in pieces."""
-        found = [
-            torch.linalg.vecdot(outputs[row], self.weight[word]) + self.bias[word]
-            for row, word in zip(rows.split(rows_at_once(outputs)), words.split(rows_at_once(outputs)), strict=True)
-        ]
+        parts = zip(*(torch.split(ids, rows_at_once(outputs)) for ids in (rows, words)), strict=True)
+        found = [torch.linalg.vecdot(outputs[row], self.weight[word]) + self.bias[word] for row, word in parts]
         return torch.cat(found).double()
 
     def logits_at_most(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
         """float64 [N], no less than the logit of words [N] after outputs[rows]; O(1) for each, not O(D)."""
         away = outputs - self.center
         distance, shift = away.norm(dim=1).double(), (away @ self.mean).double()
-        return self.at_center[words] + self.radius[words] * distance[rows] + shift[rows]
+        most: Tensor = self.at_center[words] + self.radius[words] * distance[rows] + shift[rows]
+        return most
 
 
 def _most_telling(probabilities: Tensor, distances: Tensor, count: int) -> Tensor:
     """Ids [<= count] of the likeliest words, and of those that would make the cloud of the rest wide."""
     far = distances.topk(min(count // 4, len(distances))).indices
     likely = probabilities.topk(min(count - count // 4, len(distances))).indices
-    return torch.cat([likely, far]).unique()
+    return torch.from_numpy(np.union1d(likely.cpu(), far.cpu())).to(likely.device)
 
 
 def _phi(x: Tensor) -> Tensor:

@@ -158,17 +158,20 @@ class _Canary:
 
     def expected(self, references: Tensor) -> Tensor:
         """What references may cost, [M], were it not for their contexts; only an order to look at them in."""
+        expected = torch.zeros(len(references), dtype=self.log_probs.dtype, device=references.device)
         columns = [self.log_probs[0], *(log_probs.mean(0) for _, log_probs in self.visits)]
-        return -sum((column[words] for column, words in zip(columns, references.T, strict=True)), start=0.0)
+        for column, words in zip(columns, references.T, strict=True):
+            expected -= column[words]
+        return expected
 
     def sift(self, references: Tensor) -> Iterator[Clear]:
-        if self.step is not None and len(references):
+        if self.step is not None and isinstance(self.model, LogitModel) and len(references):
             bounds = output_bounds(self.model, self.visits)
             yield from Sifter(self.step, bounds, self.bound).sift(self.state, self.log_probs, references)
             return
         same = (references == self.continuation).all(1)
         yield Clear(int(same.sum()), references[:0])
-        for part in references[~same].split(rows_at_once(self.log_probs)):
+        for part in torch.split(references[~same], rows_at_once(self.log_probs)):
             yield Clear(_at_most(self.model, self.state, self.log_probs, part, self.bound), part[:0])
 
     def score_open(self, pieces: list[Tensor]) -> int:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from flsim.errors import Diverged
-from flsim.memorization.bounds import Interval, OutputBounds
+from flsim.memorization.bounds import OutputBounds
 from flsim.memorization.score import nats, rows_at_once
 from flsim.model.cifg import LogitModel, State, Stepper
 
+SUMMED = 256  # words of which a bound on log Z sums the exponentials one by one
 WIDE = 0.5  # nats between the bounds on a log Z beyond which it is computed
 
 
@@ -81,8 +82,7 @@ class Sifter:
         """Add what the word at `column` costs after outputs [N, D], its nodes; drop what is dear at once."""
         bounds = self.bounds[column - 1]
         rounding, (low, high) = bounds.rounding(outputs), bounds.log_sum_exp(outputs)
-        if not bool(rounding.isfinite().all() & low.isfinite().all()):
-            raise Diverged("an output of the model is not finite; its values overflow")
+        _refuse_non_finite(rounding + low)
         low, high = low - rounding, high + rounding
         cheapest = low[open_.node] - bounds.logits_at_most(outputs, open_.node, open_.words[:, column])
         open_ = open_.where(open_.low + cheapest <= self.bound)
@@ -93,6 +93,7 @@ class Sifter:
         wide &= ~(high - low <= WIDE + 2 * rounding)
         if bool(wide.any()):
             known = bounds.exact_log_sum_exp(outputs[wide])
+            _refuse_non_finite(known)
             low[wide], high[wide] = known - rounding[wide], known + rounding[wide]
         return _Open(
             open_.words,
@@ -118,4 +119,9 @@ class _Open:
 def output_bounds(model: LogitModel, visits: Sequence[tuple[State, Tensor]]) -> list[OutputBounds]:
     """Bounds around the outputs of some typical (state, log-probs) after each number of words."""
     weight, bias = model.output_layer()
-    return [OutputBounds(weight, bias, state[0], log_probs.exp().mean(0)) for state, log_probs in visits]
+    return [OutputBounds(weight, bias, state[0], log_probs.exp().mean(0), SUMMED) for state, log_probs in visits]
+
+
+def _refuse_non_finite(values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise Diverged("an output of the model is not finite; its values overflow")

@@ -52,7 +52,7 @@ class LanguageModel(Protocol):
 
 @runtime_checkable
 class LogitModel(LanguageModel, Protocol):
-    """A model whose logits are linear in an output r: r E' + b. Optional: attacks are faster where they can know r first.
+    """A model whose logits are linear in an output: r E' + b. Optional: attacks are faster where they know r alone.
 
     The first tensor of its states is r [N, D].
     """
@@ -64,8 +64,8 @@ class LogitModel(LanguageModel, Protocol):
     def stepper(self) -> Stepper:
         """A function (state, rows, tokens) -> state that reads tokens [M], each after one row of the state.
 
-        It does without logits and is made once for many steps of a model that stays as it is. Equal `rows`, int64 [M], that are
-        neighbors share work.
+        It does without logits, and is made once for many steps of a model that stays as it is. Equal `rows`, int64
+        [M], that are neighbors share work.
         """
         ...
 
@@ -145,8 +145,8 @@ class CIFGLanguageModel(nn.Module):
     def stepper(self) -> Stepper:
         """Equal to `read` but for rounding; see `LogitModel`.
 
-        What a token adds to the gates is tabulated, [V, 3H], and what a state adds is shared by the tokens that continue
-        it. On CPUs a sigmoid takes a tenth of a tanh's time, and tanh x = 2 sigmoid(2x) - 1.
+        What a token adds to the gates is tabulated, [V, 3H], and what a state adds is shared by the tokens that
+        continue it. On CPUs a sigmoid takes a tenth of a tanh's time, and tanh x = 2 sigmoid(2x) - 1.
         """
         units, embedding = self.projection.shape
         scale = self.gate_bias.new_tensor([1.0, 1.0, 2.0]).repeat_interleave(units)
@@ -160,7 +160,7 @@ class CIFGLanguageModel(nn.Module):
             new_output, new_memory = output.new_empty(len(rows), embedding), memory.new_empty(len(rows), units)
             for first in range(0, len(rows), at_once):
                 part = slice(first, first + at_once)
-                taken, row = rows[part].unique_consecutive(return_inverse=True)
+                taken, row = torch.unique_consecutive(rows[part], return_inverse=True)
                 pushed = output[taken] @ recurrent
                 gates = table[tokens[part]].add_(pushed if len(taken) == len(row) else pushed[row]).sigmoid_()
                 forget, opened, candidate = gates.chunk(3, dim=-1)

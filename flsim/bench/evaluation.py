@@ -1,0 +1,146 @@
+"""What it takes to rank canaries among R, and to decide on them, against scoring every reference in full."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsim.canaries.spec import draw_phrase
+from flsim.data.records import Records, batch
+from flsim.data.synthetic import Language, SyntheticHParams, draw_users
+from flsim.data.vocabulary import Layout
+from flsim.errors import InputError, at_least_one
+from flsim.memorization.random_sampling import RandomSampler, references
+from flsim.memorization.score import log_perplexity
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.loss import loss_sum
+from flsim.progress import tracked
+from flsim.rng import stream
+
+LAYOUT, SEED, WORDS = Layout(10_000), 0, 5
+RECORDS, CANARY_RECORDS, LEARNING_RATE, MOMENTUM = 24, 8, 0.05, 0.9
+CORPUS = SyntheticHParams(users=60, words_per_user=2_000, vocabulary_size=LAYOUT.vocabulary_size)
+RANKED = 10  # every tenth canary is ranked on a CPU, and scored straightforwardly anywhere
+STRAIGHTFORWARD = 20_000  # references that are scored in full
+SLACK = 1e-5  # relative: references whose scores are closer to the canary's may be on either side of it
+
+Pair = tuple[Tensor, Tensor]
+Result = TypeVar("Result")
+
+
+def bench_evaluation(
+    canaries: int = 90, count: int = 2_000_000, device: str = "cpu", steps: int = 1_000, units: int = 670
+) -> dict[str, Any]:
+    """Seconds of exact ranks, decisions, and straightforward scoring of the same canaries on one model, in one run.
+
+    Decisions are on all canaries, ranks on a CPU of every tenth, straightforward scores of every tenth anywhere and of
+    fewer references. What two of them say of the same canary is compared.
+
+    Args:
+        canaries: how many to decide on.
+        count: |R|.
+        device: "cpu" or "cuda".
+        steps: of training before.
+        units: H, size of the model.
+
+    Returns:
+        ``device``, ``threads``, ``model``, ``memorized`` (how many canaries), ``rank_seconds``, ``decide_seconds``,
+        ``straightforward_seconds``; in ``measured_at``, for each, ``references`` and ``canaries``; ``speedup`` over
+        straightforward scoring of ``rank`` and ``decide``, by seconds per canary and reference.
+
+    Raises:
+        InputError: there is no such device, or a size is below 1.
+        RuntimeError: two ways to the same answer disagree.
+    """
+    at_least_one(canaries=canaries, references=count, steps=steps, units=units)
+    if device not in ("cpu", "cuda"):
+        raise InputError(f'device must be "cpu" or "cuda", found "{device}"')
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError('device is "cuda", but torch finds no GPU here; use "cpu"')
+    phrases = [draw_phrase(SEED, index, 0, WORDS, LAYOUT) for index in range(canaries)]
+    model = mid_training(phrases, steps, units).to(device)
+    pairs = [_pair(phrase, device) for phrase in phrases]
+    every = RANKED if device == "cpu" else 1
+    ranked, scored = pairs[::every], pairs[::RANKED]
+    drawn, few = (references(SEED, size, WORDS - 1, LAYOUT).to(device) for size in (count, min(STRAIGHTFORWARD, count)))
+    sampler, of_few = RandomSampler(model, drawn), RandomSampler(model, few)
+    of_few.rank(*pairs[0])  # starts whatever starts with first use
+    decisions, decide_seconds = _timed("decisions", sampler.decide, pairs)
+    ranks, rank_seconds = _timed("exact ranks", sampler.rank, ranked)
+    scores, plain_seconds = _timed("straightforward", lambda p, _: log_perplexity(model, p, few), scored)
+    if [one.memorized for one in ranks] != decisions[::every]:
+        raise RuntimeError("a decision differs from the rank")
+    for pair, plain in zip(scored, scores, strict=True):
+        found = of_few.rank(*pair)
+        least, most = ((plain <= found.log_perplexity * (1 + slack)).sum() for slack in (-SLACK, SLACK))
+        if not 1 + least <= found.rank <= 1 + most:
+            raise RuntimeError(f"rank {found.rank} is not among {1 + least} to {1 + most}, by straightforward scores")
+    measured_at = {
+        "rank": {"references": count, "canaries": len(ranked)},
+        "decide": {"references": count, "canaries": canaries},
+        "straightforward": {"references": len(few), "canaries": len(scored)},
+    }
+    seconds = {"rank": rank_seconds, "decide": decide_seconds, "straightforward": plain_seconds}
+    each = {name: seconds[name] / at["references"] / at["canaries"] for name, at in measured_at.items()}
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "model": f"V = {LAYOUT.vocabulary_size:,}, {units} units, in mid-training: {steps:,} steps of SGD with "
+        f"momentum on {RECORDS} synthetic records and {CANARY_RECORDS} copies of canaries each; a third of them "
+        "planted often, four ninths ever more rarely, the others never",
+        "memorized": sum(decisions),
+        **{f"{name}_seconds": value for name, value in seconds.items()},
+        "measured_at": measured_at,
+        "speedup": {name: each["straightforward"] / each[name] for name in ("rank", "decide")},
+    }
+
+
+def describe(measured: dict[str, Any]) -> str:
+    """The figures for a person."""
+    lines = [f"{measured['device']}, {measured['threads']} threads", f"model: {measured['model']}"]
+    for name, at in measured["measured_at"].items():
+        line = f"{name:<16}{measured[f'{name}_seconds']:9.2f} s for {at['canaries']} canaries, |R| {at['references']:,}"
+        faster = measured["speedup"].get(name)
+        lines.append(line + (f", {faster:,.0f} times as fast as straightforward" if faster else ""))
+    return "\n".join([*lines, f"memorized       {measured['memorized']} canaries"])
+
+
+def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int) -> CIFGLanguageModel:
+    """A model that has memorized some of the phrases, is about to memorize others, and never saw the rest."""
+    rarer = 4 * len(phrases) // 9
+    often = max(1, len(phrases) // 3)
+    plan = np.zeros(len(phrases))
+    plan[:often] = 1
+    plan[often : often + rarer] = np.geomspace(0.8, 0.02, rarer)
+    part = draw_users(Language.draw(CORPUS, SEED), CORPUS, SEED, [f"train{user}" for user in range(CORPUS.users)])
+    offsets = np.cumsum([0, *part.record_words], dtype=np.int64)
+    corpus = Records((part.tokens + LAYOUT.first_word).astype(np.uint16), offsets)
+    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(units=units)).initialize(SEED)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    for step in tracked("training", range(steps), unit="steps"):
+        rng = stream(SEED, "bench evaluation", step)
+        texts = [corpus[index].tolist() for index in rng.choice(len(corpus), RECORDS)]
+        texts += [list(phrases[index]) for index in rng.choice(len(phrases), CANARY_RECORDS, p=plan / plan.sum())]
+        read = batch(Records.of(texts), np.arange(len(texts)), LAYOUT)
+        loss, words = loss_sum(model, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+        optimizer.zero_grad()
+        (loss / words).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model.requires_grad_(False)
+
+
+def _pair(phrase: tuple[int, ...], device: str) -> Pair:
+    """Prefix of one word after BOS, and continuation."""
+    tokens = torch.tensor((LAYOUT.bos, *phrase), device=device)
+    return tokens[:2], tokens[2:]
+
+
+def _timed(title: str, work: Callable[[Tensor, Tensor], Result], pairs: Sequence[Pair]) -> tuple[list[Result], float]:
+    began = time.perf_counter()
+    done = [work(*pair) for pair in tracked(title, pairs, unit="canaries")]
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return done, time.perf_counter() - began

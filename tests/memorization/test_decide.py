@@ -1,0 +1,79 @@
+"""`decide` is `rank` == 1, and stops where it can."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+from torch import Tensor
+
+from flsim.errors import Diverged
+from flsim.memorization.random_sampling import RandomSampler, decide, rank
+from flsim.model.cifg import CIFGLanguageModel, State
+
+BOS = torch.tensor([LAYOUT.bos])
+PHRASES = all_phrases(4)
+AMONG = torch.tensor(PHRASES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("scale", [0.0, 0.02, 1.0, 5.0])
+def test_only_the_very_best_of_all_continuations_is_memorized(scale: float, dtype: torch.dtype) -> None:
+    """Among all others; of a uniform model none is, as all tie."""
+    model = random_model(11, scale, dtype)
+    sampler = {index: RandomSampler(model, AMONG[torch.arange(256) != index]) for index in range(0, 256, 3)}
+    best = int(np.argmin(Oracle(model).scores((LAYOUT.bos,), PHRASES)))
+    sampler[best] = RandomSampler(model, AMONG[torch.arange(256) != best])
+    decided = {index: one.decide(BOS, AMONG[index]) for index, one in sampler.items()}
+    assert decided == {index: scale > 0 and index == best for index in sampler}
+
+
+def test_a_copy_of_the_canary_in_r_is_a_tie() -> None:
+    model = random_model(11)
+    best = AMONG[int(np.argmin(Oracle(model).scores((LAYOUT.bos,), PHRASES)))]
+    others = AMONG[(best != AMONG).any(1)]
+    assert decide(model, BOS, best, others)
+    assert not decide(model, BOS, best, torch.cat([others, best[None]]))
+
+
+def test_no_reference_beats_where_there_is_none() -> None:
+    assert decide(random_model(0), BOS, AMONG[0], AMONG[:0])
+    assert rank(random_model(0), BOS, AMONG[0], AMONG[:0]) == 1
+
+
+class Reading:
+    """Any model with the two methods; says how many sequences it reads."""
+
+    def __init__(self, model: CIFGLanguageModel) -> None:
+        self.model, self.read = model, 0
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        return self.model.start(tokens)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        self.read += len(tokens)
+        return self.model.step(state, tokens)
+
+
+def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the 8 likeliest by what words tend to cost, one beats the worst: 8 x 3 states, the sample's, the canary's."""
+    monkeypatch.setattr("flsim.memorization.random_sampling.LIKELY", (8,))
+    monkeypatch.setattr("flsim.memorization.random_sampling.TYPICAL", 4)
+    model = Reading(random_model(3))
+    worst = AMONG[int(np.argmax(Oracle(model.model).scores((LAYOUT.bos,), PHRASES)))]
+    others = AMONG[(worst != AMONG).any(1)]
+    assert not decide(model, BOS, worst, others)
+    assert model.read <= 8 * 3 + 4 * 3 + 3
+    model.read = 0
+    assert rank(model, BOS, worst, others) == 256
+    assert model.read == 4 + 16 + 64 + 3
+
+
+@pytest.mark.parametrize("parameter", ["output_bias", "embedding", "projection"])
+def test_a_model_with_nan_has_memorized_nothing(parameter: str) -> None:
+    model = random_model(0)
+    with torch.no_grad():
+        model.get_parameter(parameter).view(-1)[-1] = math.nan
+    with pytest.raises(Diverged, match="not finite"):
+        decide(model, BOS, AMONG[77], AMONG)

@@ -1,0 +1,87 @@
+"""Bounds on a next word's cost hold for every output, however far from where they are tight."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flsim.memorization.bounds import OutputBounds
+from flsim.rng import stream
+
+V, D = 40, 6
+
+
+def layer(seed: int, spread: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """E [V, D], b [V], and 5 outputs [5, D] that are near each other."""
+    rng = stream(seed, "test output layer")
+    weight, bias = spread * rng.normal(size=(V, D)), spread * rng.normal(size=V)
+    outputs = rng.normal(size=D) + 0.3 * rng.normal(size=(5, D))
+    return torch.tensor(weight, dtype=dtype), torch.tensor(bias, dtype=dtype), torch.tensor(outputs, dtype=dtype)
+
+
+def around(seed: int, spread: float, summed: int, dtype: torch.dtype) -> tuple[OutputBounds, Tensor, Tensor, Tensor]:
+    weight, bias, outputs = layer(seed, spread, dtype)
+    likely = (outputs @ weight.T + bias).softmax(1).mean(0)
+    return OutputBounds(weight, bias, outputs, likely, summed), weight, bias, outputs
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.0, 0.01, 0.3, 1.0, 5.0]),
+    far=st.sampled_from([0.0, 1e-4, 0.1, 1.0, 10.0, 100.0]),
+    summed=st.sampled_from([0, 1, 4, 20, V, 2 * V]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_truth_lies_between(seed: int, spread: float, far: float, summed: int, dtype: torch.dtype) -> None:
+    """The truth is computed in float64 with numpy, from the same numbers."""
+    bounds, weight, bias, outputs = around(seed, spread, summed, dtype)
+    reached = outputs + far * torch.from_numpy(stream(seed, "away").normal(size=outputs.shape)).to(dtype)
+    logits = reached.double().numpy() @ weight.double().numpy().T + bias.double().numpy()
+    truth = np.logaddexp.reduce(logits, axis=1)
+    rounding = bounds.rounding(reached).numpy()
+    low, high = bounds.log_sum_exp(reached)
+    assert (low.numpy() - rounding <= truth).all()
+    assert (truth <= high.numpy() + rounding).all()
+    assert (np.abs(bounds.exact_log_sum_exp(reached).numpy() - truth) <= rounding).all()
+    rows, words = (torch.from_numpy(ids.ravel()) for ids in np.indices(logits.shape))
+    assert (bounds.logits_at_most(reached, rows, words).numpy() >= logits.ravel() - rounding[rows]).all()
+    assert (np.abs(bounds.logits(reached, rows, words).numpy() - logits.ravel()) <= rounding[rows]).all()
+
+
+def test_bounds_are_tight_at_the_center_and_where_all_words_are_summed() -> None:
+    """At c the cloud has no extent: d = 0. With every word summed there is no cloud, wherever."""
+    bounds, weight, bias, outputs = around(1, 1.0, 4, torch.float64)
+    center = outputs.mean(0, keepdim=True)
+    truth = (center @ weight.T + bias).logsumexp(1)
+    for bound in bounds.log_sum_exp(center):
+        torch.testing.assert_close(bound, truth, rtol=0, atol=1e-12)
+    bounds, *_ = around(1, 1.0, V, torch.float64)
+    low, high = bounds.log_sum_exp(100 * outputs)
+    assert torch.equal(low, high)
+
+
+def test_the_second_moment_tightens_the_bounds() -> None:
+    """Between the bounds is var (phi(m) - phi(-m)) = var m / 3 + ...: cubic in the distance, where Jensen's is square."""
+    bounds, _, _, outputs = around(2, 1.0, 4, torch.float64)
+    center = outputs.mean(0, keepdim=True)
+    direction = torch.ones(1, D, dtype=torch.float64)
+    widths = []
+    for distance in (1e-3, 1e-2):
+        low, high = bounds.log_sum_exp(center + distance * direction)
+        widths.append(float(high - low))
+    assert widths[1] / widths[0] == pytest.approx(1000, rel=0.05)
+
+
+def test_reduced_precision_of_products_is_allowed_for() -> None:
+    """Where torch may round float32 factors, bounds that trust float32 would say too much."""
+    bounds, _, _, outputs = around(3, 1.0, 4, torch.float32)
+    precise = bounds.rounding(outputs)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert (bounds.rounding(outputs) > 1000 * precise).all()
+    finally:
+        torch.set_float32_matmul_precision(before)
