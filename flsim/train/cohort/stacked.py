@@ -6,7 +6,7 @@ anywhere else. Shapes: u users, T times, B rows, N positions, D embedding, H uni
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -82,8 +82,7 @@ class StackedTrainer:
         self._own = torch.arange(users, device=self._device)[:, None]
         self._betas = torch.tensor(BETAS, dtype=torch.float64, device=self._device)
         self._buffers = Buffers(_sizes(self._start, hparams), self._device)
-        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._use_graphs else None
+        self._forget_graphs()
         self._order = torch.arange(0)
 
     @staticmethod
@@ -130,7 +129,7 @@ class StackedTrainer:
             values.zero_()
         with _products(self._hparams.precision, self._device):
             if self._buffers.reserve(group.shapes):
-                self._graphs.clear()  # they hold addresses
+                self._forget_graphs()
             data = group.data.to(self._device, non_blocking=True)
             first = 0
             for shape in group.shapes:
@@ -141,7 +140,9 @@ class StackedTrainer:
     @torch.no_grad()
     def norms(self) -> list[float]:
         """The L2 norm of each user's whole update, in the order that `pack` got them."""
-        return self._as_given(self._sum_squares(len(self._order), 1.0, {}).sqrt().cpu()).tolist()
+        with _current(self._device):
+            squares = self._sum_squares(len(self._order), 1.0, {})
+        return self._as_given(squares.sqrt().cpu()).tolist()
 
     @torch.no_grad()
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
@@ -153,8 +154,9 @@ class StackedTrainer:
         """
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
-        for name, value in self._weights.items():
-            self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
+        with _current(self._device):
+            for name, value in self._weights.items():
+                self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
         for name, value in narrowed(sums, self._like).items():
             into[name].add_(value)
 
@@ -166,6 +168,11 @@ class StackedTrainer:
         given = torch.empty_like(values)
         given[self._order] = values
         return given
+
+    def _forget_graphs(self) -> None:
+        """They hold addresses of buffers. Their common pool of memory ends with the last of them."""
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._use_graphs else None
 
     def _run(self, shape: Shape, data: Tensor) -> None:
         if not self._use_graphs:
@@ -310,6 +317,11 @@ def _sizes(wide: Params, hparams: LocalHParams) -> Sizes:
     return Sizes(width, units, vocabulary, _low(hparams, master), master)
 
 
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels go to the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 @contextmanager
 def _products(precision: Precision, device: torch.device) -> Iterator[None]:
     """Matrix products of that precision, summed in float32; on a GPU, and put back afterwards."""
@@ -322,7 +334,7 @@ def _products(precision: Precision, device: torch.device) -> Iterator[None]:
     try:
         for name, value in zip(names, ("tf32" if precision == "tf32" else "ieee", False), strict=True):
             setattr(settings, name, value)
-        with torch.cuda.device(device):
+        with _current(device):
             yield
     finally:
         for name, value in zip(names, before, strict=True):

@@ -1,0 +1,206 @@
+"""Triton's kernels on the CPU, by its interpreter, against PyTorch's in float64 and against the local engine.
+
+Not collected by itself: `test_triton.py` runs it in a process of its own, as the interpreter must be chosen before
+Triton is imported. Sizes are no powers of two, and blocks are made small, so that there are several and partial ones.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from stacking import (
+    assert_same_counts,
+    model_of,
+    random_population,
+    relative_error,
+    rounding,
+    start_of,
+    train_stacked,
+)
+from torch import Tensor
+from triton.runtime import interpreter  # type: ignore[import-untyped]
+
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import ModelHParams
+from flsim.rng import stream
+from flsim.train.cohort import triton_kernels, triton_recurrence
+from flsim.train.cohort.kernels import Kernels, TorchKernels
+from flsim.train.cohort.packing import Parts
+from flsim.train.cohort.stacked import StackedTrainer
+from flsim.train.cohort.triton_kernels import TritonKernels
+from flsim.train.hparams import LocalHParams
+from flsim.train.local import train_cohort
+
+U, T, B, N, D, H, V = 3, 4, 5, 13, 18, 37, 75
+COUNTS = torch.tensor([13, 0, 9], dtype=torch.int32)
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch(tensor: Any, scope: Any) -> None:
+    """Triton 3.6 takes int() of an array of one number, which NumPy 2.4 refuses."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_recurrence, "BLOCK", 16 * 32 * 4)
+    monkeypatch.setattr(triton_kernels, "LOGITS", 32)
+    monkeypatch.setattr(triton_kernels, "VALUES", 512)
+    monkeypatch.setattr(triton_kernels, "USERS", 512)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(stream(seed, "test", *shape).normal(size=shape)).float()
+
+
+def parts() -> Parts:
+    """Positions in any order, with tokens that repeat; user 1 has none."""
+    rng = stream(0, "test", "parts")
+    tokens = torch.from_numpy(rng.integers(0, 7, (U, T, B))).int()
+    places = torch.zeros(U, N, dtype=torch.int32)
+    for user, count in enumerate(COUNTS.tolist()):
+        places[user, :count] = torch.from_numpy(B + rng.permutation(T * B)[:count]).int()
+    targets = torch.from_numpy(rng.integers(0, V, (U, N))).int()
+    return Parts(tokens, places, targets, COUNTS, torch.tensor([3], dtype=torch.int32))
+
+
+def check(method: str, *arguments: Any, writes: Sequence[int], tolerance: float = 1e-5) -> None:
+    """Both kernels on the same arguments, PyTorch's in float64: they write, or return, the same.
+
+    The tolerance is relative to the largest value of a tensor, or 1; by default it is 80 roundings of float32.
+    """
+
+    def run(kernels: Kernels, dtype: torch.dtype) -> list[Tensor]:
+        own = [copied(value, dtype) for value in arguments]
+        returned = getattr(kernels, method)(*own)
+        written = [own[place] if isinstance(own[place], list) else [own[place]] for place in writes]
+        return [*itertools.chain(*written), *([] if returned is None else [returned])]
+
+    def copied(value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, list):
+            return [copied(one, dtype) for one in value]
+        if isinstance(value, Tensor) and value.dtype == torch.float32:
+            return torch.empty_like(value, dtype=dtype).copy_(value)
+        return value.clone() if isinstance(value, Tensor) else value
+
+    found, expected = run(TritonKernels("float32"), torch.float32), run(TorchKernels(), torch.float64)
+    assert found
+    for one, other in zip(found, expected, strict=True):
+        atol = tolerance * max(1.0, float(other.abs().max()))
+        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("times", "rows", "width", "units"), [(T, B, D, H), (2, 67, 3, 5)])
+def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
+    """Forwards, and backwards from there; 67 rows are more than a program takes. NaN is what nobody wrote."""
+    gates, bias = normal(U, times, rows, 3 * units), normal(U, 3 * units)
+    recurrent, projection = normal(U, width, 3 * units) / 4, normal(U, units, width) / 4
+    outputs = torch.full((U, times + 1, rows, width), torch.nan)
+    cells, hidden = (torch.full((U, times + n, rows, units), torch.nan) for n in (1, 0))
+    states = (gates, bias, recurrent, projection, outputs, cells, hidden)
+    check("recur", *states, writes=(0, 4, 5, 6))
+    TorchKernels().recur(*states)
+    d_outputs = normal(U, times + 1, rows, width, seed=1)
+    check("recur_back", gates, recurrent, projection, d_outputs, cells, writes=(0, 3))
+
+
+def test_tanh_is_exact_near_zero_too() -> None:
+    """Cells of 0 and open gates: the candidate alone decides o tanh c, of which float32 has 5 digits at any size."""
+    small = 10 ** torch.linspace(-6, 1, H).repeat(1, 1, B, 1)
+    gates = torch.cat([torch.full_like(small, -50), torch.full_like(small, 50), small], -1)
+    outputs, cells, hidden = torch.zeros(1, 2, B, D), torch.zeros(1, 2, B, H), torch.zeros(1, 1, B, H)
+    weights = (torch.zeros(1, 3 * H), torch.zeros(1, D, 3 * H), torch.zeros(1, H, D))
+    TritonKernels("float32").recur(gates, *weights, outputs, cells, hidden)
+    torch.testing.assert_close(cells[:, 1:].double(), small.double().tanh(), rtol=5e-7, atol=0)
+    torch.testing.assert_close(hidden.double(), small.double().tanh().tanh(), rtol=5e-7, atol=0)
+
+
+def test_cross_entropy() -> None:
+    """Logits so large that exponentials overflow, and a user without positions."""
+    logits, bias = 100 * normal(U, N, V), normal(U, V)
+    check("cross_entropy", logits, bias, parts().targets, COUNTS, torch.full((U, N), torch.nan), writes=(0, 4))
+
+
+@pytest.mark.parametrize("with_low", [False, True])
+def test_add_rows(with_low: bool) -> None:
+    """More positions than a program takes; of those that are none, rows are NaN and must not be read."""
+    given, rows = parts(), normal(U, T * B, D)
+    for user, count in enumerate(COUNTS.tolist()):
+        unused = set(range(T * B)) - {place - B for place in given.places[user, :count].tolist()}
+        rows[user, sorted(unused)] = torch.nan
+    table = normal(U, 7, D)
+    check(
+        "add_rows", table, table.clone() if with_low else None, rows, given, -0.3, writes=(0, 1) if with_low else (0,)
+    )
+
+
+def test_add_rows_keeps_the_same_in_bfloat16() -> None:
+    """To the last bit, which the interpreter cuts where a GPU rounds."""
+    table, rows = normal(U, 7, D), normal(U, T * B, D)
+    low = table.bfloat16()
+    TritonKernels("bf16").add_rows(table, low, rows, parts(), 0.5)
+    assert bool(((low.float() - table).abs() <= 2**-7 * table.abs()).all())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_descend(turned: bool) -> None:
+    """With strided factors and a transposed weight, as the trainer has them."""
+    weight = normal(U, V, D).mT if turned else normal(U, D, V)
+    left, right = normal(U, T + 1, B, D)[:, :T].flatten(1, 2), normal(U, T + 1, B, V)[:, 1:].flatten(1, 2)
+    bias = normal(U, V, seed=2)
+    check("descend", weight, weight * 0, left, right, 0.3, bias, bias * 0, writes=(0, 1, 5, 6))
+    check("descend", weight, weight * 0, left, right, 0.3, writes=(0, 1))
+    check("descend", weight, None, left, right, 0.3, bias, None, writes=(0, 5))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_optimize(optimizer: Any, mu: float) -> None:
+    hparams = LocalHParams(optimizer=optimizer, proximal=mu, learning_rate=0.1)
+    shape, betas = (U, V, D), torch.tensor([0.9, 0.999], dtype=torch.float64)
+    moments = [normal(*shape, seed=seed).abs() for seed in (4, 5)][: {"sgd": 0, "momentum": 1, "adam": 2}[optimizer]]
+    weight, scale = normal(*shape), torch.tensor([0.5, 1.0, 0.01], dtype=torch.float64)
+    given = (normal(*shape, seed=1), normal(V, D), moments, scale, COUNTS, 1 - betas**3, hparams)
+    check("optimize", weight, None, *given, writes=(0, 4))
+
+
+def test_norms_and_sums() -> None:
+    """Sums in float64 of differences in float32; a user of factor 0 is left out, though it is not finite."""
+    weight, start, gradient = 1e3 * normal(U, V, D), normal(V, D), normal(U, V, D, seed=1)
+    for mu, term in ((1.0, None), (0.7, gradient)):
+        check("squares", weight, start, mu, term, writes=(), tolerance=1e-6)
+    weight[1] = torch.inf
+    factors, into = torch.tensor([0.3, 0.0, 7.0], dtype=torch.float64), normal(V, D).double()
+    check("add_updates", weight, start, factors, into, writes=(3,), tolerance=1e-6)
+    weight[:] = 3e38
+    assert TritonKernels("float32").squares(weight, 0 * start, 1.0, None)[0] == pytest.approx(V * D * 9e76, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "hparams",
+    [
+        LocalHParams(batch_size=3, learning_rate=0.5),
+        LocalHParams(batch_size=4, learning_rate=0.1, optimizer="momentum", gradient_clip=0.2),
+        LocalHParams(batch_size=4, learning_rate=0.01, optimizer="adam", proximal=0.3),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_stacked_users_equal_the_local_engine(hparams: LocalHParams) -> None:
+    """Units that are no multiple of 16, users of one record and of none; the tolerance that `rounding` derives."""
+    layout = Layout(40, record_words=4)
+    model, population = model_of(0, layout, ModelHParams(6, 19)), random_population(3, 5, layout)
+    exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
+    model.float()
+    trainer = StackedTrainer(start_of(model), hparams, layout, 3, TritonKernels("float32"))
+    found = train_stacked(trainer, start_of(model), population, hparams, 0, 0.5)
+    norm = exact.norms / exact.users
+    assert relative_error(found.delta, exact.delta) < rounding("float32", start_of(model), norm, 2)
+    assert found.loss == pytest.approx(exact.loss, rel=1e-6)
+    assert_same_counts(found, exact)

@@ -1,0 +1,97 @@
+"""Stacked users on an NVIDIA GPU: Triton's kernels as they are compiled, and CUDA graphs."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import InMemory
+from stacking import (
+    assert_same_counts,
+    model_of,
+    random_population,
+    relative_error,
+    rounding,
+    start_of,
+    train_stacked,
+)
+
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import ModelHParams
+from flsim.train.cohort.engine import CohortEngine
+from flsim.train.cohort.stacked import StackedTrainer
+from flsim.train.hparams import LocalHParams
+from flsim.train.local import train_cohort
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"
+)
+
+LAYOUT, SIZES, USERS = Layout(1_000), ModelHParams(96, 70), 9
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"optimizer": "momentum", "momentum": 0.5, "batch_size": 40},
+    {"optimizer": "adam", "learning_rate": 0.003, "gradient_clip": 1.0, "proximal": 0.1},
+]
+
+
+def options(precision: Any, **others: Any) -> LocalHParams:
+    return LocalHParams(**{"learning_rate": 0.1, "precision": precision, **others})
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("others", OPTIONS, ids=str)
+def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any]) -> None:
+    """Within the rounding that is derived where the optimizer is linear; Adam divides by what is rounded as well."""
+    population, hparams = random_population(USERS, 60, LAYOUT), options(precision, **others)
+    model = model_of(0, LAYOUT, SIZES)
+    exact = train_cohort(model, population, range(USERS), hparams, 0, 0, 0.5)
+    tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 4)
+    start = {name: value.cuda() for name, value in start_of(model.float()).items()}
+    found = train_stacked(StackedTrainer(start, hparams, LAYOUT, USERS), start, population, hparams, 0, 0.5)
+    assert relative_error(found.delta, exact.delta) < tolerance * (10 if hparams.optimizer == "adam" else 1)
+    assert found.loss == pytest.approx(exact.loss, rel=tolerance)
+    assert_same_counts(found, exact)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("others", OPTIONS, ids=str)
+def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
+    """Nor does a second time, with graphs that are there already, or larger users in between, which move buffers."""
+    population, larger = random_population(USERS, 30, LAYOUT), random_population(USERS, 80, LAYOUT, seed=1)
+    hparams = options(precision, **others)
+    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    plain = StackedTrainer(start, hparams, LAYOUT, USERS, graphs=False)
+    graphs = StackedTrainer(start, hparams, LAYOUT, USERS)
+    expected = train_stacked(plain, start, population, hparams)
+    for others_first in (None, None, larger):
+        if others_first is not None:
+            train_stacked(graphs, start, others_first, hparams)
+        found = train_stacked(graphs, start, population, hparams)
+        assert relative_error(found.delta, expected.delta) < 1e-6
+        assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_what_it_says_of_memory_holds() -> None:
+    hparams, users = options("bf16"), 32
+    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    population = InMemory(LAYOUT, [[[1] * LAYOUT.record_words] * hparams.batch_size] * users)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    train_stacked(StackedTrainer(start, hparams, LAYOUT, users), start, population, hparams)
+    fixed, each = StackedTrainer.memory(start, hparams, LAYOUT)
+    libraries = 128 * 2**20  # cuBLAS's workspaces, and what graphs keep
+    assert torch.cuda.max_memory_allocated() - before <= fixed + users * each + libraries
+
+
+def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice as many users as there is memory for."""
+    hparams = options("float32", batch_size=4)
+    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    _, each = StackedTrainer.memory(start, hparams, LAYOUT)
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=2 * torch.cuda.mem_get_info()[1] // each)
+    population = random_population(USERS, 6, LAYOUT)
+    found = engine.train(start, population, range(USERS), 0, 0)
+    expected = train_cohort(model_of(0, LAYOUT, SIZES), population, range(USERS), hparams, 0, 0)
+    assert relative_error(found.delta, expected.delta) < 1e-3
+    assert "out of memory" in "".join(capsys.readouterr())
