@@ -88,9 +88,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     blocks = [f"{run.setting} [{run.name}]"]
     for canary in table["canary"].unique():
         of = about[canary]
-        held = (
-            f"; sharers {of['sharers']}, insertions {of['insertions']}" if {"sharers", "insertions"} <= set(of) else ""
-        )
+        held = f"; copies {of['insertions']}" if "insertions" in of else ""
         lines = [f"{canary}: p_u {user_share(of['p_u'])}, p_e {100 * of['p_e']:.6g}%{held}", HEADING]
         lines += [_line(row) for row in table[table["canary"] == canary].to_dict("records")]
         blocks.append("\n".join(lines))

@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -17,7 +16,8 @@ from flsim.results.plots import COLOURS, DASHES, MARKERS, write_figure
 from flsim.results.store import RunResults
 from flsim.results.tables import user_share
 
-ROW, PANEL, WIDTH = 0.17, 2.0, 4.4  # inches: height of a canary's row and of the lines above, width of both
+ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of the lines above, width of both
+BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
 PIXELS = 1500  # of a row: ticks that are closer are one
 GREY = "#555555"
 SHAPES = (*MARKERS, "*", "h", "d", "p")
@@ -48,35 +48,38 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     groups = [(pair, shown[(shown["p_u"] == pair[0]) & (shown["p_e"] == pair[1])]) for pair in pairs]
     columns = _columns(pairs)
     rows, longest = math.ceil(len(groups) / columns), max(len(group) for _, group in groups)
-    height = PANEL + ROW * longest
-    figure = Figure(
-        figsize=(max(1.6 * WIDTH, WIDTH * columns), 1.2 + rows * (height + 0.6)),
-        layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.03, hspace=0, wspace=0.02),
-    )
+    strip_height = ROW * longest
+    block = TITLE + PANEL + GAP + strip_height + BELOW
+    figure = Figure(figsize=(max(2, columns) * (BESIDE + WIDTH) + GAP, TOP + rows * block + LEGEND))
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{run.setting} [{run.name}]".replace("$", r"\$"))
-    outer = figure.add_gridspec(rows, columns)
+    figure.suptitle(f"{run.setting} [{run.name}]".replace("$", r"\$"), y=1 - 0.4 * TOP / figure.get_figheight())
     first: Axes | None = None
     for index, ((p_u, p_e), group) in enumerate(groups):
-        inner = outer[divmod(index, columns)].subgridspec(2, 1, height_ratios=(PANEL, ROW * longest))
-        lines = figure.add_subplot(inner[0], sharex=first, sharey=first)
-        strip = figure.add_subplot(inner[1], sharex=lines)
+        row, column = divmod(index, columns)
+        x, y = BESIDE + column * (BESIDE + WIDTH), LEGEND + (rows - row - 1) * block + BELOW
+        lines = _axes(figure, x, y + strip_height + GAP, PANEL, first)
+        strip = _axes(figure, x, y, strip_height, None)
+        strip.sharex(lines)
         first = first or lines
         lines.set_title(f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%", loc="left", fontsize=10)
-        lines.tick_params(labelbottom=False, labelleft=index % columns == 0)
-        for row, canary in enumerate(group["canary"]):
-            rows_of = table[table["canary"] == canary]
-            _line(lines, row, rows_of)
-            _ticks(strip, row, rows_of)
+        lines.set_ylabel("exposure, bits")
+        lines.tick_params(labelbottom=False)
+        for place, canary in enumerate(group["canary"]):
+            of = table[table["canary"] == canary]
+            _line(lines, place, of)
+            _ticks(strip, place, of)
         _name(strip, group, longest)
-        if index % columns == 0:
-            lines.set_ylabel("exposure, bits")
-            strip.set_ylabel("canary\n(sharers)" if "sharers" in group else "canary")
         if index + columns >= len(groups):
             strip.set_xlabel("completed rounds (central: steps)")
     if first is not None:
         _finish(figure, first, run, int(table["round"].max()))
     return figure
+
+
+def _axes(figure: Figure, x: float, y: float, height: float, like: Axes | None) -> Axes:
+    """Axes at a place in inches. A layout engine's solution would depend on where things lie in memory."""
+    width, whole = figure.get_size_inches()
+    return figure.add_axes((x / width, y / whole, WIDTH / width, height / whole), sharex=like, sharey=like)
 
 
 def _columns(pairs: list[tuple[float, float]]) -> int:
@@ -104,30 +107,30 @@ def _line(panel: Axes, row: int, measured: pd.DataFrame) -> None:
     ):
         of = measured if metric is None else measured[measured[metric] == 1]
         [line] = panel.plot(of["round"], of["exposure"], **(style | change))
-        line.set_in_layout(False)
+        line.set_in_layout(False)  # an unclipped line without points would take the whole figure
 
 
 def _ticks(strip: Axes, row: int, measured: pd.DataFrame) -> None:
     rounds = np.array([round_ for since in measured["sharer_rounds"] for round_ in since])
     last = int(measured["round"].max())
     kept = rounds[np.unique(rounds * PIXELS // max(1, last), return_index=True)[1]] if len(rounds) else rounds
-    width = float(np.clip(0.5 * 72 * WIDTH / max(1, last), 0.35, 1.4))
+    width = float(np.clip(0.5 * 72 * WIDTH / max(1, last), 0.6, 1.4))
     strip.vlines(kept, row - 0.36, row + 0.36, color=_style(row)["color"], linewidth=width)
 
 
 def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
-    """Every second row shaded; beside each the marker and the id of its canary, and how many sharers it has."""
+    """Every second row shaded; beside each the marker and the id of its canary, and how many copies there are."""
     for row in range(0, len(group), 2):
         strip.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, linewidth=0)
     for row in range(len(group)):
         style = _style(row) | {"linestyle": "none", "markersize": 4.5, "markerfacecolor": "white", "clip_on": False}
-        [mark] = strip.plot([-0.025], [row], transform=strip.get_yaxis_transform(), **style)
-        mark.set_in_layout(False)
-    sharers = group["sharers"] if "sharers" in group else [None] * len(group)
-    labels = [
-        f"{id_} ({held})" if held is not None else id_ for id_, held in zip(group["canary"], sharers, strict=True)
-    ]
-    strip.set_yticks(range(len(group)), labels, fontsize=7.5)
+        strip.plot([-0.025], [row], transform=strip.get_yaxis_transform(), **style)
+    ids = group["canary"].tolist()
+    if "insertions" in group:
+        ids = [f"{id_} ({copies})" for id_, copies in zip(ids, group["insertions"], strict=True)]
+        where = strip.get_yaxis_transform()
+        strip.text(-0.05, -0.6, "canary (copies)", transform=where, ha="right", va="bottom", fontsize=6.5)
+    strip.set_yticks(range(len(group)), ids, fontsize=7.5)
     strip.tick_params(axis="y", length=0, pad=11)
     strip.set_ylim(longest - 0.5, -0.5)
     strip.grid(visible=False, axis="y")
@@ -156,4 +159,4 @@ def _finish(figure: Figure, panel: Axes, run: RunResults, last: int) -> None:
         panel.set_ylim(0, 1.04 * ceiling)
     else:
         panel.set_ylim(bottom=0)
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=9)

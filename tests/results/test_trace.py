@@ -1,0 +1,217 @@
+"""The trace: every row from the events themselves, on paper as in every format, and a figure that says the same."""
+
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
+
+from flsim import cli
+from flsim.errors import InputError
+from flsim.results.plots import refuse_other_than_figure
+from flsim.results.store import RunResults, read_run
+from flsim.results.trace import to_csv, to_json, to_text, trace
+from flsim.results.trace_plot import draw_trace, plot_trace
+
+MakeRun = Callable[..., Path]
+EVENTS = [  # round, canary, user
+    (1, "c00", 7),
+    (3, "c00", 7),
+    (3, "c00", 9),
+    (10, "c00", 9),
+    (11, "c01", 2),
+    (15, "c00", 7),
+    (15, "c01", 2),
+    (21, "c00", 7),
+]
+
+
+def frame(events: list[tuple[int, str, int]]) -> pd.DataFrame:
+    return pd.DataFrame(events, columns=["round", "canary", "user"]).sort_values(["round", "canary", "user"])
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> RunResults:
+    """Nine canaries, evaluated at 10 and 20; c02 is memorized at 20, by BS too; at 30 no canary was measured."""
+    exposures = [float(index) for index in range(9)]
+    at_20 = {"rs": [float(i == 2) for i in range(9)], "bs": [float(i == 2) for i in range(9)]}
+    rounds = {
+        10: {"exposure": exposures, "rs": [0.0] * 9, "bs": [0.0] * 9, "references": 1023.0},
+        20: {"exposure": exposures[::-1], **at_20, "references": 1023.0},
+        30: {"references": 1023.0},
+    }
+    return read_run(make_run(rounds))
+
+
+def test_the_rows(run: RunResults) -> None:
+    table = trace(run, frame(EVENTS), ["c01", "c00"])
+    kept = table.drop(columns=["rs", "bs"]).itertuples(index=False, name=None)
+    assert [tuple("-" if value != value else value for value in row) for row in kept] == [
+        ("c00", 10, 0.0, 2, 4, (1, 3, 10)),
+        ("c00", 20, 8.0, 1, 5, (15,)),
+        ("c00", 30, "-", 1, 6, (21,)),
+        ("c01", 10, 1.0, 0, 0, ()),
+        ("c01", 20, 7.0, 1, 2, (11, 15)),
+        ("c01", 30, "-", 0, 2, ()),
+    ]
+    of_c02 = trace(run, frame(EVENTS), ["c02"])
+    assert of_c02[["rs", "bs"]].fillna(-1).to_numpy().tolist() == [[0, 0], [1, 1], [-1, -1]]
+
+
+EVENT = st.tuples(st.integers(1, 35), st.sampled_from(["c00", "c03", "c08"]), st.integers(0, 3))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(EVENT))
+def test_windows_part_the_events(events: list[tuple[int, str, int]]) -> None:
+    """Counted one by one; nothing after the last evaluation counts."""
+    table = trace(SHARED, frame(events))
+    assert len(table) == 9 * 3
+    for row in table.to_dict("records"):
+        own = [(round_, user) for round_, canary, user in events if canary == row["canary"] and round_ <= row["round"]]
+        window = [(round_, user) for round_, user in own if round_ > row["round"] - 10]
+        assert row["sharer_rounds"] == tuple(sorted({round_ for round_, _ in window}))
+        assert row["sharers"] == len({user for _, user in window})
+        assert row["participations"] == len(own)
+
+
+def _shared() -> RunResults:
+    ids = [f"c{index:02d}" for index in range(9)]
+    rows = [("r", at, "exposure", id_, 1.0) for at in (10, 20, 30) for id_ in ids]
+    roster = pd.DataFrame({"canary": ids, "p_u": 0.1, "p_e": 0.5})
+    columns = ["run", "round", "metric", "canary", "value"]
+    return RunResults("r", "s", "completed", None, 30, 30, pd.DataFrame(rows, columns=columns), roster)
+
+
+SHARED = _shared()
+
+
+def test_json_and_csv_hold_all(run: RunResults) -> None:
+    table = trace(run, frame(EVENTS))
+    rows = json.loads(to_json(table))
+    assert rows[0] == {
+        "canary": "c00",
+        "round": 10,
+        "exposure": 0.0,
+        "rs": 0.0,
+        "bs": 0.0,
+        "sharers": 2,
+        "participations": 4,
+        "sharer_rounds": [1, 3, 10],
+    }
+    assert rows[2]["exposure"] is None
+    read = pd.read_csv(io.StringIO(to_csv(table)), dtype={"sharer_rounds": "string"})
+    assert read["sharer_rounds"][:2].tolist() == ["1 3 10", "15"]
+    pd.testing.assert_frame_equal(read.drop(columns="sharer_rounds"), table.drop(columns="sharer_rounds"))
+
+
+def test_text_fits_a_terminal(run: RunResults) -> None:
+    many = [(round_, "c02", round_ % 5) for round_ in range(11, 21)]
+    text = to_text(trace(run, frame([*EVENTS, *many])), run)
+    assert max(map(len, text.splitlines())) <= 80
+    block = text.split("\n\n")[3].splitlines()
+    assert block[0] == "c02: p_u 1/5K, p_e 100%; copies 3"
+    assert [line.split() for line in block[2:]] == [
+        ["10", "2.0", "no", "no", "0", "0"],
+        ["20", "6.0", "yes", "yes", "5", "10", *map(str, range(11, 21))],
+        ["30", "0", "10"],
+    ]
+    assert "of at most 10.0" in text
+    longer = [(round_, "c00", 1) for round_ in range(1, 10)] + [(10_000_000 + i, "c00", 1) for i in range(9)]
+    late = read_run_at(run, 20_000_000)
+    cut = to_text(trace(late, frame(longer), ["c00"]), late).splitlines()
+    assert max(map(len, cut)) <= 80
+    assert cut[4].endswith(" 9 10000000 ...")
+
+
+def read_run_at(run: RunResults, round_: int) -> RunResults:
+    """The same, evaluated at one late round."""
+    rows = run.rows[run.rows["round"] == 10].assign(round=round_)
+    return RunResults("r", "s", "completed", None, round_, round_, rows, run.roster)
+
+
+def test_what_there_is_not_is_refused(run: RunResults, make_run: MakeRun) -> None:
+    with pytest.raises(InputError, match="has no canary c09; its canaries are c00 to c08"):
+        trace(run, frame(EVENTS), ["c00", "c09"])
+    with pytest.raises(InputError, match="new: not evaluated yet"):
+        trace(read_run(make_run(name="new")), frame(EVENTS))
+
+
+def test_the_figure_says_what_the_table_says(run: RunResults) -> None:
+    table = trace(run, frame(EVENTS))
+    figure = draw_trace(run, table)
+    assert [axes.get_title(loc="left") for axes in figure.axes[::2]][:2] == [
+        "$p_u$ = 1/5K, $p_e$ = 1%",
+        "$p_u$ = 1/5K, $p_e$ = 10%",
+    ]
+    lines, strip = figure.axes[:2]
+    x, y = np.asarray(lines.get_lines()[0].get_data(), float)
+    assert (x[:2].tolist(), y[:2].tolist(), math.isnan(y[2])) == ([10, 20], [0, 8], True)
+    ticks = [collection for collection in strip.collections if isinstance(collection, LineCollection)]
+    assert [segment[0][0] for collection in ticks for segment in collection.get_segments()] == [1, 3, 10, 15, 21]
+    assert [label.get_text() for label in strip.get_yticklabels()] == ["c00 (3)"]
+    filled, ring = figure.axes[4].get_lines()[1:3]
+    for mark in (filled, ring):
+        assert np.asarray(mark.get_data(), float).T.tolist() == [[20, 6]]
+    assert lines.get_ylabel() == "exposure, bits"
+    assert figure.axes[-1].get_xlabel() == "completed rounds (central: steps)"
+
+
+def test_nothing_in_the_figure_overlaps_and_lines_differ_without_colour(make_run: MakeRun) -> None:
+    level = {"exposure": [1.0] * 26, "rs": [0.0] * 26, "bs": [0.0] * 26, "references": 1000.0}
+    run = read_run(make_run({10: level, 20: level}, grid=((0.1, 0.1), (0.1, 1.0)), copies=13))
+    figure = draw_trace(run, trace(run, frame([(5, "c25", 0)])))
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in figure.axes] + [figure.legends[0].get_window_extent()]
+    for index, box in enumerate(boxes):
+        assert box is not None
+        assert not any(box.overlaps(other) for other in boxes[:index] if other is not None)
+        assert figure.bbox.containsx(box.x0 + 1)
+        assert figure.bbox.containsx(box.x1 - 1)
+    lines = [line for line in figure.axes[0].get_lines() if len(np.asarray(line.get_xdata())) == 2][:-1]
+    shapes = [(line.get_marker(), line.get_linestyle()) for line in lines if line.get_linestyle() != "None"]
+    assert len(set(shapes)) == len(shapes) == 13
+
+
+@pytest.mark.parametrize("name", ["trace.png", "trace.svg"])
+def test_the_same_trace_gives_the_same_file(run: RunResults, tmp_path: Path, name: str) -> None:
+    table = trace(run, frame(EVENTS))
+    plot_trace(run, table, tmp_path / name)
+    first = (tmp_path / name).read_bytes()
+    plot_trace(run, table, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == first
+    with pytest.raises(InputError, match="written as"):
+        refuse_other_than_figure(tmp_path / "trace.pdf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: not a run folder"),
+        (["iid", "--json", "--csv"], "--json and --csv: choose one of them"),
+        (["iid", "--out", "trace.pdf"], "plots are written as .png or .svg"),
+        (["iid"], "iid: not a run folder (it has no config.toml)"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: RunResults,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["flsim", "trace", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr()
+    assert (stop.value.code, said.out, len(said.err.splitlines())) == (2, "", 1)
+    assert message in said.err

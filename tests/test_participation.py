@@ -1,0 +1,116 @@
+"""When training met a canary, against what training itself draws: its requests to clients, its batches."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from helpers import WORLD, Experiment
+
+from flsim.config import load
+from flsim.federated import ServerState
+from flsim.participation import participation
+from flsim.runs import Run, evaluate_checkpoint
+from server.rounds import requests
+
+ROUNDS = 9
+FEDERATED = f"{WORLD}[training]\nrounds = 9\ncohort = 6\n"
+CENTRAL = f'{WORLD}[training]\nkind = "central"\nsteps = 60\nbatch_size = 9\n'
+PRIVATE = ("privacy.mechanism='dp'", "privacy.clip=1", "privacy.noise_multiplier=1")
+Met = Counter[tuple[int, str, int]]
+
+
+def create(experiment: Experiment, config: str, *overrides: str) -> Run:
+    experiment.config.write_text(config)
+    settings = load(experiment.config, ["data.corpus='corpus'", "canaries.count=3", *overrides])
+    return Run.create(settings, experiment.folder / "run")
+
+
+def met(found: pd.DataFrame) -> Met:
+    assert found.equals(found.sort_values(["round", "canary", "user"], ignore_index=True))
+    return Counter(found.itertuples(index=False, name=None))
+
+
+def copies(run: Run) -> Met:
+    """(user, canary's id) of every record that is a canary's phrase, user after user."""
+    ids = {canary.tokens: canary.id for canary in run.canaries}
+    held: Met = Counter()
+    for user in range(len(run.users)):
+        for record in run.users[user]:
+            if tuple(record.tolist()) in ids:
+                held[user, ids[tuple(record.tolist())], 0] += 1
+    return held
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
+def test_sharers_that_the_clients_are_asked_for(
+    experiment: Experiment, world: str, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(experiment.folder)
+    run = create(experiment, FEDERATED, f"data.world='{world}'", f"training.sampler='{sampler}'")
+    sharers = {(user, canary) for user, canary, _ in copies(run)}
+    expected: Met = Counter()
+    state = run.latest_state()
+    assert isinstance(state, ServerState)
+    for round_ in range(ROUNDS):
+        asked = [user for request in requests(run, replace(state, round=round_)) for user in request.users.tolist()]
+        expected.update((round_ + 1, canary, user) for user, canary in sharers if user in asked)
+    assert expected
+    assert met(participation(run, ROUNDS)) == expected
+    assert met(participation(run, 4)) == Counter({key: count for key, count in expected.items() if key[0] <= 4})
+
+
+@pytest.mark.parametrize(
+    "overrides", [("data.world='iid'",), ("data.world='non-iid'",), PRIVATE], ids=["iid", "sequence", "lots"]
+)
+def test_copies_that_batches_hold(
+    experiment: Experiment, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """22 steps an epoch, the last of 3 records; 60 steps end in the third."""
+    monkeypatch.chdir(experiment.folder)
+    run = create(experiment, CENTRAL, *overrides)
+    training, ids = run.central_training(), {canary.tokens: canary.id for canary in run.canaries}
+    expected: Counter[tuple[int, str]] = Counter()
+    for step in range(60):
+        for words in training.batch(step).inputs[:, 1:6]:
+            if tuple(words.tolist()) in ids:
+                expected[step + 1, ids[tuple(words.tolist())]] += 1
+    found = participation(run, 60)
+    assert expected
+    assert Counter(zip(found["round"], found["canary"], strict=True)) == expected
+    held = copies(run)
+    assert {(row.user, row.canary, 0) for row in found.itertuples()} <= set(held)
+    if not overrides[0].startswith("privacy"):  # each epoch reads each copy once
+        first = Counter((row.user, row.canary, 0) for row in found[found["round"] <= 22].itertuples())
+        assert first == held
+
+
+def test_the_command_says_so(experiment: Experiment) -> None:
+    """Of a run that was evaluated after two rounds: what `participation` says of them, and a figure."""
+    experiment.config.write_text(FEDERATED + "[evaluation]\nreferences = 9\n")
+    run = Run.create(load(experiment.config), experiment.folder / "run")
+    state = run.latest_state()
+    assert isinstance(state, ServerState)
+    evaluate_checkpoint(run.path, run.save(replace(state, round=2)))
+    found = participation(run, 2)
+    rows = json.loads(experiment.flsim("trace", "run", "--json", "--canary", "c1", "--out", "trace.png").stdout)
+    [row] = rows
+    assert (row["canary"], row["round"]) == ("c1", 2)
+    assert row["participations"] == (found["canary"] == "c1").sum()
+    assert row["sharer_rounds"] == sorted(set(found.loc[found["canary"] == "c1", "round"]))
+    assert (experiment.folder / "trace.png").read_bytes().startswith(b"\x89PNG")
+    said = experiment.flsim("trace", "run", "--canary", "c9", check=False)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.splitlines()[-1] == "flsim: run run: has no canary c9; its canaries are c0 to c3"
+    shown = experiment.flsim("trace", "--help").stdout
+    assert "Example: flsim trace" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_run_without_any_copy_has_none(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(experiment.folder)
+    run = create(experiment, FEDERATED, "canaries.p_u=[1e-9]")
+    found = participation(run, 2)
+    assert (len(found), list(found.columns)) == (0, ["round", "canary", "user"])
