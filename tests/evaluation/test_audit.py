@@ -14,7 +14,14 @@ from flsim.data.vocabulary import Layout
 from flsim.errors import InputError
 from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsistent
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, State
+from flsim.memorization.beam_search import beam_searches
+from flsim.memorization.enumeration import Enumeration, enumerate_space
+from flsim.memorization.generation import GenerationHParams, generative_sampling
+from flsim.memorization.importance_sampling import ImportanceHParams, space_exposures
+from flsim.memorization.random_sampling import random_sampling, references
+from flsim.memorization.shortest_path import shortest_path
+from flsim.memorization.template import Template
+from flsim.model.cifg import CIFGLanguageModel, LanguageModel, ModelHParams, State
 from flsim.rng import stream
 
 V, SEED = 12, 5
@@ -114,6 +121,54 @@ def test_an_object_with_logits_and_half_precision_are_read_too() -> None:
             return Output(self.inner(tokens).bfloat16())
 
     assert audit(from_forward(Wrapped(), 9), CANARIES, LAYOUT, HPARAMS)
+
+
+class ByHead:
+    """One of our models whose state has further axes, as a KV cache has."""
+
+    def __init__(self, model: CIFGLanguageModel) -> None:
+        self.model = model
+
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        (output, memory), log_probs = self.model.start(tokens)
+        return (output[:, None], memory[:, :, None]), log_probs
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        (output, memory), log_probs = self.model.step((state[0][:, 0], state[1][:, :, 0]), tokens)
+        return (output[:, None], memory[:, :, None]), log_probs
+
+
+PREFIX, CONTINUATION = torch.tensor([LAYOUT.bos, 1]), torch.tensor([2, 3, 4])
+AMONG, WORDS = references(SEED, 300, 3, LAYOUT), Template.words(LAYOUT, 3)
+ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
+    "random sampling": lambda model: random_sampling(model, PREFIX, CONTINUATION, AMONG),
+    "beam search": lambda model: beam_searches(model, PREFIX[None], WORDS, 5)[0].tolist(),
+    "shortest path": lambda model: shortest_path(model, PREFIX, WORDS).tokens,
+    "generation": lambda model: (
+        generative_sampling(
+            model, PREFIX, CONTINUATION, WORDS, GenerationHParams(samples=200), stream(SEED, "test")
+        ).hits
+    ),
+    "importance sampling": lambda model: [
+        each.probability == pytest.approx(WHOLE.rank / WHOLE.space, rel=0.1)
+        for each in space_exposures(model, PREFIX, CONTINUATION[None], LAYOUT, ImportanceHParams(), SEED)
+    ],
+    "enumeration": lambda model: enumerate_space(model, PREFIX, CONTINUATION, LAYOUT),
+}
+WHOLE = Enumeration(338, 512)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_attack_finds_the_same_whatever_the_state_looks_like(ours: CIFGLanguageModel, attack: str) -> None:
+    found = [
+        ATTACKS[attack](model)
+        for model in (ours, *(Checked(other, LAYOUT, "other") for other in (from_forward(ours, 9), ByHead(ours))))
+    ]
+    assert found[0] == found[1] == found[2]
+    if attack == "enumeration":
+        assert found[0] == WHOLE
+    if attack == "importance sampling":
+        assert found[0] == [True]
 
 
 class Says:
