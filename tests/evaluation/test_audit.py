@@ -140,6 +140,7 @@ class ByHead:
 
 PREFIX, CONTINUATION = torch.tensor([LAYOUT.bos, 1]), torch.tensor([2, 3, 4])
 AMONG, WORDS = references(SEED, 300, 3, LAYOUT), Template.words(LAYOUT, 3)
+WHOLE = Enumeration(338, 512)  # by enumeration, which tests/memorization hold to brute force
 ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
     "random sampling": lambda model: random_sampling(model, PREFIX, CONTINUATION, AMONG),
     "beam search": lambda model: beam_searches(model, PREFIX[None], WORDS, 5)[0].tolist(),
@@ -155,15 +156,12 @@ ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
     ],
     "enumeration": lambda model: enumerate_space(model, PREFIX, CONTINUATION, LAYOUT),
 }
-WHOLE = Enumeration(338, 512)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_every_attack_finds_the_same_whatever_the_state_looks_like(ours: CIFGLanguageModel, attack: str) -> None:
-    found = [
-        ATTACKS[attack](model)
-        for model in (ours, *(Checked(other, LAYOUT, "other") for other in (from_forward(ours, 9), ByHead(ours))))
-    ]
+    others: list[LanguageModel] = [from_forward(ours, 9), ByHead(ours)]
+    found = [ATTACKS[attack](model) for model in (ours, *(Checked(other, LAYOUT, "other") for other in others))]
     assert found[0] == found[1] == found[2]
     if attack == "enumeration":
         assert found[0] == WHOLE
