@@ -160,8 +160,9 @@ ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_every_attack_finds_the_same_whatever_the_state_looks_like(ours: CIFGLanguageModel, attack: str) -> None:
-    others: list[LanguageModel] = [from_forward(ours, 9), ByHead(ours)]
-    found = [ATTACKS[attack](model) for model in (ours, *(Checked(other, LAYOUT, "other") for other in others))]
+    forward, by_head = Checked(from_forward(ours, 9), LAYOUT, "forward"), Checked(ByHead(ours), LAYOUT, "by head")
+    models: list[LanguageModel] = [ours, forward, by_head]
+    found = [ATTACKS[attack](model) for model in models]
     assert found[0] == found[1] == found[2]
     if attack == "enumeration":
         assert found[0] == WHOLE
