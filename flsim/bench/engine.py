@@ -1,0 +1,195 @@
+"""How fast the cohort engine trains users on a device, by size of the micro-cohort and precision: for tuning on a GPU.
+
+    python -m flsim.bench.engine --device cuda --profile
+
+Needs nothing but torch, numpy and rich, and draws its users itself.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.rng import stream
+from flsim.train.cohort.engine import CohortEngine
+from flsim.train.cohort.stacked import StackedTrainer
+from flsim.train.cohort.steps import steps_of
+from flsim.train.hparams import LocalHParams, Precision
+
+LAYOUT = Layout(10_000)
+USER_WORDS = 2_000
+CLIP = 0.2
+
+
+class DrawnUsers:
+    """Users whose records have log-normal lengths, with a mean of 8 words, cut at what a record can hold; Zipf words.
+
+    Args:
+        users: how many.
+        spread: standard deviation of the logarithm of a user's number of words, which has a median of 2,000: 0 for
+            balanced users as in the paper, 1 or more for those of a real population.
+    """
+
+    layout = LAYOUT
+
+    def __init__(self, users: int, spread: float = 0.0) -> None:
+        self._users, self._spread = users, spread
+
+    def __len__(self) -> int:
+        return self._users
+
+    def __getitem__(self, user: int) -> Records:
+        rng = stream(0, "bench engine", user)
+        words = int(USER_WORDS * np.exp(self._spread * rng.normal()))
+        lengths = np.exp(rng.normal(1.95, 0.6, words)).astype(np.int64).clip(1, LAYOUT.record_words)
+        lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), words)) + 1]
+        tokens = rng.zipf(1.3, int(lengths.sum())) % LAYOUT.words + LAYOUT.first_word
+        return Records(tokens.astype(np.uint16), np.concatenate(([0], np.cumsum(lengths))))
+
+
+def bench_engine(
+    device: str,
+    micro_cohorts: Sequence[int],
+    precisions: Sequence[Precision],
+    cohort: int = 1024,
+    spread: float = 0.0,
+    profile: bool = False,
+) -> dict[str, Any]:
+    """Users per second with everything (reading, packing, training, clipping, summing), and of parts of it.
+
+    Each is of a second round: the first one compiles kernels and captures graphs.
+
+    Args:
+        device: "cuda" or "cpu".
+        micro_cohorts: users that train at once.
+        precisions: as `LocalHParams`'s.
+        cohort: users in a round.
+        spread: of `DrawnUsers`.
+        profile: whether to have torch's profiler tell where a micro-cohort's time goes, without graphs.
+
+    Returns:
+        ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
+        ``training_alone`` (users already packed), ``packing_alone`` (one thread), ``peak_gigabytes`` of the device's
+        memory, ``said_gigabytes`` (`StackedTrainer.memory`), and ``profile`` where asked for.
+    """
+    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams()).initialize(0).to(device)
+    start = {name: value.detach() for name, value in model.named_parameters()}
+    users = DrawnUsers(cohort, spread)
+    population = Held(users)
+    rows = [_row(start, population, size, precision, profile) for precision in precisions for size in micro_cohorts]
+    name = torch.cuda.get_device_name(start["embedding"].device) if device.startswith("cuda") else device
+    unit = f"one user of {USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, the full model"
+    return {"device": name, "torch": torch.__version__, "cohort": cohort, "unit": unit, "rows": rows}
+
+
+class Held:
+    """Users that are drawn once, so that drawing is not measured."""
+
+    layout = LAYOUT
+
+    def __init__(self, users: DrawnUsers) -> None:
+        self._records = [users[user] for user in range(len(users))]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, user: int) -> Records:
+        return self._records[user]
+
+
+def describe(measured: dict[str, Any]) -> str:
+    """The figures for a person."""
+    lines = [f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users a round; {measured['unit']}"]
+    lines.append("precision  at once   users/s   training   packing   peak GB   said GB")
+    for row in measured["rows"]:
+        if "failed" in row:
+            lines.append(f"{row['precision']:<9} {row['micro_cohort']:>8}   {row['failed']}")
+            continue
+        lines.append(
+            f"{row['precision']:<9} {row['micro_cohort']:>8} {row['users_per_second']:>9.1f} "
+            f"{row['training_alone']:>10.1f} {row['packing_alone']:>9.1f} {row['peak_gigabytes']:>9.2f} "
+            f"{row['said_gigabytes']:>9.2f}"
+        )
+        lines += [row["profile"]] if "profile" in row else []
+    return "\n".join(lines)
+
+
+def _row(start: Params, users: Held, size: int, precision: Precision, profile: bool) -> dict[str, Any]:
+    device, hparams = start["embedding"].device, LocalHParams(precision=precision)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    fixed, each = StackedTrainer.memory(start, hparams, LAYOUT)
+    row: dict[str, Any] = {"micro_cohort": size, "precision": precision, "said_gigabytes": (fixed + size * each) / 1e9}
+    try:
+        row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size)
+        row["peak_gigabytes"] = torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else float("nan")
+        trainer = StackedTrainer(start, hparams, LAYOUT, size)
+        several = range(min(len(users), 4 * size))
+        steps = [steps_of(users[user], LAYOUT, hparams, stream(0, "local", 0, user)) for user in several]
+        groups = [steps[first : first + size] for first in range(0, len(steps), size)]
+        packed = [trainer.pack(group) for group in groups]
+        packing = _seconds(lambda: [trainer.pack(group) for group in groups], device)
+        training = _seconds(lambda: [trainer.train(start, group) for group in packed], device)
+        row |= {"training_alone": len(steps) / training, "packing_alone": len(steps) / packing}
+        if profile:
+            plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False)
+            row["profile"] = _profile(lambda: plain.train(start, packed[0]), on_gpu)
+    except torch.OutOfMemoryError as error:
+        row["failed"] = str(error).splitlines()[0]
+    return row
+
+
+def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int) -> float:
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size)
+    return _seconds(lambda: engine.train(start, users, range(len(users)), 0, 0, CLIP), start["embedding"].device)
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Of the second time."""
+    for _ in range(2):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _profile(work: Callable[[], object], on_gpu: bool) -> str:
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+    order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
+    return str(found.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[64, 128, 192, 256, 384, 512])
+    parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=["bf16", "tf32"])
+    parser.add_argument("--cohort", type=int, default=1024, help="users in a round")
+    parser.add_argument("--spread", type=float, default=0.0, help="of users' sizes; 1 for a real population")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    measured = bench_engine(
+        chosen.device, chosen.at_once, chosen.precision, chosen.cohort, chosen.spread, chosen.profile
+    )
+    print(json.dumps(measured) if chosen.json else describe(measured))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
