@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "participation": {"canaries", "config", "runs", "sampling", "train"},
     "demo": {"data", "canaries", "config", "runs", "results"},
-    "bench": {"data", "canaries", "model", "memorization", "train", "checkpoint", "config", "runs"},
+    "bench": {"data", "canaries", "model", "memorization", "train", "checkpoint", "config", "results", "runs"},
     "__main__": {"cli"},
     "cli": {
         "data",

@@ -23,7 +23,7 @@ from flsim.errors import Diverged, InputError, RunFailed, at_least_one
 from flsim.progress import say
 from flsim.results.evaluations import Evaluation, Outcome, log_evaluation
 
-NICENESS = 5  # training goes first
+NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 19, the lowest priority there is
 START_DEADLINE = 600.0  # seconds until a new process runs: it may have to wait for its share of a GPU
 LOOK = 1.0  # seconds between two looks at the clock while nothing ends
 
@@ -64,16 +64,17 @@ class _Evaluator:
         os.nice(NICENESS)
         if not num_gpus:
             torch.set_num_threads(1)
-        self._work = work
+        self._work, self._spent = work, 0.0
 
     def ready(self) -> None:
         """Return once the process runs."""
 
-    def evaluate(self, run: Path, checkpoint: Path) -> tuple[float, float]:
-        """Seconds of the clock and of the processor that it took."""
-        began, spent = time.monotonic(), time.process_time()
+    def evaluate(self, run: Path, checkpoint: Path) -> tuple[float, float, float]:
+        """Seconds it took, when it ended, and seconds of the processor since the one before, or since it started."""
+        began = time.monotonic()
         self._work(run, checkpoint)
-        return time.monotonic() - began, time.process_time() - spent
+        spent, self._spent = self._spent, time.process_time()
+        return time.monotonic() - began, time.time(), self._spent - spent
 
 
 @dataclass(frozen=True)
@@ -279,14 +280,14 @@ class EvaluationService:
         job: _Job,
         outcome: Outcome,
         reason: str | None = None,
-        took: tuple[float, float] | None = None,
+        took: tuple[float, float, float] | None = None,
     ) -> None:
         process.job = None
-        seconds, cpu_seconds = took or (time.monotonic() - process.since, None)
-        ended = Evaluation(job.checkpoint.name, outcome, job.attempt, round(seconds, 3), cpu_seconds, reason)
-        log_evaluation(job.run, ended)
+        seconds, ended, cpu = took or (time.monotonic() - process.since, time.time(), None)
+        about = Evaluation(job.checkpoint.name, outcome, job.attempt, round(seconds, 3), round(ended, 3), cpu, reason)
+        log_evaluation(job.run, about)
         if outcome != "retried":
-            self._ended.setdefault(job.run, []).append(ended)
+            self._ended.setdefault(job.run, []).append(about)
 
 
 def _refuse_without_ray() -> None:

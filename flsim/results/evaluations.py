@@ -22,7 +22,8 @@ class Evaluation:
             tries it again but `flsim run --resume`; ``retried``: its process was lost, and another attempt follows.
         attempt: from 1.
         seconds: of the clock, since the evaluator got it.
-        cpu_seconds: of the processor; None where nobody is left to tell.
+        ended: seconds since 1970, by the clock of the evaluator's machine where it could tell.
+        cpu_seconds: of the processor, with those of starting the process; None where nobody is left to tell.
         reason: one line; None where it was stored.
     """
 
@@ -30,6 +31,7 @@ class Evaluation:
     outcome: Outcome
     attempt: int
     seconds: float
+    ended: float
     cpu_seconds: float | None = None
     reason: str | None = None
 

@@ -307,8 +307,8 @@ def test_settings_are_checked(wrong: dict[str, float]) -> None:
 
 def test_a_line_cut_short_and_a_later_success_are_no_failures(run: Path) -> None:
     for name in ("round-000001", "round-000002", "round-000003"):
-        log_evaluation(run, Evaluation(f"{name}.safetensors", "failed", 4, 1.0, reason="it died"))
-    log_evaluation(run, Evaluation("round-000002.safetensors", "stored", 1, 1.0))
+        log_evaluation(run, Evaluation(f"{name}.safetensors", "failed", 4, 1.0, 9.0, reason="it died"))
+    log_evaluation(run, Evaluation("round-000002.safetensors", "stored", 1, 1.0, 9.0))
     with (run / "evaluations.jsonl").open("a") as file:
         file.write('{"checkpoint": "round-0000')
     (run / "rows").mkdir()
