@@ -1,7 +1,6 @@
 """Exposures over the whole space by sampling, against enumeration of it. Seeds are fixed."""
 
 from dataclasses import dataclass
-from math import log2
 
 import numpy as np
 import pytest
@@ -197,18 +196,30 @@ def test_a_uniform_model_exposes_nothing() -> None:
 
 
 def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
-    """Without the recurrence words are independent: a word and its 6 orders are equally likely, or none is."""
-    model = space_model(12, 6, 1.0, torch.float32)
-    with torch.no_grad():
-        model.projection.zero_()
-    space = Space(model, 12, 3)
-    best = space.canary(0)[:1].repeat(3)  # thrice the likeliest word
-    second = int(model.output_bias[1:13].argsort(descending=True)[1]) + 1
-    mixed = best.clone()
-    mixed[1] = second
-    found = space.estimate(mixed, ImportanceHParams(), 0)  # it, its two other orders, and `best`
-    assert found.probability * 12**3 == pytest.approx(4, abs=0.2)
-    assert found.exposure.low <= 3 * log2(12) - 2 <= found.exposure.high
+    """Without the recurrence words are independent. Thrice the likeliest word, and once the second in its stead: of
+    three orders, equally likely, one is the canary. So the event has 4 sequences, and not 2 or 3 as rounding has it."""
+    layout = layout_of(12)
+    for seed in range(10):
+        model = space_model(12, seed, 1.0)
+        with torch.no_grad():
+            model.projection.zero_()
+        best, second = (model.output_bias[1:13].argsort(descending=True)[:2] + 1).tolist()
+        canary = torch.tensor([[best, second, best]])
+        found = space_exposures(model, torch.tensor([layout.bos]), canary, layout, ImportanceHParams(), 0)[0]
+        assert found.standard_error < found.probability / 4 / 4
+        assert found.probability == pytest.approx(4 / 12**3, abs=4 * found.standard_error)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_no_sample_of_the_event_is_heavier_than_the_heaviest(scale: float) -> None:
+    """And for the score of the heaviest of all the limit is near, so that intervals are not needlessly wide."""
+    model, layout = space_model(12, 8, scale), layout_of(12)
+    shares = {0.0: 0.2, 0.5: 0.3, 1.0: 0.5}
+    draws = draw(model, torch.tensor([layout.bos]), 3, layout, shares, 2_000, stream(0, "heaviest"))
+    weights, scores = draws.weights(), draws.scores.numpy()
+    for bound in np.quantile(scores, [0, 0.1, 0.5, 0.9, 1]):
+        assert weights[scores <= bound].max() <= draws.heaviest(bound) * (1 + 1e-9)
+    assert draws.heaviest(scores.max()) <= 1 / 0.2 * (1 + 1e-9)
 
 
 def test_agrees_with_the_skew_normal_where_that_fits() -> None:
