@@ -69,15 +69,22 @@ def stack(machine_code: bytes, folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "hparams",
+    ("hparams", "users", "words"),
     [
-        LocalHParams(precision="bf16"),
-        LocalHParams(precision="bf16", batch_size=64, optimizer="adam", gradient_clip=1.0, proximal=0.1),
-        LocalHParams(precision="float32", optimizer="momentum"),
+        (LocalHParams(precision="bf16"), 2, 2),
+        (LocalHParams(precision="bf16", batch_size=64, optimizer="adam", gradient_clip=1.0, proximal=0.1), 2, 2),
+        (LocalHParams(precision="float32", optimizer="momentum"), 2, 2),
+        (LocalHParams(precision="bf16", batch_size=1, learning_rate=1), 1, 0),
     ],
+    ids=["plain", "adam", "float32", "least"],
 )
-def test_a_whole_step_compiles(hparams: LocalHParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a micro-cohort launches, launched by the trainer itself: 7 of the 8 kernels, as one of two updates."""
+def test_a_whole_step_compiles(
+    hparams: LocalHParams, users: int, words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a micro-cohort launches, launched by the trainer itself: 7 of the 8 kernels, as one of two updates.
+
+    Numbers that are 1 are constants of the machine code, as Triton has it.
+    """
     from flsim.train.cohort import triton_kernels, triton_recurrence
 
     compilers = []
@@ -87,13 +94,13 @@ def test_a_whole_step_compiles(hparams: LocalHParams, tmp_path: Path, monkeypatc
                 compilers.append(Compiler(kernel))
                 monkeypatch.setattr(module, name, compilers[-1])
     layout, rng = Layout(5_008), stream(0, "test", "compiles")
-    records = Records.of([rng.integers(1, 5_000, 2).tolist() for _ in range(hparams.batch_size)])
+    records = Records.of([rng.integers(1, 5_000, words).tolist() for _ in range(hparams.batch_size)])
     start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
-    trainer = StackedTrainer(start, hparams, layout, 2, triton_kernels.TritonKernels(hparams.precision))
-    trainer.train(start, trainer.pack([steps_of(records, layout, hparams, rng) for _ in range(2)]))
+    trainer = StackedTrainer(start, hparams, layout, users, triton_kernels.TritonKernels(hparams.precision))
+    trainer.train(start, trainer.pack([steps_of(records, layout, hparams, rng) for _ in range(users)]))
     trainer.norms()
     sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
-    trainer.add_updates([1.0, 1.0], sums)
+    trainer.add_updates([1.0] * users, sums)
     assert len(compilers) == 8
     assert sum(bool(compiler.compiled) for compiler in compilers) == 7
     for compiled in (compiled for compiler in compilers for compiled in compiler.compiled.values()):
