@@ -9,10 +9,11 @@ from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged, InputError, at_least_one
+from flsim.evaluation.metrics import METRICS, Metric, Probe
 from flsim.evaluation.utility import Predict, predict_with, utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
-from flsim.memorization.random_sampling import random_sampling, references
+from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.model.cifg import CIFGLanguageModel, LanguageModel
 from flsim.progress import tracked
 from flsim.results.rows import Row
@@ -29,15 +30,32 @@ class EvaluationHParams:
         prefix: number of a canary's words that the attacker knows.
         test_users: utility is measured on this many test users, drawn once from the seed; on all where there are fewer,
             or where it is None.
+        decide: only say whether a canary is memorized, at a fraction of the cost of its rank; without exposure then.
+        also: what else is measured of each canary; see `flsim.evaluation.metrics`.
+        samples: of the whole space ("space") and of the model ("generation").
+        nodes: limit of exact searches ("space", "path"): how many beginnings of sequences they read.
     """
 
     references: int = 2_000_000
     beam_width: int = 5
     prefix: int = 1
     test_users: int | None = None
+    decide: bool = False
+    also: tuple[Metric, ...] = ()
+    samples: int = 5_000
+    nodes: int = 20_000
 
     def __post_init__(self) -> None:
-        at_least_one(references=self.references, beam_width=self.beam_width, prefix=self.prefix)
+        at_least_one(
+            references=self.references,
+            beam_width=self.beam_width,
+            prefix=self.prefix,
+            samples=self.samples,
+            nodes=self.nodes,
+        )
+        unknown = [name for name in self.also if name not in METRICS]
+        if unknown:
+            raise InputError(f"also must list names of {', '.join(METRICS)}, found {unknown[0]!r}")
         if self.test_users is not None:
             at_least_one(test_users=self.test_users)
 
@@ -65,7 +83,7 @@ def evaluate(
         round: number of completed rounds.
 
     Returns:
-        Five rows for each canary, in the order of their ids, then four of the model; see `flsim.results.rows.Row`.
+        Rows of each canary, in the order of their ids, then four of the model; see `flsim.results.rows.Row`.
 
     Raises:
         Diverged: a parameter or a score is not finite.
@@ -131,21 +149,33 @@ def measure_canaries(
     """(id, metric -> value) of each canary, in the order of ids; of any model, which reads tokens on that device."""
     lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
     drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
+    samplers = {length: RandomSampler(model, among) for length, among in drawn.items()}
     measured = []
     for canary in tracked("canaries", sorted(canaries, key=lambda canary: canary.id)):
         tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
         prefix, continuation = tokens[: 1 + hparams.prefix], tokens[1 + hparams.prefix :]
-        sampled = random_sampling(model, prefix, continuation, drawn[len(continuation)])
+        among = drawn[len(continuation)]
+        probe = Probe(model, canary, prefix, continuation, among, layout, hparams.samples, hparams.nodes, seed)
+        values = _by_sampling(samplers[len(continuation)], probe, hparams.decide)
         found, _ = beam_search(model, prefix, len(continuation), hparams.beam_width, layout)
-        values = {
-            "log_perplexity": sampled.log_perplexity,
-            "rank": sampled.rank,
-            "exposure": exposure(sampled.rank, sampled.references),
-            "rs": float(sampled.memorized),
-            "bs": float(torch.equal(found[0], continuation)),
-        }
+        values["bs"] = float(torch.equal(found[0], continuation))
+        for name in hparams.also:
+            values |= METRICS[name](probe)
         measured.append((canary.id, values))
     return measured
+
+
+def _by_sampling(sampler: RandomSampler, probe: Probe, decide: bool) -> dict[str, float]:
+    if decide:
+        memorized = sampler.decide(probe.prefix, probe.continuation)
+        return {"log_perplexity": probe.score, "rs": float(memorized)}
+    sampled = sampler.rank(probe.prefix, probe.continuation)
+    return {
+        "log_perplexity": sampled.log_perplexity,
+        "rank": sampled.rank,
+        "exposure": exposure(sampled.rank, sampled.references),
+        "rs": float(sampled.memorized),
+    }
 
 
 def measure_utility(predict: Predict, test: Users, hparams: EvaluationHParams, seed: int) -> dict[str, float]:

@@ -1,0 +1,144 @@
+"""What `also` measures, against the scores of the whole space."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from flsim.canaries.spec import Canary
+from flsim.data.vocabulary import Layout
+from flsim.errors import InputError
+from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
+from flsim.evaluation.metrics import METRICS
+from flsim.memorization.exposure import exposure
+from flsim.memorization.random_sampling import references
+from flsim.memorization.score import log_perplexity
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+
+LAYOUT, SEED, COUNT = Layout(12), 3, 400  # eight words, 512 continuations of three
+EVERYTHING = torch.tensor(list(product(range(1, 9), repeat=3)))
+
+
+@pytest.fixture(scope="module")
+def model() -> CIFGLanguageModel:
+    """It has opinions."""
+    model = CIFGLanguageModel(12, ModelHParams(4, 6)).initialize(1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def canaries(model: CIFGLanguageModel) -> list[Canary]:
+    """One of many, and the likeliest continuation of 5."""
+    likeliest = EVERYTHING[log_perplexity(model, torch.tensor((LAYOUT.bos, 5)), EVERYTHING).argmin()].tolist()
+    return [Canary("c0", (1, 2, 3, 4), 0.1, 1.0), Canary("c1", (5, *likeliest), 0.1, 1.0)]
+
+
+@pytest.fixture(scope="module")
+def measured(model: CIFGLanguageModel, canaries: list[Canary]) -> dict[str, dict[str, float]]:
+    hparams = EvaluationHParams(references=COUNT, also=tuple(METRICS), samples=4_000, nodes=10_000)
+    return dict(measure_canaries(model, canaries, LAYOUT, hparams, SEED, torch.device("cpu")))
+
+
+def scores(model: CIFGLanguageModel, canary: Canary) -> tuple[Tensor, float]:
+    """Of all continuations of a canary's first word, and its own."""
+    prefix = torch.tensor((LAYOUT.bos, canary.tokens[0]))
+    found = log_perplexity(model, prefix, EVERYTHING)
+    return found, float(found[(torch.tensor(canary.tokens[1:]) == EVERYTHING).all(1)])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_space_in_full(
+    model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary], which: int
+) -> None:
+    canary = canaries[which]
+    among, own = scores(model, canary)
+    exact = -math.log2(float((among <= own + 1e-9).double().mean()))
+    found = measured[canary.id]
+    for name in ("space_exposure", "space_exposure_low", "space_exposure_high"):
+        assert found[name] == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_space_sampled(model: CIFGLanguageModel, canaries: list[Canary], which: int) -> None:
+    """Too few nodes to enumerate it; the seed is fixed."""
+    hparams = EvaluationHParams(references=10, also=("space",), nodes=1, samples=4_000)
+    measured = dict(measure_canaries(model, canaries, LAYOUT, hparams, SEED, torch.device("cpu")))
+    found = measured[canaries[which].id]
+    among, own = scores(model, canaries[which])
+    exact = -math.log2(float((among <= own + 1e-9).double().mean()))
+    assert found["space_exposure_low"] - 1e-9 <= exact <= found["space_exposure_high"] + 1e-9
+    assert found["space_exposure_low"] < found["space_exposure_high"]
+    assert found["space_exposure"] == pytest.approx(exact, abs=0.1)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_path_and_samples(
+    model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary], which: int
+) -> None:
+    """Hits are binomial; five standard deviations are left once in a million."""
+    canary = canaries[which]
+    among, own = scores(model, canary)
+    found = measured[canary.id]
+    assert found["path"] == (own == float(among.min()))
+    assert found["path_nodes"] >= 3
+    share = math.exp(-own) / float(among.neg().exp().sum())  # samples are of words alone
+    deviation = math.sqrt(4_000 * share * (1 - share))
+    assert found["generation_hits"] == pytest.approx(4_000 * share, abs=5 * deviation)
+
+
+def test_one_canary_is_the_likeliest_and_one_is_not(measured: dict[str, dict[str, float]]) -> None:
+    assert [measured[name]["path"] for name in ("c0", "c1")] == [0, 1]
+
+
+def test_a_limit_leaves_open_what_was_not_proven(model: CIFGLanguageModel, canaries: list[Canary]) -> None:
+    hparams = EvaluationHParams(references=10, also=("path",), nodes=1)
+    found = dict(measure_canaries(model, canaries, LAYOUT, hparams, SEED, torch.device("cpu")))
+    assert "path" not in found["c1"]
+    assert found["c1"]["path_nodes"] == 1
+    assert found["c0"]["path"] == 0  # something likelier was found, whatever else there is
+
+
+def test_contexts_are_ranks_of_whole_records(
+    model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary]
+) -> None:
+    drawn = references(SEED, COUNT, 3, LAYOUT)
+    for canary, (prefix, suffix) in product(canaries, product((0, 1), (0, 1))):
+        known = torch.tensor((LAYOUT.bos, *canary.tokens[1 - prefix : 1]))
+        end = drawn.new_full((COUNT, suffix), LAYOUT.eos)
+        among = log_perplexity(model, known, torch.cat([drawn, end], 1))
+        own = log_perplexity(model, known, torch.tensor([(*canary.tokens[1:], *[LAYOUT.eos] * suffix)]))
+        rank = 1 + int((among <= own + 1e-9).sum())
+        assert measured[canary.id][f"exposure prefix={prefix} suffix={suffix}"] == exposure(rank, COUNT)
+    assert measured["c0"]["exposure prefix=1 suffix=0"] == measured["c0"]["exposure"]
+
+
+def test_the_extrapolation_says_how_good_its_fit_is(measured: dict[str, dict[str, float]]) -> None:
+    for found in measured.values():
+        low, bits, high = (found[f"extrapolated_exposure{end}"] for end in ("_low", "", "_high"))
+        assert low <= bits <= high
+        assert 0 < found["extrapolation_p"] <= 1
+
+
+@pytest.mark.parametrize("references", [3, 400])
+def test_decisions_are_those_of_ranks(model: CIFGLanguageModel, canaries: list[Canary], references: int) -> None:
+    ranked, decided = (
+        dict(
+            measure_canaries(
+                model, canaries, LAYOUT, EvaluationHParams(references, decide=decide), SEED, torch.device("cpu")
+            )
+        )
+        for decide in (False, True)
+    )
+    for canary in canaries:
+        kept = {name: value for name, value in ranked[canary.id].items() if name not in ("rank", "exposure")}
+        assert decided[canary.id] == kept
+
+
+def test_an_unknown_metric_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"also must list names of space, .* found 'pace'"):
+        EvaluationHParams(also=("pace",))  # type: ignore[arg-type]
