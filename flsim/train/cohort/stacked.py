@@ -4,9 +4,7 @@ On an NVIDIA GPU with Triton (`triton_kernels`), where each shape of step is one
 anywhere else. Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
 """
 
-import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,11 +13,12 @@ from torch import Tensor
 from flsim.data.vocabulary import Layout
 from flsim.model.cifg import Params
 from flsim.train.cohort.activations import Buffers, Sizes
+from flsim.train.cohort.devices import current, kernels_for, products
 from flsim.train.cohort.kernels import BETAS, Kernels, TorchKernels
 from flsim.train.cohort.packing import EXACT, PackedGroup, Shape, pack
 from flsim.train.cohort.steps import Steps
 from flsim.train.cohort.units import narrowed, units_of, widened
-from flsim.train.hparams import LocalHParams, Precision
+from flsim.train.hparams import LocalHParams
 
 GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # so coarse that there are few different shapes
 UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then begin where wide loads can
@@ -127,7 +126,7 @@ class StackedTrainer:
                 copies[name].copy_(value.expand_as(copies[name]))
         for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
             values.zero_()
-        with _products(self._hparams.precision, self._device):
+        with products(self._hparams.precision, self._device):
             if self._buffers.reserve(group.shapes):
                 self._forget_graphs()
             data = group.data.to(self._device, non_blocking=True)
@@ -140,7 +139,7 @@ class StackedTrainer:
     @torch.no_grad()
     def norms(self) -> list[float]:
         """The L2 norm of each user's whole update, in the order that `pack` got them."""
-        with _current(self._device):
+        with current(self._device):
             squares = self._sum_squares(len(self._order), 1.0, {})
         return self._as_given(squares.sqrt().cpu()).tolist()
 
@@ -154,7 +153,7 @@ class StackedTrainer:
         """
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
-        with _current(self._device):
+        with current(self._device):
             for name, value in self._weights.items():
                 self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
         for name, value in narrowed(sums, self._like).items():
@@ -283,17 +282,6 @@ class StackedTrainer:
         return total
 
 
-def kernels_for(like: Params, precision: Precision) -> Kernels:
-    """Triton's where they run, which is not on float64."""
-    value = like["embedding"]
-    nvidia = value.device.type == "cuda" and torch.version.cuda is not None
-    if nvidia and value.dtype == torch.float32 and importlib.util.find_spec("triton") is not None:
-        from flsim.train.cohort.triton_kernels import TritonKernels
-
-        return TritonKernels(precision)
-    return TorchKernels()
-
-
 def _units(like: Params, kernels: Kernels) -> int:
     units = len(like["projection"])
     return units if isinstance(kernels, TorchKernels) else -(-units // UNITS) * UNITS
@@ -315,27 +303,3 @@ def _sizes(wide: Params, hparams: LocalHParams) -> Sizes:
     (vocabulary, width), units = wide["embedding"].shape, units_of(wide)
     master = wide["embedding"].dtype
     return Sizes(width, units, vocabulary, _low(hparams, master), master)
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels go to the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def _products(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Matrix products of that precision, summed in float32; on a GPU, and put back afterwards."""
-    if device.type != "cuda":
-        yield
-        return
-    settings = torch.backends.cuda.matmul
-    names = ("fp32_precision", "allow_bf16_reduced_precision_reduction")
-    before = [getattr(settings, name) for name in names]
-    try:
-        for name, value in zip(names, ("tf32" if precision == "tf32" else "ieee", False), strict=True):
-            setattr(settings, name, value)
-        with _current(device):
-            yield
-    finally:
-        for name, value in zip(names, before, strict=True):
-            setattr(settings, name, value)

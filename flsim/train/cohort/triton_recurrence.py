@@ -12,6 +12,8 @@ from torch import Tensor
 
 DOT = 16  # least size of a side of Triton's matrix products
 ROWS = 64  # most rows of a program
+WIDEST = 512  # an embedding for which registers suffice
+STATE = 2**13  # values of r from which on a program has twice as many warps
 BLOCK = 2**14  # bytes of a block of weights, where rows are few
 
 
@@ -182,5 +184,5 @@ class Recurrence:
         bytes_a_unit = width_block * gates.element_size() * (1 if row_block == DOT else 2)
         sizes: dict[str, int | str] = {"T": times, "B": rows, "D": width, "H": units, "PRECISION": self._precision}
         sizes |= {"BB": row_block, "BD": width_block, "BH": block(units, max(DOT, BLOCK // bytes_a_unit))}
-        sizes |= {"num_warps": 4 if row_block < ROWS else 8, "num_stages": 2}
+        sizes |= {"num_warps": 4 if row_block * width_block < STATE else 8, "num_stages": 2}
         return (triton.cdiv(rows, row_block), users), sizes

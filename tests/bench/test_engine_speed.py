@@ -28,29 +28,13 @@ def test_drawn_users_are_as_said() -> None:
 def test_a_row_for_each_size_and_precision(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """By its own command line."""
     layout = Layout(60)
+    options = ["--device=cpu", "--precision=float32", "--cohort=3", "--profile", "--json", "--at-once", "1", "2"]
     for thing, name, value in (
         (engine, "USER_WORDS", 20),
         (engine, "LAYOUT", layout),
         (engine.DrawnUsers, "layout", layout),
         (engine.Held, "layout", layout),
-        (
-            sys,
-            "argv",
-            [
-                "engine",
-                "--device",
-                "cpu",
-                "--at-once",
-                "1",
-                "2",
-                "--precision",
-                "float32",
-                "--cohort",
-                "3",
-                "--profile",
-                "--json",
-            ],
-        ),
+        (sys, "argv", ["engine", *options]),
     ):
         monkeypatch.setattr(thing, name, value)
     engine.main()

@@ -1,0 +1,48 @@
+"""What stacked users need to know of the device that they are on."""
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from flsim.model.cifg import Params
+from flsim.train.cohort.kernels import Kernels, TorchKernels
+from flsim.train.hparams import Precision
+
+
+def kernels_for(like: Params, precision: Precision) -> Kernels:
+    """Triton's where they run: on NVIDIA GPUs, in float32, for embeddings that are not too wide."""
+    value = like["embedding"]
+    nvidia = value.device.type == "cuda" and torch.version.cuda is not None
+    if nvidia and value.dtype == torch.float32 and importlib.util.find_spec("triton") is not None:
+        from flsim.train.cohort.triton_kernels import TritonKernels
+        from flsim.train.cohort.triton_recurrence import WIDEST
+
+        if value.shape[1] <= WIDEST:
+            return TritonKernels(precision)
+    return TorchKernels()
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels go to the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def products(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Matrix products of that precision, summed in float32; on a GPU, and put back afterwards."""
+    if device.type != "cuda":
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    names = ("fp32_precision", "allow_bf16_reduced_precision_reduction")
+    before = [getattr(settings, name) for name in names]
+    try:
+        for name, value in zip(names, ("tf32" if precision == "tf32" else "ieee", False), strict=True):
+            setattr(settings, name, value)
+        with current(device):
+            yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(settings, name, value)
