@@ -1,6 +1,7 @@
 """`flsim bench`: how fast the platform is here, figures side by side in one run."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,11 +12,19 @@ bench = typer.Typer(help="Measure how fast the platform is here.", no_args_is_he
 
 
 @bench.command(epilog="Example: flsim bench training --json")
-def training(as_json: Json = False) -> None:
-    """Users per second of the engine alone and of the whole system."""
-    from flsim.bench.training import bench_training, describe
+def training(
+    peers: Annotated[
+        Path | None, typer.Option(help="Python that has pfl-research; default .venv-peers, which `make peers` makes.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Users per second of the engines, of the whole system, and of pfl-research and Flower on the same users.
 
-    measured = bench_training()
+    Takes about three minutes on two processors.
+    """
+    from flsim.bench.training import PEERS, bench_training, describe
+
+    measured = bench_training(peers or PEERS)
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 

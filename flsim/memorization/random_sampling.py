@@ -164,10 +164,16 @@ class _Canary:
             expected -= column[words]
         return expected
 
+    @cached_property
+    def sifter(self) -> Sifter | None:
+        if self.step is None or not isinstance(self.model, LogitModel) or not len(self.references):
+            return None
+        return Sifter(self.step, output_bounds(self.model, self.visits), self.bound)
+
     def sift(self, references: Tensor) -> Iterator[Clear]:
-        if self.step is not None and isinstance(self.model, LogitModel) and len(references):
-            bounds = output_bounds(self.model, self.visits)
-            yield from Sifter(self.step, bounds, self.bound).sift(self.state, self.log_probs, references)
+        """What becomes of references, piece by piece."""
+        if self.sifter is not None:
+            yield from self.sifter.sift(self.state, self.log_probs, references)
             return
         same = (references == self.continuation).all(1)
         yield Clear(int(same.sum()), references[:0])

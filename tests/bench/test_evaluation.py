@@ -43,7 +43,7 @@ def test_canaries_that_are_planted_often_are_learned_first() -> None:
         log_perplexity(mid_training(phrases, steps, units=30), prefix, torch.tensor(phrases)) for steps in (1, 60)
     )
     gained = before - after  # nats
-    assert gained[:3].min() > 2 + gained[-2:].max()
+    assert gained[:3].min() > 1 + gained[-2:].max()
 
 
 def test_devices() -> None:

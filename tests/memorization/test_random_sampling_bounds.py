@@ -64,7 +64,7 @@ def test_bounds_are_tight_at_the_center_and_where_all_words_are_summed() -> None
 
 
 def test_the_second_moment_tightens_the_bounds() -> None:
-    """Between the bounds is var (phi(m) - phi(-m)) = var m / 3 + ...: cubic in the distance, where Jensen's is square."""
+    """Between the bounds is var (phi(m) - phi(-m)) = var m / 3 + ...: cubic in the distance, Jensen's is square."""
     bounds, _, _, outputs = around(2, 1.0, 4, torch.float64)
     center = outputs.mean(0, keepdim=True)
     direction = torch.ones(1, D, dtype=torch.float64)
