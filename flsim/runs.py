@@ -29,15 +29,12 @@ from flsim.central import CentralTraining
 from flsim.checkpoint import State
 from flsim.config import CentralConfig, Config, FederatedConfig, dump, load
 from flsim.data.corpus import Corpus, Split
-from flsim.errors import Diverged, InputError
-from flsim.evaluation.evaluate import evaluate
+from flsim.errors import InputError
 from flsim.files import new_file, new_folder, write_json
 from flsim.model.cifg import CIFGLanguageModel
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.progress import say
-from flsim.results.rows import DIVERGED, Row
-from flsim.results.store import write_rows
 from flsim.sampling import draw_cohort, shard_ranges
 from flsim.train.records import RecordSequence
 
@@ -306,42 +303,3 @@ def _round_of_line(line: str) -> float:
         return int(json.loads(line)["round"])
     except ValueError:
         return math.inf
-
-
-def evaluate_checkpoint(run: Path, path: str | Path, device: str = "cpu") -> list[Row]:
-    """Measure a checkpoint and store its rows in the run; measuring it again changes nothing.
-
-    Raises:
-        InputError: the checkpoint is not the run's, or the corpus changed since.
-        Diverged: its parameters are not finite; a row in the place of the measurements says so.
-    """
-    opened = Run.open(Path(run))
-    state = opened.load(Path(path))
-    model = checkpoint.model_of(opened.provenance)
-    model.load_state_dict(state.params)
-    try:
-        rows = evaluate(
-            model.to(torch.device(device)),
-            opened.canaries,
-            opened.corpus.split("test"),
-            opened.config.evaluation,
-            opened.config.seed,
-            opened.name,
-            state.round,
-        )
-        rows += _privacy_rows(opened, state)
-        write_rows(opened.path, state.round, rows)
-    except Diverged:
-        write_rows(opened.path, state.round, [Row(opened.name, state.round, DIVERGED, "", 1.0)])
-        raise
-    return rows
-
-
-def _privacy_rows(run: Run, state: State) -> list[Row]:
-    """What the state's rounds spent; nothing without noise."""
-    spent = run.epsilons(state)
-    if not spent:
-        return []
-    of = "" if run.config.unit == "user" else f"{run.config.unit} "
-    measured = {**{f"{of}epsilon {name}": value for name, value in spent.items()}, f"{of}delta": run.delta}
-    return [Row(run.name, state.round, metric, "", value) for metric, value in measured.items()]

@@ -9,10 +9,11 @@ from flsim import checkpoint
 from flsim.checkpoint import State
 from flsim.errors import Diverged, RunFailed
 from flsim.evaluation.service import EvaluationService, ServiceHParams
+from flsim.measuring import evaluate_checkpoint
 from flsim.progress import progress, say
 from flsim.results.evaluations import Evaluation, failures
 from flsim.results.store import read_run
-from flsim.runs import Run, evaluate_checkpoint
+from flsim.runs import Run
 
 
 class Evaluations:

@@ -15,9 +15,10 @@ from flsim import central, cli, config
 from flsim.central import CentralState, CentralTraining, train_central
 from flsim.checkpoint import latest, load, model_of
 from flsim.errors import InputError
+from flsim.measuring import evaluate_checkpoint
 from flsim.privacy.accounting import CONVENTIONS
 from flsim.privacy.ledger import epsilon
-from flsim.runs import Run, evaluate_checkpoint
+from flsim.runs import Run
 from flsim.train.records import Order, RecordSequence
 
 Flsim = Callable[..., tuple[int, str, str]]

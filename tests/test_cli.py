@@ -15,8 +15,9 @@ from flsim import cli
 from flsim.checkpoint import save
 from flsim.config import load
 from flsim.federated import ServerState, init
+from flsim.measuring import evaluate_checkpoint
 from flsim.model.cifg import ModelHParams
-from flsim.runs import Run, evaluate_checkpoint
+from flsim.runs import Run
 
 Refuse = Callable[..., str]
 POST = '<row Id="{id}" PostTypeId="1" OwnerUserId="{user}" Body="&lt;p&gt;{text}.&lt;/p&gt;" />\n'

@@ -17,7 +17,8 @@ from helpers import PRIVATE, Experiment, assert_close, assert_same, final_params
 from flsim import federated
 from flsim.checkpoint import model_of
 from flsim.federated import ServerState
-from flsim.runs import Run, evaluate_checkpoint
+from flsim.measuring import evaluate_checkpoint
+from flsim.runs import Run
 from flsim.sampling import draw_cohort
 from flsim.train.engines import engine_of
 from flsim.train.update import UpdateSum

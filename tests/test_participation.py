@@ -11,8 +11,9 @@ from helpers import WORLD, Experiment
 from flsim import cli
 from flsim.config import load
 from flsim.federated import ServerState
+from flsim.measuring import evaluate_checkpoint
 from flsim.participation import participation
-from flsim.runs import Run, evaluate_checkpoint
+from flsim.runs import Run
 from server.rounds import requests
 
 ROUNDS = 9

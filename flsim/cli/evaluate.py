@@ -2,9 +2,9 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Measured = tuple[list[Row], Sequence[Canary]]
 
 EPILOG = """Example: flsim evaluate runs/demo/checkpoints/round-000100.safetensors --json
+
+Example: flsim evaluate CHECKPOINT --also space --also path --calibrate runs/other/checkpoints/round-000100.safetensors
 
 Example: flsim evaluate --model model.py:load --canaries canaries.csv --vocabulary words.txt
 
@@ -60,6 +62,23 @@ def evaluate(
         int | None, typer.Option(help="Of a --model: measure utility on so many; default all.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of a --model: decides R; default 0.")] = None,
+    decide: Annotated[
+        bool, typer.Option("--decide", help="Only whether each canary is memorized: cheaper than its rank.")
+    ] = False,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure more, repeatable: space (exposure beyond log2 |R|), extrapolation (by a skew-normal fit), "
+            "path (shortest-path extraction), generation (samples of the model), contexts (prefix and suffix known "
+            "or not)."
+        ),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Of --also space and generation; default 5,000.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Limit of --also space and path; default 20,000.")] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(help="Of a checkpoint: another one, of a run without these canaries, to subtract; repeatable."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -72,20 +91,22 @@ def evaluate(
     from flsim.evaluation.evaluate import EvaluationHParams
 
     how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
-    settings = {name: value for name, value in how.items() if value is not None}
+    settings: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
     of_model = {"--canaries": canaries, "--corpus": corpus, "--vocabulary": vocabulary, "--seed": seed}
     given = [name for name, value in of_model.items() if value is not None]
     given += [f"--{name.replace('_', '-')}" for name in settings]
     if (checkpoint is None) == (model is None):
         raise InputError("name a checkpoint of a run, or a --model; one of them")
     _check_device(device)
+    more = {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
+    settings |= {name: value for name, value in more.items() if value is not None}
     if checkpoint is not None:
         if given:
             raise InputError(f"{', '.join(given)}: a run has its own; name a checkpoint or a --model, not both")
-        rows, measured = _of_run(checkpoint, of, device)
+        rows, measured = _of_run(checkpoint, of, device, calibrate or (), settings)
     else:
-        if of is not None:
-            raise InputError("--run: is of a checkpoint; leave it out with --model")
+        if of is not None or calibrate:
+            raise InputError(f"{'--run' if of else '--calibrate'}: is of a checkpoint; leave it out with --model")
         if canaries is None:
             raise InputError("--canaries missing: the phrases to look for, as .csv or .json")
         words = _words(corpus, vocabulary, layout)
@@ -93,16 +114,19 @@ def evaluate(
     typer.echo(to_json(rows) if as_json else to_text(rows, measured), nl=as_json)
 
 
-def _of_run(checkpoint: Path, of: Path | None, device: str) -> "Measured":
+def _of_run(
+    checkpoint: Path, of: Path | None, device: str, calibrate: "Sequence[Path]", changes: dict[str, Any]
+) -> "Measured":
     from flsim.data.corpus import Corpus
-    from flsim.runs import Run, evaluate_checkpoint
+    from flsim.measuring import evaluate_checkpoint
+    from flsim.runs import Run
 
     if not checkpoint.is_file():
         raise InputError(f"{checkpoint}: no such checkpoint")
     folder = of or checkpoint.resolve().parent.parent
     run = Run.open(folder)
     Corpus.open(run.config.data.corpus, verify=True)
-    return evaluate_checkpoint(folder, checkpoint, device), run.canaries
+    return evaluate_checkpoint(folder, checkpoint, device, calibrate, **changes), run.canaries
 
 
 def _of_model(
@@ -157,23 +181,62 @@ def to_json(rows: "Sequence[Row]") -> str:
     return json.dumps([asdict(row) | {"value": row.value if math.isfinite(row.value) else None} for row in rows])
 
 
+@dataclass(frozen=True)
+class _Column:
+    """How a metric is shown to a person."""
+
+    title: str
+    metric: str
+    format: str = "{:.1f}"
+    about: str = ""
+
+    def show(self, value: float | None) -> str:
+        if value is None or math.isnan(value):
+            return "-"
+        return ("yes" if value else "no") if self.format == "yes" else self.format.format(value)
+
+
+COLUMNS = (
+    _Column("nats", "log_perplexity", "{:.2f}"),
+    _Column("rank", "rank", "{:,.0f}"),
+    _Column("bits", "exposure"),
+    _Column("RS", "rs", "yes"),
+    _Column("BS", "bs", "yes"),
+    _Column("space", "space_exposure", about="bits over the whole space, beyond |R|; intervals with --json"),
+    _Column("fit", "extrapolated_exposure", about="bits by a skew-normal fit to scores of R"),
+    _Column("p", "extrapolation_p", "{:.2f}", about="of that fit; below 0.01 it is poor, and its bits mean nothing"),
+    _Column("path", "path", "yes", about="proven to be the likeliest continuation, by shortest-path search; - if open"),
+    _Column("hits", "generation_hits", "{:,.0f}", about="samples of the model that were the canary"),
+    _Column("calib.", "calibrated_exposure", about="bits after the scores of models without the canary are subtracted"),
+)
+
+
+def _of_context(metric: str) -> _Column:
+    before, after = (part.split("=")[1] for part in metric.split()[1:])
+    about = f"bits for those who know {before} words before the secret" + (" and its end" if int(after) else "")
+    return _Column(f"{before}+{after}", metric, about=about)
+
+
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]") -> str:
     """A line per canary, then what is known of the model."""
     from flsim.results.tables import user_share
 
     values = {(row.metric, row.canary): row.value for row in rows}
     known = any(math.isfinite(share) for canary in canaries for share in (canary.p_u, canary.p_e))
-    lines = [["canary", *(("p_u", "p_e") if known else ()), "nats", "rank", "bits", "RS", "BS"]]
+    contexts = sorted({metric for metric, _ in values if metric.startswith("exposure prefix=")})
+    columns = [
+        column
+        for column in (*COLUMNS, *map(_of_context, contexts))
+        if any((column.metric, canary.id) in values for canary in canaries)
+    ]
+    lines = [["canary", *(("p_u", "p_e") if known else ()), *(column.title for column in columns)]]
     for canary in sorted(canaries, key=lambda canary: canary.id):
-        of = {name: values[name, canary.id] for name in ("log_perplexity", "rank", "exposure", "rs", "bs")}
         shares = [
             user_share(canary.p_u) if math.isfinite(canary.p_u) else "-",
             f"{100 * canary.p_e:.6g}%" if math.isfinite(canary.p_e) else "-",
         ]
-        numbers = [f"{of['log_perplexity']:.2f}", f"{of['rank']:,.0f}", f"{of['exposure']:.1f}"]
-        lines.append(
-            [canary.id, *(shares if known else ()), *numbers, *("yes" if of[name] else "no" for name in ("rs", "bs"))]
-        )
+        cells = [column.show(values.get((column.metric, canary.id))) for column in columns]
+        lines.append([canary.id, *(shares if known else ()), *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     found = {name: sum(values[name, canary.id] == 1 for canary in canaries) for name in ("rs", "bs")}
@@ -182,6 +245,7 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]") -> str:
         f"memorized: {found['rs']} of {len(canaries)} by Random Sampling among {values['references', '']:,.0f}, "
         f"{found['bs']} by Beam Search",
         "nats: log-perplexity; bits: exposure, of at most " + f"{math.log2(values['references', ''] + 1):.1f}",
+        *(f"{column.title}: {column.about}" for column in columns if column.about),
     ]
     if ("perplexity", "") in values:
         text.append(f"accuracy {100 * values['accuracy', '']:.1f}%, perplexity {values['perplexity', '']:.1f}")

@@ -9,7 +9,7 @@ from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged, InputError, at_least_one
-from flsim.evaluation.metrics import METRICS, Metric, Probe
+from flsim.evaluation.metrics import METRICS, Metric, Probe, calibrated
 from flsim.evaluation.utility import Predict, predict_with, utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
@@ -68,6 +68,7 @@ def evaluate(
     seed: int,
     run: str,
     round: int,
+    without: Sequence[LanguageModel] = (),
 ) -> list[Row]:
     """All measurements of one model, as a function of the arguments alone; the order of canaries does not matter.
 
@@ -81,6 +82,7 @@ def evaluate(
         seed: the experiment's.
         run: the run's name.
         round: number of completed rounds.
+        without: models that never saw the canaries, to calibrate exposures by; for every canary they score all of R.
 
     Returns:
         Rows of each canary, in the order of their ids, then four of the model; see `flsim.results.rows.Row`.
@@ -92,7 +94,7 @@ def evaluate(
     _refuse_mismatch(model, canaries, test, hparams)
     try:
         _refuse_non_finite(model)
-        of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.embedding.device)
+        of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.embedding.device, without)
         of_model = measure_utility(predict_with(model), test, hparams, seed)
     except Diverged as error:
         raise Diverged(f"run {run}, round {round}: {error}") from error
@@ -145,6 +147,7 @@ def measure_canaries(
     hparams: EvaluationHParams,
     seed: int,
     device: torch.device,
+    without: Sequence[LanguageModel] = (),
 ) -> list[tuple[str, dict[str, float]]]:
     """(id, metric -> value) of each canary, in the order of ids; of any model, which reads tokens on that device."""
     lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
@@ -161,6 +164,8 @@ def measure_canaries(
         values["bs"] = float(torch.equal(found[0], continuation))
         for name in hparams.also:
             values |= METRICS[name](probe)
+        if without:
+            values |= calibrated(probe, without)
         measured.append((canary.id, values))
     return measured
 

@@ -10,7 +10,7 @@ generation: generation_hits, how many samples of the model were the canary.
 contexts: exposure prefix=K suffix=J, what who knows K words before the secret, and EOS after it if J, finds among R.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
+from flsim.memorization.calibrated import calibrated_rank, mean_scores
 from flsim.memorization.context import Secret, context_sampling
 from flsim.memorization.enumeration import enumerate_space
 from flsim.memorization.exposure import Exposure, exposure
@@ -116,6 +117,14 @@ def contexts(probe: Probe) -> dict[str, float]:
         f"exposure prefix={context.prefix} suffix={context.suffix}": exposure(found.rank, found.references)
         for context, found in ranked.items()
     }
+
+
+def calibrated(probe: Probe, without: Sequence[LanguageModel]) -> dict[str, float]:
+    """By the mean scores of models that never saw the canary; rows calibrated_score (nats), _rank and _exposure."""
+    own = mean_scores(without, probe.prefix, probe.continuation[None])
+    means = mean_scores(without, probe.prefix, probe.references)
+    found = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(own), means)
+    return {"calibrated_score": found.score, "calibrated_rank": found.rank, "calibrated_exposure": found.exposure}
 
 
 METRICS: dict[Metric, Callable[[Probe], dict[str, float]]] = {

@@ -23,11 +23,12 @@ from flsim import checkpoint, config, federated
 from flsim.errors import Diverged, InputError, RunFailed
 from flsim.evaluation.service import EvaluationService, ServiceHParams
 from flsim.federated import ServerState
+from flsim.measuring import evaluate_checkpoint
 from flsim.results.evaluations import read_evaluations
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table, to_markdown
 from flsim.rng import stream
-from flsim.runs import Run, evaluate_checkpoint
+from flsim.runs import Run
 from server.supervision import Evaluations, keep, supervised
 
 pytestmark = pytest.mark.usefixtures("local_ray")
