@@ -72,7 +72,8 @@ class StackedTrainer:
         rows = hparams.batch_size
         self._largest = Shape(users, layout.record_words, rows, layout.record_words * rows)
 
-        self._start = {name: value.clone() for name, value in widened(like, _units(like, self._kernels)).items()}
+        wide = widened(like, _units(like, self._kernels))
+        self._start = {name: value.detach().clone() for name, value in wide.items()}
         self._weights = self._stack(self._dtype)
         self._low = self._stack(_low(hparams, self._dtype)) if hparams.precision == "bf16" else self._weights
         self._moments = [self._stack(self._dtype) for _ in range(_moments(hparams))]
@@ -122,8 +123,9 @@ class StackedTrainer:
         self._order = torch.from_numpy(group.order)
         for name, value in widened(start, units_of(self._start)).items():
             self._start[name].copy_(value)
-            for copies in (self._weights, self._low):
-                copies[name].copy_(value.expand_as(copies[name]))
+            self._weights[name].copy_(value.expand_as(self._weights[name]))
+            if self._low is not self._weights:
+                self._low[name].copy_(value.expand_as(self._low[name]))
         for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
             values.zero_()
         with products(self._hparams.precision, self._device):
