@@ -85,7 +85,7 @@ def space(probe: Probe) -> dict[str, float]:
 def extrapolation(probe: Probe) -> dict[str, float]:
     some = probe.references[:: max(1, len(probe.references) // FITTED)]
     scores = log_perplexity(probe.model, probe.prefix, some)
-    found = extrapolate({probe.canary.id: probe.score}, scores, ExtrapolationHParams(), probe.seed)
+    found = extrapolate({probe.canary.id: probe.score}, scores, ExtrapolationHParams(resamples=100), probe.seed)
     bits = _with_interval("extrapolated_exposure", found.exposures[probe.canary.id])
     return bits | {"extrapolation_p": found.p_value}
 
