@@ -13,6 +13,11 @@ A run is a row; every format shows the same frame:
     references               |R|, number of random continuations a canary was ranked among
     status                   completed, running, failed or diverged
 
+and, where it was measured (`also = ["space"]`), in CSV and Parquet
+
+    mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
+    space_low, space_high    its 95% confidence interval over canaries, Student's t
+
 and, where some run has noise on users' updates,
 
     epsilon_paper            by the paper's convention, which takes S for the sensitivity; blank for Poisson sampling
@@ -63,6 +68,7 @@ COLUMNS = {
     "status": "string",
 }
 
+SPACE = {"mean_space_exposure": "Float64", "space_low": "Float64", "space_high": "Float64"}
 PRIVACY = {
     "epsilon_paper": "Float64",
     "epsilon_sound": "Float64",
@@ -75,7 +81,7 @@ RECORD_PRIVACY = {
     "record_delta": "Float64",
 }
 REASON = {"reason": "string"}
-TYPES = COLUMNS | PRIVACY | RECORD_PRIVACY | REASON
+TYPES = COLUMNS | SPACE | PRIVACY | RECORD_PRIVACY | REASON
 
 LEGEND = """Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary.
 Bits: mean exposure of all canaries.
@@ -114,8 +120,8 @@ def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> 
         for run in runs
     ]
     columns = dict(COLUMNS)
-    for name, more in (("epsilon_sound", PRIVACY), ("record_epsilon", RECORD_PRIVACY), ("reason", REASON)):
-        if any(row.get(name) is not None for row in rows):
+    for more in (SPACE, PRIVACY, RECORD_PRIVACY, REASON):
+        if any(row.get(name) is not None for row in rows for name in more):
             columns |= more
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
@@ -133,10 +139,10 @@ def _measured(run: RunResults, round: int | None) -> dict[str, Any]:
         if memorized is not None:
             shown[metric] = int((memorized == 1).sum())
             shown[f"{metric}_lowest"] = lowest(run.roster[(memorized == 1).to_numpy()])
-    exposure = run.of_canaries("exposure", at)
-    if exposure is not None:
-        low, high = t_interval(exposure.to_numpy())
-        shown |= {"mean_exposure": float(exposure.mean()), "exposure_low": low, "exposure_high": high}
+    for metric, names in (("exposure", ("mean_exposure", "exposure_low", "exposure_high")), ("space_exposure", SPACE)):
+        bits = run.of_canaries(metric, at)
+        if bits is not None:
+            shown |= zip(names, (float(bits.mean()), *t_interval(bits.to_numpy())), strict=True)
     of_model = {name: run.of_model(name, at) for name in ("accuracy", "perplexity", "references")}
     return shown | {"round": at, **of_model, **_privacy(run, at)}
 

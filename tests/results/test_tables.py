@@ -173,6 +173,18 @@ def test_the_interval_is_students_t(make_run: MakeRun) -> None:
     assert (row["exposure_low"], row["exposure_high"]) == pytest.approx((4 - half, 4 + half), abs=1e-3)
 
 
+def test_exposure_over_the_whole_space_has_columns_where_it_was_measured(make_run: MakeRun) -> None:
+    measured = make_run({5: {"exposure": EXPOSURE, "space_exposure": [2 * bits for bits in EXPOSURE]}})
+    without = make_run({5: {"exposure": EXPOSURE}}, name="without")
+    table = memorization_table([read_run(measured), read_run(without)])
+    row, other = table.iloc[0], table.iloc[1]
+    assert row["mean_space_exposure"] == 2 * row["mean_exposure"] == 8
+    assert 8 - row["space_low"] == pytest.approx(row["space_high"] - 8)
+    assert 8 - row["space_low"] == pytest.approx(2 * (4 - row["exposure_low"]))
+    assert other["mean_space_exposure"] is pd.NA
+    assert "mean_space_exposure" not in memorization_table([read_run(without)])
+
+
 @pytest.mark.parametrize("round_", [None, 10])
 def test_a_diverged_run_shows_its_status_and_no_result(make_run: MakeRun, round_: int | None) -> None:
     metrics = {"rs": memorized("1/5K, 1%"), "bs": memorized(), "exposure": EXPOSURE, "accuracy": 0.25}
