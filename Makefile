@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint peers bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -25,10 +25,17 @@ lint: setup      ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup     ## training, import by format, a corpus of the paper's size; a quarter of an hour, 5 GB of temporary disk
+peers: .venv-peers/done ## make .venv-peers with the platforms that are compared with, which need versions of their own
+
+.venv-peers/done: constraints-peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt pfl torch
+	touch $@
+
+bench: setup peers ## training, import by format, a corpus of the paper's size; a quarter of an hour, 5 GB of temporary disk
 	$(BIN)/flsim bench training
 	$(BIN)/flsim bench data
 	$(BIN)/flsim bench scale
 
-clean:           ## remove the environment
-	rm -rf .venv
+clean:           ## remove the environments
+	rm -rf .venv .venv-peers

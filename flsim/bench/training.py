@@ -1,81 +1,130 @@
-"""Benchmarks: figures that are measured side by side in one run; absolute times mean little on shared machines."""
+"""Users per second of local training: the engines, the whole system, and other platforms, side by side in one run.
 
-import importlib
-import json
+All train the same users of the same synthetic corpus, from the same model, with the same batches in the same order, and
+must come to the same model. The first round is left out of all: it starts processes and warms caches.
+
+    local    the `local` engine alone, on one thread
+    cohort   the `cohort` engine alone, on one thread
+    system   `flsim run`: Flower, Ray, the engine, messages, aggregation, checkpoints; a client and a shard a processor
+    pfl      pfl-research: a process of one thread a processor, which was its fastest setting
+    flower   Flower: a node a user, FedAvg, its simulation on Ray; a client of one thread a processor
+"""
+
+import math
+import os
+import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from flsim.bench.peers.work import Result
+from flsim.bench.rounds import BenchHParams, new_run, overhead, train
+from flsim.bench.sides import ROOT, train_with_engines, train_with_peer, work_of
+from flsim.errors import RunFailed
+from flsim.model.cifg import ModelHParams, Params
+from flsim.progress import say
+from flsim.train.clip import global_norm
 
-from flsim import checkpoint
-from flsim.canaries.spec import CanaryHParams
-from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
-from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.model.cifg import ModelHParams
-from flsim.runs import Run
-from flsim.train.hparams import LocalHParams
-from flsim.train.local import train_cohort
-
-ROUNDS, COHORT = 4, 8
-UNIT = "one user, 2,000 words, one local epoch at batch 16, the full model (V = 10,000)"
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+FAR = 1e-4  # of the way that training went: float32's rounding leaves 1e-5 or less
+PROCESSORS = len(os.sched_getaffinity(0))
+FULL = BenchHParams(users=6 * PROCESSORS)
+TINY = BenchHParams(
+    users=8 * PROCESSORS, words=20, rounds=13
+)  # a step or two a user: what is left of a round is overhead
+NAMES = ("local", "cohort", "system", "pfl", "flower")
 
 
-def bench_training() -> dict[str, Any]:
-    """Users per second of the `local` engine alone, one thread, and of the whole system on all cores.
+def bench_training(
+    peers: Path = PEERS, hparams: BenchHParams = FULL, tiny: BenchHParams = TINY, many_shards: int = 8
+) -> dict[str, Any]:
+    """Measure all of them.
 
-    The system is Flower, Ray, messages, aggregation and checkpoints; its first round, which starts processes, is left
-    out.
+    Args:
+        peers: Python of the environment that pfl-research is installed in; without it there is no figure for it.
+        hparams: what is trained.
+        tiny: what is trained where the overhead of rounds is measured, with a shard a processor and with `many_shards`.
 
     Returns:
-        ``users_per_second`` with the keys ``local`` and ``system``, ``ratio`` of system to local, ``clients``, and the
-        ``unit`` of work.
+        ``users_per_second`` by what is listed above; ``ratios`` of some of them; ``distance``, by what is listed above,
+        of the final model from that of `local`, relative to what `local` changed in it; ``round_overhead_seconds`` by
+        the number of shards; ``clients`` of the system; the ``unit`` of work.
+
+    Raises:
+        RunFailed: one of them failed, or came to another model.
     """
-    with tempfile.TemporaryDirectory(prefix="flsim-bench-") as folder:
-        corpus = SyntheticHParams(users=ROUNDS * COHORT, words_per_user=2_000, vocabulary_size=10_000, test_users=1)
-        make_synthetic(Path(folder) / "corpus", corpus, seed=0)
-        settings = FederatedConfig(
-            DataHParams(Path(folder) / "corpus"),
-            canaries=CanaryHParams(p_u=(0.1,), p_e=(0.1,), count=1),
-            model=ModelHParams(),
-            training=TrainingHParams(rounds=ROUNDS, cohort=COHORT),
-            local=LocalHParams(batch_size=16),
-            evaluation=ScheduledEvaluationHParams(references=10, every=ROUNDS),
-            system=SystemHParams(checkpoint_every=1),
-        )
-        run = Run.create(settings, Path(folder) / "run")
-        local = COHORT / _seconds(lambda: _train_locally(run))
-        importlib.import_module("server.launch").simulate(run)
-        rounds = [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()][1:]
-    system = sum(entry["users"] for entry in rounds) / sum(entry["seconds"] for entry in rounds)
-    clients = len({worker for entry in rounds for worker in entry["workers"]})
+    with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
+        folder = Path(name)
+        run = new_run(folder, hparams, PROCESSORS)
+        work = work_of(run)
+        work.save(folder / "work")
+        say("training: local and cohort, on one thread")
+        results = train_with_engines(run, ("local", "cohort"))
+        say(f"training: system, on {PROCESSORS} processors")
+        log = train(run)
+        results["system"] = Result(run.latest_state().params, [line["seconds"] for line in log])
+        if peers.exists():
+            say(f"training: pfl, on {PROCESSORS} processors")
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSORS)]
+            results["pfl"] = train_with_peer("pfl", folder, PROCESSORS, [str(peers), *launcher])
+        else:
+            say(f"no figure for pfl: there is no {peers}; `make peers` installs pfl-research there")
+        say(f"training: flower, on {PROCESSORS} processors")
+        results["flower"] = train_with_peer("flower", folder, PROCESSORS, [sys.executable])
+    rates = {name: hparams.users * (hparams.rounds - 1) / sum(done.seconds[1:]) for name, done in results.items()}
+    say(f"overhead of a round with {PROCESSORS} and with {many_shards} shards")
     return {
-        "users_per_second": {"local": local, "system": system},
-        "ratio": system / local,
-        "clients": clients,
-        "unit": UNIT,
+        "users_per_second": {name: rates.get(name) for name in NAMES},
+        "ratios": {
+            f"{one} / {other}": rates[one] / rates[other] if other in rates else None
+            for one, other in (("cohort", "local"), ("system", "pfl"), ("system", "flower"))
+        },
+        "distance": distances(results, work.start),
+        "round_overhead_seconds": {str(shards): overhead(tiny, shards) for shards in sorted({PROCESSORS, many_shards})},
+        "clients": len({worker for line in log[1:] for worker in line["workers"]}),
+        "unit": _unit(hparams),
     }
 
 
 def describe(measured: dict[str, Any]) -> str:
     """The figures for a person."""
-    rates = [f"{name:<8} {rate:6.2f} users/s" for name, rate in measured["users_per_second"].items()]
-    ratio = f"system is {measured['ratio']:.2f} times local, with {measured['clients']} clients"
-    return "\n".join([f"unit: {measured['unit']}", *rates, ratio])
+    rates = [
+        f"{name:<8}" + (f"{rate:6.2f} users/s" if rate else "     -")
+        for name, rate in measured["users_per_second"].items()
+    ]
+    ratios = [f"{name}: {ratio:.2f}" for name, ratio in measured["ratios"].items() if ratio]
+    overheads = [
+        f"a round's overhead with {shards} shards: {seconds:.2f} s"
+        for shards, seconds in measured["round_overhead_seconds"].items()
+    ]
+    return "\n".join([f"unit: {measured['unit']}", *rates, *ratios, *overheads])
 
 
-def _train_locally(run: Run) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    model = checkpoint.model_of(run.provenance)
-    model.load_state_dict(run.latest_state().params)
-    train_cohort(model, run.users, range(COHORT), run.federated.local, run.config.seed, 0)
-    torch.set_num_threads(threads)
+def distances(results: Mapping[str, Result], start: Params) -> dict[str, float]:
+    """How far each came from where `local` came to, relative to how far `local` came from the start.
+
+    Raises:
+        RunFailed: too far for the same training.
+    """
+    there = results["local"].params
+
+    def apart(one: Params, other: Params) -> float:
+        if one.keys() != other.keys():
+            return math.inf
+        return global_norm({name: one[name].double() - other[name].double() for name in one})
+
+    found = {name: apart(result.params, there) / apart(start, there) for name, result in results.items()}
+    for name, distance in found.items():
+        if not distance < FAR:
+            raise RunFailed(f"{name} trained something else than local: its model is {distance:.1%} of the way off")
+    return found
 
 
-def _seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+def _unit(hparams: BenchHParams) -> str:
+    sizes = (hparams.model, hparams.vocabulary_size)
+    model = "the full model" if sizes == (ModelHParams(), 10_000) else str(hparams.model)
+    return (
+        f"one user, {hparams.words:,} words, one local epoch at batch {hparams.local.batch_size}, "
+        f"{model} (V = {hparams.vocabulary_size:,})"
+    )

@@ -1,0 +1,38 @@
+"""The paper's model and a user's training, as users of the other platforms write them."""
+
+import torch
+from torch import Tensor
+
+from flsim.bench.peers.work import UserData, Work
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.loss import loss_sum
+
+
+class NextWord(CIFGLanguageModel):
+    """The model, with its loss."""
+
+    @classmethod
+    def of(cls, params: Params) -> "NextWord":
+        """A model of the sizes of the parameters, with their values."""
+        vocabulary_size, embedding = params["embedding"].shape
+        model = cls(vocabulary_size, ModelHParams(embedding, len(params["projection"])))
+        model.load_state_dict(params)
+        return model
+
+    def total_loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        """Summed cross-entropy (nats), and over how many positions; padding that a batch does not need is cut off."""
+        time = int((targets != 0).any(0).sum())
+        return loss_sum(self, inputs[:, :time], targets[:, :time])
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        total, count = self.total_loss(inputs, targets)
+        return total / count
+
+
+def train(model: NextWord, data: UserData, work: Work) -> None:
+    """One local epoch of SGD, in place."""
+    optimizer = torch.optim.SGD(model.parameters(), work.learning_rate)
+    for batch in zip(*(torch.split(tensor, work.batch_size) for tensor in data), strict=True):
+        optimizer.zero_grad()
+        torch.autograd.backward(model.loss(*batch))
+        optimizer.step()

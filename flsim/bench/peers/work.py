@@ -1,0 +1,56 @@
+"""What every platform is given to train, and what it answers, as files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flsim.model.cifg import Params
+
+UserData = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rounds of Federated Averaging over the same users, weighted by their records, with a server learning rate of 1.
+
+    Attributes:
+        start: parameters of the global model.
+        rounds: of each round, of each user, int64 inputs and targets [records, longest record], padded with 0, in the
+            order in which the round trains on them.
+        batch_size: records in a step; of one local epoch.
+        learning_rate: of a user's SGD.
+    """
+
+    start: Params
+    rounds: list[list[UserData]]
+    batch_size: int
+    learning_rate: float
+
+    def save(self, path: Path) -> None:
+        torch.save(vars(self), path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Work":
+        return cls(**torch.load(path, weights_only=True))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out.
+
+    Attributes:
+        params: the global model's parameters after all rounds.
+        seconds: of each round.
+    """
+
+    params: Params
+    seconds: list[float]
+
+    def save(self, path: Path) -> None:
+        torch.save(vars(self), path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Result":
+        return cls(**torch.load(path, weights_only=True))

@@ -1,0 +1,76 @@
+"""Rounds of the whole system, as `flsim run` does them: Flower, Ray, messages, engine, aggregation, checkpoints."""
+
+import importlib
+import json
+import tempfile
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flsim.canaries.spec import CanaryHParams
+from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.errors import InputError, at_least_one
+from flsim.model.cifg import ModelHParams
+from flsim.runs import Run
+from flsim.train.hparams import LocalHParams
+
+
+@dataclass(frozen=True)
+class BenchHParams:
+    """What is trained: the same users in every round, of which the first, which starts processes, is left out.
+
+    Attributes:
+        users: in the population, and in each round.
+        words: of each user.
+        rounds: with the first.
+        vocabulary_size: V.
+        model: sizes of the model.
+        local: local training. Its learning rate, which changes no time, is low: after a few rounds at 0.3, in which the
+            loss falls fast, rounding has grown to a percent, and equal work could not be told from other work.
+    """
+
+    users: int
+    words: int = 2_000
+    rounds: int = 3
+    vocabulary_size: int = 10_000
+    model: ModelHParams = field(default_factory=ModelHParams)
+    local: LocalHParams = field(default_factory=partial(LocalHParams, learning_rate=0.1))
+
+    def __post_init__(self) -> None:
+        at_least_one(users=self.users, words=self.words)
+        if self.rounds < 2:
+            raise InputError(f"rounds must be at least 2, found {self.rounds}: the first is left out")
+
+
+def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
+    """A run over a synthetic corpus, both made in `folder`; every round leaves a checkpoint, the last is evaluated."""
+    corpus = SyntheticHParams(
+        users=hparams.users, words_per_user=hparams.words, vocabulary_size=hparams.vocabulary_size, test_users=1
+    )
+    make_synthetic(folder / "corpus", corpus, seed=0)
+    settings = FederatedConfig(
+        DataHParams(folder / "corpus"),
+        canaries=CanaryHParams(p_u=(1 / hparams.users,), p_e=(0.1,), count=1),
+        model=hparams.model,
+        training=TrainingHParams(rounds=hparams.rounds, cohort=hparams.users),
+        local=hparams.local,
+        evaluation=ScheduledEvaluationHParams(references=10, every=hparams.rounds),
+        system=SystemHParams(shards=shards, checkpoint_every=1),
+    )
+    return Run.create(settings, folder / "run")
+
+
+def train(run: Run) -> list[dict[str, Any]]:
+    """All rounds of a run, on all of this machine's processors; the lines of rounds.jsonl."""
+    importlib.import_module("server.launch").simulate(run)
+    return [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+
+
+def overhead(hparams: BenchHParams, shards: int) -> float:
+    """Seconds of a round beyond the training of its busiest client: the median over all rounds but the first."""
+    with tempfile.TemporaryDirectory(prefix="flsim-bench-") as folder:
+        log = train(new_run(Path(folder), hparams, shards))
+    return float(median(line["overhead"] for line in log[1:]))
