@@ -149,7 +149,7 @@ class _Canary:
     def visits(self) -> list[tuple[State, Tensor]]:
         """(state, log-probs) after 1, 2, ..., n - 1 words of a few references, evenly spread over R."""
         some = self.references[:: max(1, len(self.references) // TYPICAL)][:TYPICAL]
-        state = tuple(part.expand(len(some), -1) for part in self.state)
+        state = tuple(part.expand(len(some), *part.shape[1:]) for part in self.state)
         found = []
         for words in some.T[:-1]:
             state, log_probs = self.model.step(state, words)

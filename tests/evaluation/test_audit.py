@@ -18,7 +18,7 @@ from flsim.memorization.beam_search import beam_searches
 from flsim.memorization.enumeration import Enumeration, enumerate_space
 from flsim.memorization.generation import GenerationHParams, generative_sampling
 from flsim.memorization.importance_sampling import ImportanceHParams, space_exposures
-from flsim.memorization.random_sampling import random_sampling, references
+from flsim.memorization.random_sampling import decide, random_sampling, references
 from flsim.memorization.shortest_path import shortest_path
 from flsim.memorization.template import Template
 from flsim.model.cifg import CIFGLanguageModel, LanguageModel, ModelHParams, State
@@ -143,6 +143,7 @@ AMONG, WORDS = references(SEED, 300, 3, LAYOUT), Template.words(LAYOUT, 3)
 WHOLE = Enumeration(338, 512)  # by enumeration, which tests/memorization hold to brute force
 ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
     "random sampling": lambda model: random_sampling(model, PREFIX, CONTINUATION, AMONG),
+    "decision": lambda model: [decide(model, PREFIX, CONTINUATION, AMONG[:count]) for count in (1, 2, 300)],
     "beam search": lambda model: beam_searches(model, PREFIX[None], WORDS, 5)[0].tolist(),
     "shortest path": lambda model: shortest_path(model, PREFIX, WORDS).tokens,
     "generation": lambda model: (
