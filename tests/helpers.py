@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import csv
 import json
 import signal
 import subprocess
@@ -84,6 +85,13 @@ def assert_same(run: Path, other: Path) -> None:
     mine, theirs = final_params(run), final_params(other)
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     pd.testing.assert_frame_equal(rows(run), rows(other), check_exact=True)
+
+
+def assert_table_says_diverged(experiment: Experiment, reason: str) -> None:
+    """And why, and shows no measurement."""
+    (row,) = csv.DictReader(experiment.flsim("table", "run", "--format", "csv").stdout.splitlines())
+    assert (row["status"], row["reason"]) == ("diverged", reason)
+    assert row["rs"] == row["mean_exposure"] == row["perplexity"] == ""
 
 
 def assert_close(run: Path, other: Path) -> None:

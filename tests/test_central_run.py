@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import WORLD, Experiment, finish, rows, start
+from helpers import WORLD, Experiment, assert_table_says_diverged, finish, rows, start
 
 from flsim import central, cli, config
 from flsim.central import CentralState, CentralTraining, train_central
@@ -205,8 +205,9 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
     line = failed.stderr.strip().splitlines()[-1]
     assert line.startswith("flsim: step ")
     assert "most likely learning_rate is too high; last good checkpoint: " in line
-    assert json.loads((central_experiment.folder / "run" / "run.json").read_text())["status"] == "diverged"
-    assert central_experiment.flsim("table", "run", "--format", "csv").stdout.splitlines()[1].endswith("diverged")
+    about = json.loads((central_experiment.folder / "run" / "run.json").read_text())
+    assert about["status"] == "diverged"
+    assert_table_says_diverged(central_experiment, about["reason"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,17 @@ import signal
 
 import pytest
 import torch
-from helpers import PRIVATE, Experiment, assert_same, final_state, finish, rows, start, wait_for_round
+from helpers import (
+    PRIVATE,
+    Experiment,
+    assert_same,
+    assert_table_says_diverged,
+    final_state,
+    finish,
+    rows,
+    start,
+    wait_for_round,
+)
 
 
 def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment) -> None:
@@ -128,5 +138,4 @@ def test_a_diverging_run_stops_with_the_round_and_the_last_good_checkpoint(
     assert "last good checkpoint: " in line
     about = json.loads((experiment.folder / "run" / "run.json").read_text())
     assert about["status"] == "diverged"
-    table = experiment.flsim("table", "run", "--format", "csv").stdout.splitlines()
-    assert table[1].endswith("diverged")
+    assert_table_says_diverged(experiment, about["reason"])
