@@ -29,7 +29,7 @@ from flsim.train.clip import global_norm
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 FAR = 1e-4  # of the way that training went: float32's rounding leaves 1e-5 or less
 PROCESSORS = len(os.sched_getaffinity(0))
-FULL = BenchHParams(users=8 * PROCESSORS)
+FULL = BenchHParams(users=16 * PROCESSORS)
 TINY = BenchHParams(
     users=8 * PROCESSORS, words=20, rounds=13
 )  # a step or two a user: what is left of a round is overhead
