@@ -32,8 +32,10 @@ peers: .venv-peers/done ## make .venv-peers with the platforms that are compared
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt pfl torch
 	touch $@
 
-bench: setup peers ## training, import by format, a corpus of the paper's size; a quarter of an hour, 5 GB of temporary disk
+bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 	$(BIN)/flsim bench training
+	$(BIN)/flsim bench evaluation
+	$(BIN)/flsim bench interference
 	$(BIN)/flsim bench data
 	$(BIN)/flsim bench scale
 
