@@ -14,6 +14,7 @@ from flsim.config import SystemHParams
 from flsim.errors import InputError
 from flsim.progress import say
 from flsim.runs import Run
+from flsim.train.hparams import Precision
 from server import rounds
 from server.cluster import cluster, nodes
 
@@ -49,6 +50,7 @@ def simulate(run: Run, address: str | None = None) -> None:
             "max_restarts": -1,
         }
         _check_resources(resources)
+        refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
 
         @server_app.main()
         def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 (Flower's signature)
@@ -94,6 +96,12 @@ def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, flo
         left = 1.0 - evaluation * system.evaluators
         client = left if there_are_some and left > 0 else float(there_are_some)
     return client, evaluation
+
+
+def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
+    """Raises InputError where clients could not train."""
+    if precision == "tf32" and not client_gpus:
+        raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
 
 
 def _check_resources(client: dict[str, float]) -> None:

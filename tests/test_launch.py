@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.config import SystemHParams
-from server.launch import gpu_shares
+from flsim.errors import InputError
+from server.launch import gpu_shares, refuse_tf32_without_gpu
 
 
 def test_without_gpus_nobody_gets_any() -> None:
@@ -26,3 +27,10 @@ def test_what_is_asked_for_is_given() -> None:
     assert gpu_shares(asked, [1.0]) == (0.4, 0.2)
     assert gpu_shares(SystemHParams(gpus_per_client=0, gpus_for_evaluation=1), [1.0]) == (0, 1)
     assert gpu_shares(SystemHParams(gpus_for_evaluation=0), [1.0]) == (1.0, 0)
+
+
+def test_tf32_is_refused_where_clients_train_on_cpus() -> None:
+    refuse_tf32_without_gpu("tf32", 0.95)
+    refuse_tf32_without_gpu("bf16", 0.0)
+    with pytest.raises(InputError, match='"tf32" needs an NVIDIA GPU'):
+        refuse_tf32_without_gpu("tf32", 0.0)

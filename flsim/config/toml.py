@@ -43,7 +43,8 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         what = first["msg"].removeprefix("Value error, ")
-        found = "" if "found" in what or first["type"] == "missing" else f", found {first['input']!r}"
+        is_told = "found" in what or first["type"] == "missing" or isinstance(first["input"], dict)
+        found = "" if is_told else f", found {first['input']!r}"
         raise InputError(": ".join(filter(None, (source, where, what + found)))) from error
 
 
