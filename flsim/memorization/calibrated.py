@@ -13,8 +13,8 @@ from torch import Tensor
 from flsim.errors import at_least_one
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import TIE
-from flsim.memorization.score import log_perplexity, nats, rows_at_once
-from flsim.model.cifg import LanguageModel, State
+from flsim.memorization.score import count_at_most, log_perplexity, rows_at_once
+from flsim.model.cifg import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,5 @@ def calibrated_rank(
     others, bounds = references[~same], bounds[~same]
     size = rows_at_once(log_probs)
     pairs = zip(torch.split(others, size), torch.split(bounds, size), strict=True)
-    at_most = sum(_at_most(model, state, log_probs, part, bound) for part, bound in pairs)
+    at_most = sum(count_at_most(model, state, log_probs, part, bound) for part, bound in pairs)
     return Calibrated(score, 1 + int(same.sum()) + at_most, len(references))
-
-
-def _at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
-    """How many of references [M, n] score at most their own bound [M], after the prefix whose state this is."""
-    rows = references.new_zeros(len(references))  # of the state that each reference continues
-    spent = nats(log_probs[rows, references[:, 0]])
-    for column in range(1, references.shape[1]):
-        kept = spent <= bounds
-        rows, spent, references, bounds = rows[kept], spent[kept], references[kept], bounds[kept]
-        if not len(references):
-            return 0
-        size = log_probs.shape[1]
-        pairs, rows = torch.unique_consecutive(rows * size + references[:, column - 1], return_inverse=True)
-        state, log_probs = model.step(tuple(part[pairs // size] for part in state), pairs % size)
-        spent = spent + nats(log_probs[rows, references[:, column]])
-    return int((spent <= bounds).sum())

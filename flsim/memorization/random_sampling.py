@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsim.data.vocabulary import Layout
-from flsim.memorization.score import log_perplexity, nats, rows_at_once
+from flsim.memorization.score import count_at_most, log_perplexity, nats, rows_at_once
 from flsim.memorization.sift import Clear, Sifter, output_bounds
 from flsim.model.cifg import LanguageModel, LogitModel, State
 from flsim.rng import stream
@@ -178,7 +178,8 @@ class _Canary:
         same = (references == self.continuation).all(1)
         yield Clear(int(same.sum()), references[:0])
         for part in torch.split(references[~same], rows_at_once(self.log_probs)):
-            yield Clear(_at_most(self.model, self.state, self.log_probs, part, self.bound), part[:0])
+            bounds = torch.full((len(part),), self.bound, dtype=torch.float64, device=part.device)
+            yield Clear(count_at_most(self.model, self.state, self.log_probs, part, bounds), part[:0])
 
     def score_open(self, pieces: list[Tensor]) -> int:
         """How many of those that were left open score at most the canary's."""
@@ -188,22 +189,3 @@ class _Canary:
         if not len(others):
             return int(same.sum())
         return int(same.sum() + (log_perplexity(self.model, self.prefix, others) <= self.bound).sum())
-
-
-def _at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bound: float) -> int:
-    """How many of references [M, n] score at most `bound`, after the prefix whose state (one row) this is.
-
-    The state after shared first words is computed once, for references that are neighbors.
-    """
-    size = log_probs.shape[1]
-    rows = references.new_zeros(len(references))  # [M], the row of the state that each reference continues
-    spent = nats(log_probs[rows, references[:, 0]])
-    for column in range(1, references.shape[1]):
-        kept = spent <= bound
-        rows, spent, references = rows[kept], spent[kept], references[kept]
-        if not len(references):
-            return 0
-        pairs, rows = torch.unique_consecutive(rows * size + references[:, column - 1], return_inverse=True)
-        state, log_probs = model.step(tuple(part[pairs // size] for part in state), pairs % size)
-        spent = spent + nats(log_probs[rows, references[:, column]])
-    return int((spent <= bound).sum())

@@ -113,3 +113,23 @@ def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations:
             state, log_probs = model.step(tuple(part[:rows] for part in state), continuations[:rows, column - 1])
         score[:rows] += nats(log_probs[own[:rows], continuations[:rows, column]])
     return score
+
+
+def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
+    """How many of references [M, n] score at most their own bound [M], after the prefix whose state (one row) this is.
+
+    One that has spent more than its bound is not read on. The state after shared first words is computed once, for
+    references that are neighbors.
+    """
+    rows = references.new_zeros(len(references))  # of the state that each reference continues
+    spent = nats(log_probs[rows, references[:, 0]])
+    for column in range(1, references.shape[1]):
+        kept = spent <= bounds
+        rows, spent, references, bounds = rows[kept], spent[kept], references[kept], bounds[kept]
+        if not len(references):
+            return 0
+        size = log_probs.shape[1]
+        pairs, rows = torch.unique_consecutive(rows * size + references[:, column - 1], return_inverse=True)
+        state, log_probs = model.step(tuple(part[pairs // size] for part in state), pairs % size)
+        spent = spent + nats(log_probs[rows, references[:, column]])
+    return int((spent <= bounds).sum())

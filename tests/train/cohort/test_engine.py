@@ -11,25 +11,16 @@ import torch
 from helpers import InMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stacking import LAYOUT, hparams_strategy, model_of, start_of, users_strategy
 
 from flsim.data.vocabulary import Layout
 from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.cifg import ModelHParams
 from flsim.rng import stream
 from flsim.train.cohort.engine import CohortEngine
 from flsim.train.hparams import LocalHParams
 from flsim.train.local import train_cohort
 from flsim.train.update import UpdateSum
-
-LAYOUT = Layout(12, record_words=6)
-
-
-def model_of(seed: int, layout: Layout = LAYOUT, sizes: ModelHParams = ModelHParams(3, 5)) -> CIFGLanguageModel:  # noqa: B008
-    return CIFGLanguageModel(layout.vocabulary_size, sizes).initialize(seed).double()
-
-
-def start_of(model: CIFGLanguageModel) -> Params:
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
@@ -42,20 +33,6 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
     assert [getattr(found, name) for name in counts] == [getattr(expected, name) for name in counts]
     assert found.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
     assert found.norms == pytest.approx(expected.norms, rel=tolerance, abs=tolerance)
-
-
-users_strategy = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=7), min_size=1, max_size=4)
-hparams_strategy = st.builds(
-    LocalHParams,
-    epochs=st.integers(1, 2),
-    batch_size=st.integers(1, 8),
-    learning_rate=st.sampled_from((0.05, 0.5)),
-    optimizer=st.sampled_from(("sgd", "momentum", "adam")),
-    momentum=st.sampled_from((0.0, 0.9)),
-    gradient_clip=st.none() | st.sampled_from((0.01, 0.3, 100.0)),
-    proximal=st.sampled_from((0.0, 0.7)),
-    max_records=st.none() | st.integers(1, 7),
-)
 
 
 @settings(max_examples=150, deadline=None)
