@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from flsim.errors import InputError
-from flsim.results.store import RunResults
+from flsim.results.store import RunResults, refuse_two_points
 
 ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so that equal differences tie
 
@@ -53,7 +53,9 @@ class PairedExposure:
         )
 
 
-def paired_exposure(a: RunResults, b: RunResults, round: int | None = None) -> PairedExposure:
+def paired_exposure(
+    a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None
+) -> PairedExposure:
     """Compare two runs' exposures canary by canary.
 
     Zero differences, which are common where both runs reach the ceiling log2(|R|), take part in the ranking and then
@@ -65,12 +67,15 @@ def paired_exposure(a: RunResults, b: RunResults, round: int | None = None) -> P
         a: one run.
         b: another over the same canaries.
         round: the evaluated round of both; default each run's last, as in a table.
+        epoch: instead of a round: after how many epochs.
 
     Raises:
-        InputError: fewer than two canaries, other canaries, another |R|, a run that diverged, or one not evaluated.
+        InputError: fewer than two canaries, other canaries, another |R|, a run that diverged, one not evaluated there,
+            or both a round and an epoch.
     """
+    refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)
-    round_a, round_b = _round_of(a, round), _round_of(b, round)
+    round_a, round_b = _round_of(a, round, epoch), _round_of(b, round, epoch)
     references = a.of_model("references", round_a), b.of_model("references", round_b)
     if references[0] != references[1] or references[0] is None:
         sizes = " and ".join("unknown" if size is None else f"{size:.0f}" for size in references)
@@ -139,10 +144,10 @@ def _refuse_other_canaries(a: RunResults, b: RunResults) -> None:
         raise InputError(f"runs {a.name} and {b.name}: one canary has no spread; plant at least two")
 
 
-def _round_of(run: RunResults, round: int | None) -> int:
+def _round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
     if run.status == "diverged":
         raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
-    return run.evaluation(round)
+    return run.at(round, epoch)
 
 
 def _exposure(run: RunResults, round: int) -> "pd.Series[float]":

@@ -37,6 +37,10 @@ class RunResults:
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.
         roster: a row per planted canary, with at least its id, words and configuration.
         failures: checkpoint -> reason, of those that could not be evaluated.
+        rounds_per_epoch: how many rounds, of central training steps, read as many records as there are; None where an
+            older run does not say.
+        seed: of everything in the run; None where an older run does not say.
+        series: equal for runs that differ in nothing but the seed; None where an older run does not say.
     """
 
     name: str
@@ -48,6 +52,9 @@ class RunResults:
     rows: pd.DataFrame
     roster: pd.DataFrame
     failures: Mapping[str, str] = field(default_factory=dict)
+    rounds_per_epoch: float | None = None
+    seed: int | None = None
+    series: str | None = None
 
     @property
     def evaluated(self) -> list[int]:
@@ -63,13 +70,51 @@ class RunResults:
         if not self.evaluated:
             raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or leave it out")
         if round is not None and round not in self.evaluated:
-            found = self.evaluated if len(self.evaluated) < 10 else [*self.evaluated[:4], "...", *self.evaluated[-4:]]
             reason = self.failures.get(f"round-{round:06d}.safetensors")
             why = f" ({reason})" if reason else ""
             raise InputError(
-                f"run {self.name}: round {round} was not evaluated{why}; choose of {', '.join(map(str, found))}"
+                f"run {self.name}: round {round} was not evaluated{why}; choose of {_listed(self.evaluated)}"
             )
         return self.evaluated[-1] if round is None else round
+
+    def epochs_of(self, round: int) -> float | None:
+        """How many epochs so many rounds are; None where an older run does not say."""
+        return None if self.rounds_per_epoch is None else round / self.rounds_per_epoch
+
+    def evaluation_at_epoch(self, epochs: float) -> int:
+        """The evaluated round nearest to so many epochs: at most half a round off, or 1% of them if that is more.
+
+        Half a round is as near as a round can be to epochs that end within one; 1% is less than what memorization
+        changes by from one evaluation to the next.
+
+        Raises:
+            InputError: no evaluated round is so near, or an older run does not say what an epoch is.
+        """
+        self.evaluation()  # raises where there is none
+        if self.rounds_per_epoch is None:
+            raise InputError(f"run {self.name}: an older run, which does not say what an epoch is; name a round of it")
+        wanted = epochs * self.rounds_per_epoch
+        nearest = min(self.evaluated, key=lambda round_: abs(round_ - wanted))
+        if not (math.isfinite(wanted) and abs(nearest - wanted) <= _tolerance(wanted)):
+            found = _listed([f"{round_ / self.rounds_per_epoch:.3g}" for round_ in self.evaluated])
+            raise InputError(f"run {self.name}: was not evaluated at {epochs:g} epochs; choose of {found}")
+        return nearest
+
+    def at(self, round: int | None = None, epoch: float | None = None) -> int:
+        """The evaluated round to look at: the given one, the one after so many epochs, or else the last.
+
+        Raises:
+            InputError: it was not evaluated.
+        """
+        return self.evaluation(round) if epoch is None else self.evaluation_at_epoch(epoch)
+
+    def is_before(self, round: int | None = None, epoch: float | None = None) -> bool:
+        """Whether the last evaluation is of an earlier model than the one `at` would look for."""
+        last = max(self.evaluated, default=-1)
+        if epoch is None:
+            return round is not None and round > last
+        wanted = epoch * (self.rounds_per_epoch or 0.0)
+        return wanted - _tolerance(wanted) > last
 
     def of_canaries(self, metric: str, round: int) -> "pd.Series[float] | None":
         """A metric of every canary, indexed by its id in the roster's order; None where it was not measured.
@@ -93,6 +138,12 @@ class RunResults:
         """A metric of the model; None where it was not measured."""
         at = self.rows[(self.rows["metric"] == metric) & (self.rows["round"] == round) & (self.rows["canary"] == "")]
         return None if at.empty else float(at["value"].iloc[0])
+
+
+def refuse_two_points(round: int | None, epoch: float | None) -> None:
+    """Raises InputError where both a round and an epoch are given."""
+    if round is not None and epoch is not None:
+        raise InputError("--round and --epoch: each says where to look; give one of them")
 
 
 def write_rows(run_folder: Path, round: int, rows: Sequence[Row]) -> None:
@@ -162,9 +213,31 @@ def _read_about(run_folder: Path) -> dict[str, Any]:
         lines_are_whole = all(isinstance(kept[name], str) and kept[name].isprintable() for name in ("name", "setting"))
         if not (lines_are_whole and kept["name"] and kept["setting"].strip() and kept["status"] in STATUSES):
             raise ValueError
-        return {**kept, "round": int(kept["round"]), "rounds": int(kept["rounds"])}
+        return {**kept, "round": int(kept["round"]), "rounds": int(kept["rounds"]), **_read_added(about)}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
+
+
+def _read_added(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says since it was first written; None where an older run has nothing. Raises ValueError."""
+    per_epoch, seed, series = (about.get(name) for name in ("rounds_per_epoch", "seed", "series"))
+    if per_epoch is not None and not 0 < float(per_epoch) < math.inf:
+        raise ValueError
+    return {
+        "rounds_per_epoch": None if per_epoch is None else float(per_epoch),
+        "seed": None if seed is None else int(seed),
+        "series": None if series is None else str(series),
+    }
+
+
+def _tolerance(wanted: float) -> float:
+    """How many rounds an evaluation may be off from where so many epochs end."""
+    return max(0.5, wanted / 100)
+
+
+def _listed(values: Sequence[object]) -> str:
+    shown = values if len(values) < 10 else [*values[:4], "...", *values[-4:]]
+    return ", ".join(map(str, shown))
 
 
 def _read_roster(path: Path) -> pd.DataFrame:

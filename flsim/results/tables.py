@@ -4,6 +4,7 @@ A run is a row; every format shows the same frame:
 
     setting, run             what was trained, and the run's name
     round                    number of completed rounds of the evaluated model; of central training, steps
+    epochs                   how often they read as many records as there are; blank for older runs
     rs, bs                   canaries memorized by Random Sampling and by Beam Search
     rs_lowest, bs_lowest     least (p_u, p_e) with a memorized canary, by expected insertions; "-" where none is
     canaries                 planted canaries
@@ -36,24 +37,24 @@ and, where some run diverged, failed, or has checkpoints that could not be evalu
 What was not measured is blank. So is every measurement of a run that diverged.
 """
 
-import io
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from flsim.files import new_file
+from flsim.results import formats
 from flsim.results.compare import t_interval
-from flsim.results.store import RunResults
+from flsim.results.formats import Column, formatted, text_of
+from flsim.results.formats import to_csv as to_csv  # tables of all kinds are written alike
+from flsim.results.formats import write_parquet as write_parquet
+from flsim.results.store import RunResults, refuse_two_points
 
 COLUMNS = {
     "setting": "string",
     "run": "string",
     "round": "Int64",
+    "epochs": "Float64",
     "rs": "Int64",
     "rs_lowest": "string",
     "bs": "Int64",
@@ -89,34 +90,33 @@ Bits: mean exposure of all canaries.
 PRIVACY_LEGEND = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}.\n"
 RECORD_LEGEND = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}.\n"
 ROUND_LEGEND = "Round: completed rounds; of central training (b_r), steps.\n"
-LATEX_HEADINGS = {
-    "Lowest": r"Lowest $(p_u, p_e)$",
-    "Bits": "Exposure (bits)",
-    "Rec. eps.": r"Record-level $\varepsilon$",
-}
-LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-}
+EPOCH_LEGEND = "Epochs: records read, of rounds or (b_r) of steps, over how many records there are.\n"
+ALL_EPOCHS_LEGEND = "All after {} epochs: each reads as many records as there are.\n"
 
 
-def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> pd.DataFrame:
+def memorization_table(
+    runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None
+) -> pd.DataFrame:
     """A row per run, in the order given, with the columns of `COLUMNS`, and all others that have anything to say.
 
     Args:
         runs: what was read of each run.
         round: the evaluated round to show; default each run's last. Runs that have not come so far stay blank.
+        epoch: instead of a round: after how many epochs; see `RunResults.evaluation_at_epoch`.
 
     Raises:
-        InputError: a run went past that round without evaluating it, or some canaries' results are missing.
+        InputError: a run went past there without evaluating it, some canaries' results are missing, or both a round
+            and an epoch are given.
     """
+    refuse_two_points(round, epoch)
     rows = [
-        {"setting": run.setting, "run": run.name, **_measured(run, round), "status": run.status, "reason": run.reason}
+        {
+            "setting": run.setting,
+            "run": run.name,
+            **_measured(run, round, epoch),
+            "status": run.status,
+            "reason": run.reason,
+        }
         for run in runs
     ]
     columns = dict(COLUMNS)
@@ -126,14 +126,14 @@ def memorization_table(runs: Sequence[RunResults], round: int | None = None) -> 
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
-def _measured(run: RunResults, round: int | None) -> dict[str, Any]:
+def _measured(run: RunResults, round: int | None, epoch: float | None) -> dict[str, Any]:
     shown: dict[str, Any] = {"canaries": len(run.roster)}
     # The last finite evaluation of a model that then diverged would pass for a result.
     if run.status == "diverged" or not run.evaluated:
         return shown
-    if round is not None and run.status != "completed" and round > run.evaluated[-1]:
+    if run.status != "completed" and run.is_before(round, epoch):
         return shown
-    at = run.evaluation(round)
+    at = run.at(round, epoch)
     for metric in ("rs", "bs"):
         memorized = run.of_canaries(metric, at)
         if memorized is not None:
@@ -144,7 +144,7 @@ def _measured(run: RunResults, round: int | None) -> dict[str, Any]:
         if bits is not None:
             shown |= zip(names, (float(bits.mean()), *t_interval(bits.to_numpy())), strict=True)
     of_model = {name: run.of_model(name, at) for name in ("accuracy", "perplexity", "references")}
-    return shown | {"round": at, **of_model, **_privacy(run, at)}
+    return shown | {"round": at, "epochs": run.epochs_of(at), **of_model, **_privacy(run, at)}
 
 
 def _privacy(run: RunResults, at: int) -> dict[str, Any]:
@@ -191,51 +191,48 @@ def user_share(p_u: float) -> str:
     return str(fraction)
 
 
-def to_csv(table: pd.DataFrame) -> str:
-    """All columns under the names of `COLUMNS`; numbers in full, accuracy as a fraction, blank where unknown."""
-    return table.to_csv(index=False, lineterminator="\n")
-
-
 def from_csv(text: str) -> pd.DataFrame:
     """The table that `to_csv` wrote, exactly."""
-    # Numbers are converted afterwards: pandas' own parser may miss the last bit.
-    cells = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
-    return cells.astype({name: TYPES[name] for name in cells.columns})
-
-
-def write_parquet(table: pd.DataFrame, path: Path) -> None:
-    """All columns, with their types; read it with `pandas.read_parquet`."""
-    with new_file(path) as partial:
-        table.to_parquet(partial, index=False)
+    return formats.from_csv(text, TYPES)
 
 
 def to_markdown(table: pd.DataFrame, width: int = 80) -> str:
     """The paper's columns and mean exposure, aligned; cells go without padding where only that fits `width` characters.
 
     Run, round and status appear only where they say something: equal settings, different rounds, unfinished runs.
+    Epochs stand for different rounds where all runs know theirs.
     """
-    columns = _shown(table)
-    escaped = [[re.sub(r"([\\|*<`\[])", r"\\\1", cell) for cell in column.cells] for column in columns]
-    widths = [max(map(len, [column.heading, *cells])) for column, cells in zip(columns, escaped, strict=True)]
-    tight = sum(widths) + len(widths) + 1
-    pad = "" if tight <= width < tight + 2 * len(widths) else " "
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = [
-            cell.rjust(size) if column.is_number else cell.ljust(size)
-            for cell, size, column in zip(cells, widths, columns, strict=True)
-        ]
-        return "|" + "|".join(f"{pad}{cell}{pad}" for cell in aligned) + "|\n"
-
-    rule = [
-        "-" * (size - column.is_number) + ":" * column.is_number for size, column in zip(widths, columns, strict=True)
-    ]
-    lines = [line([column.heading for column in columns]), line(rule), *map(line, zip(*escaped, strict=True))]
-    return "".join(lines) + "\n" + _legend(table, columns)
+    return formats.markdown(_shown(table), width) + "\n" + _legend(table)
 
 
-def _legend(table: pd.DataFrame, columns: Sequence["_Column"]) -> str:
-    text = LEGEND + (ROUND_LEGEND if any(column.heading == "Round" for column in columns) else "")
+def to_latex(table: pd.DataFrame) -> str:
+    """The columns of `to_markdown` as a tabular, ready to paste; it needs the package booktabs."""
+    return formats.latex(_shown(table))
+
+
+def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[Column | None, str]:
+    """How far each row's model was trained, and what the legend says of that; no column where all are equal.
+
+    Args:
+        table: with the columns round and epochs.
+        is_unfinished: to show equal rounds as well.
+    """
+    shown = table[table["round"].notna() | table["epochs"].notna()]
+    # What rows over seeds have no common round for are still so many epochs.
+    differ = shown["round"].nunique(dropna=False) > 1 or (len(shown) and shown["round"].isna().all())
+    if differ and shown["epochs"].notna().all():
+        cells = formatted(table["epochs"], "{:.3g}")
+        found = {cell for cell in cells if cell}
+        if len(found) == 1 and not is_unfinished:
+            return None, ALL_EPOCHS_LEGEND.format(*found)
+        return Column("Epochs", cells), EPOCH_LEGEND
+    if differ or is_unfinished:
+        return Column("Round", text_of(table["round"])), ROUND_LEGEND
+    return None, ""
+
+
+def _legend(table: pd.DataFrame) -> str:
+    text = LEGEND + progress(table, _is_unfinished(table))[1]
     for epsilon, convention, delta, legend in (
         ("epsilon_sound", "sound_convention", "delta", PRIVACY_LEGEND),
         ("record_epsilon", "record_convention", "record_delta", RECORD_LEGEND),
@@ -249,63 +246,34 @@ def _legend(table: pd.DataFrame, columns: Sequence["_Column"]) -> str:
     return text
 
 
-def to_latex(table: pd.DataFrame) -> str:
-    """The columns of `to_markdown` as a tabular, ready to paste; it needs the package booktabs."""
-    columns = _shown(table)
-    alignment = "".join("r" if column.is_number else "l" for column in columns)
-    body = [
-        " & ".join(map(_latex, cells)) + r" \\" for cells in zip(*(column.cells for column in columns), strict=True)
-    ]
-    lines = [
-        r"% needs \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{{alignment}}}",
-        r"\toprule",
-        " & ".join(LATEX_HEADINGS.get(column.heading, _latex(column.heading)) for column in columns) + r" \\",
-        r"\midrule",
-        *body,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
+def _is_unfinished(table: pd.DataFrame) -> bool:
+    return bool((table["status"] != "completed").any())
 
 
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    cells: list[str]
-    is_number: bool = True
-
-
-def _shown(table: pd.DataFrame) -> list[_Column]:
+def _shown(table: pd.DataFrame) -> list[Column]:
     """The columns that people read, in the paper's order."""
-    unfinished = bool((table["status"] != "completed").any())
+    unfinished = _is_unfinished(table)
     counts = table["canaries"].unique()
     of_all = f" /{counts[0]}" if len(counts) == 1 else ""
 
-    def cells(name: str, template: str = "{}", scale: float = 1) -> list[str]:
-        return ["" if pd.isna(value) else template.format(value * scale) for value in table[name]]
-
-    def text(name: str) -> list[str]:
-        return ["" if pd.isna(value) else str(value) for value in table[name]]
-
     def memorized(name: str) -> list[str]:
         out_of = [f"/{count}" if len(counts) > 1 else "" for count in table["canaries"]]
-        return [cell and cell + rest for cell, rest in zip(text(name), out_of, strict=True)]
+        return [cell and cell + rest for cell, rest in zip(text_of(table[name]), out_of, strict=True)]
 
     columns = [
-        _Column("Setting", text("setting"), is_number=False),
-        _Column("Run", text("run"), is_number=False) if table["setting"].duplicated().any() else None,
-        _Column("Round", text("round")) if unfinished or table["round"].nunique() > 1 else None,
-        _Column(f"RS{of_all}", memorized("rs")),
-        _Column("Lowest", text("rs_lowest"), is_number=False),
-        _Column(f"BS{of_all}", memorized("bs")),
-        _Column("Lowest", text("bs_lowest"), is_number=False),
-        _Column("Bits", cells("mean_exposure", "{:.1f}")),
-        _Column("Acc. %", cells("accuracy", "{:.1f}", 100)),
-        _Column("Perp.", cells("perplexity", "{:.1f}")),
-        _Column("Eps.", _epsilons(table)) if "epsilon_sound" in table else None,
-        _Column("Rec. eps.", cells("record_epsilon", "{:.3g}")) if "record_epsilon" in table else None,
-        _Column("Status", text("status"), is_number=False) if unfinished else None,
+        Column("Setting", text_of(table["setting"]), is_number=False),
+        Column("Run", text_of(table["run"]), is_number=False) if table["setting"].duplicated().any() else None,
+        progress(table, unfinished)[0],
+        Column(f"RS{of_all}", memorized("rs")),
+        Column("Lowest", text_of(table["rs_lowest"]), is_number=False),
+        Column(f"BS{of_all}", memorized("bs")),
+        Column("Lowest", text_of(table["bs_lowest"]), is_number=False),
+        Column("Bits", formatted(table["mean_exposure"], "{:.1f}")),
+        Column("Acc. %", formatted(table["accuracy"], "{:.1f}", 100)),
+        Column("Perp.", formatted(table["perplexity"], "{:.1f}")),
+        Column("Eps.", _epsilons(table)) if "epsilon_sound" in table else None,
+        Column("Rec. eps.", formatted(table["record_epsilon"], "{:.3g}")) if "record_epsilon" in table else None,
+        Column("Status", text_of(table["status"]), is_number=False) if unfinished else None,
     ]
     return [column for column in columns if column is not None]
 
@@ -317,9 +285,3 @@ def _epsilons(table: pd.DataFrame) -> list[str]:
         "" if pd.isna(sound) else f"{'-' if pd.isna(paper) else format(paper, '.3g')}/{sound:.3g}"
         for paper, sound in pairs
     ]
-
-
-def _latex(text: str) -> str:
-    """Text that LaTeX prints as it stands, batch sizes as the paper's mathematics."""
-    escaped = "".join(LATEX.get(character, character) for character in text)
-    return re.sub(r"\bb\\_([ur]) = (\d+)", r"$b_\1 = \2$", escaped)
