@@ -4,7 +4,6 @@ import importlib
 import shutil
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from flsim.cli.bench import bench
 from flsim.cli.data import data
 from flsim.cli.evaluate import EPILOG, evaluate
 from flsim.cli.privacy import privacy
+from flsim.cli.results import PLOT_EPILOG, TABLE_EPILOG, plot, table
 from flsim.cli.trace import EPILOG as TRACE_EPILOG
 from flsim.cli.trace import trace
 from flsim.errors import InputError, RunFailed
@@ -33,19 +33,12 @@ app.command(
 )(privacy)
 app.command(epilog=EPILOG)(evaluate)
 app.command(epilog=TRACE_EPILOG)(trace)
+app.command(epilog=TABLE_EPILOG)(table)
+app.command(epilog=PLOT_EPILOG)(plot)
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")
 ]
-
-
-class Format(StrEnum):
-    """How a table is written."""
-
-    md = "md"
-    csv = "csv"
-    latex = "latex"
-    parquet = "parquet"
 
 
 @app.command(epilog="Example: flsim demo --out runs/demo")
@@ -91,32 +84,6 @@ def run(
             shutil.rmtree(path)
         raise
     table([path])
-
-
-@app.command(epilog="Example: flsim table runs/iid runs/non-iid --format csv")
-def table(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    format: Annotated[Format, typer.Option(help="Of the table.")] = Format.md,
-    out: Annotated[Path | None, typer.Option(help="File to write; needed for parquet, else standard output.")] = None,
-    round: Annotated[int | None, typer.Option(help="Evaluated round to show; default each run's last.")] = None,
-) -> None:
-    """Tabulate what runs memorized, in the paper's columns."""
-    from flsim.files import new_file
-    from flsim.results import tables
-    from flsim.results.store import read_run
-
-    results = tables.memorization_table([read_run(path) for path in runs], round)
-    if format is Format.parquet:
-        if out is None:
-            raise InputError("--format parquet: not for a terminal; name a file with --out")
-        tables.write_parquet(results, out)
-        return
-    text = {Format.md: tables.to_markdown, Format.csv: tables.to_csv, Format.latex: tables.to_latex}[format](results)
-    if out is None:
-        typer.echo(text, nl=not text.endswith("\n"))
-    else:
-        with new_file(out) as partial:
-            partial.write_text(text, encoding="utf-8")
 
 
 def main() -> None:

@@ -1,112 +1,139 @@
-"""What runs memorized, over rounds: RS, BS and mean exposure side by side."""
+"""What runs memorized, over epochs: RS, BS, mean exposure and perplexity side by side."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from numpy.typing import NDArray
 
 from flsim.errors import InputError
-from flsim.files import new_file
 from flsim.results.compare import t_interval
+from flsim.results.figures import ROUNDS, line_style, write_figure
+from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
+from flsim.results.seeds import by_series
 from flsim.results.store import RunResults
 
-# Okabe and Ito (2008), distinguishable with any colour vision; yellow left out, which is too pale for a line.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-DASHES = ("-", "--", "-.", ":")
-FORMATS = {".png": "png", ".svg": "svg"}
-STYLE: dict[Any, Any] = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 10,
-    "grid.alpha": 0.3,
-    "svg.hashsalt": "flsim",  # the same results give the same bytes
+EPOCHS = "epochs: records read / records there are"
+BANDS = {
+    False: "Band: 95% interval of mean exposure over canaries",
+    True: "Mean over seeds; band: its 95% interval over seeds (t)",
 }
 
 
-def plot_rounds(runs: Sequence[RunResults], path: Path) -> None:
+@dataclass(frozen=True)
+class Curve:
+    """A line of one panel: float64 [points] each; of the band NaN where there is none."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool = False) -> None:
     """Write the figure of `draw_rounds`, whole or not at all.
 
     Args:
         runs: what was read of each run.
         path: a .png or .svg file to write.
+        over_seeds: a line for each series, else for each run.
 
     Raises:
-        InputError: another kind of file, no such folder, or no evaluation to show.
+        InputError: another kind of file, no such folder, no evaluation to show, or, over seeds, as `by_series`.
     """
     refuse_other_than_figure(path)
     if not any(run.evaluated for run in runs):
         raise InputError(f"{', '.join(run.name for run in runs) or 'no runs'}: not evaluated yet, nothing to plot")
-    write_figure(lambda: draw_rounds(runs), path)
+    write_figure(lambda: draw_rounds(runs, over_seeds), path)
 
 
-def refuse_other_than_figure(path: Path) -> None:
-    """Raises InputError where no figure can be written: the path is not a .png or .svg file in a folder."""
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path}: plots are written as .png or .svg; name one of these")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
+def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
+    """Every run's or series' memorization and utility over epochs, independent of pyplot.
 
-
-def write_figure(draw: Callable[[], Figure], path: Path) -> None:
-    """Draw in our style and write it, whole or not at all. Raises as `refuse_other_than_figure`."""
-    refuse_other_than_figure(path)
-    kind = FORMATS[path.suffix.lower()]
-    with mpl.rc_context(STYLE), new_file(path) as partial:
-        metadata = {"Date": None} if kind == "svg" else None
-        draw().savefig(partial, format=kind, dpi=150, metadata=metadata)
-
-
-def draw_rounds(runs: Sequence[RunResults]) -> Figure:
-    """Every run's memorization over rounds, independent of pyplot.
-
-    Three panels: canaries memorized by RS, by BS (counts), and mean exposure (bits) with a 95% band over canaries,
-    Student's t. A run that diverged ends at its last finite evaluation, and its label says so; one that has no
-    evaluation yet is named and has no line.
+    Over rounds where some run does not know its epochs. Four panels: canaries memorized by RS, by BS (counts), mean
+    exposure (bits), perplexity. Bands are 95% intervals, Student's t: of mean exposure over canaries, or, over seeds,
+    of all four over the seeds' means. A run that diverged ends at its last finite evaluation, and its label says so;
+    one that has no evaluation yet is named and has no line. Over seeds, a line is over the points that all runs of its
+    series have; those that diverged, failed or have none are left out, and its label says how many.
     """
-    legend_lines = math.ceil(len(runs) / 2)
-    figure = Figure(figsize=(11, 3.3 + 0.25 * legend_lines), layout=ConstrainedLayoutEngine(wspace=0.06))
+    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    taken = [_averaged(group) for group in groups] if over_seeds else groups
+    in_epochs = all(run.rounds_per_epoch is not None for run in runs if run.evaluated)
+    columns = min(2, len(groups))
+    figure = Figure(
+        figsize=(9.5, 5.8 + 0.25 * math.ceil(len(groups) / columns)),
+        layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
+    )
     FigureCanvasAgg(figure)
-    rs, bs, exposure = figure.subplots(1, 3, sharex=True)
+    panels: list[Axes] = figure.subplots(2, 2, sharex=True).ravel().tolist()
+    rs, bs, exposure, perplexity = panels
     counts = sorted({len(run.roster) for run in runs})
     memorized = f"canaries memorized (of {counts[0]})" if len(counts) == 1 else "canaries memorized"
-    for panel, title, unit in (
-        (rs, "Random Sampling (RS)", memorized),
-        (bs, "Beam Search (BS)", memorized),
-        (exposure, "Mean exposure", "bits (band: 95% over canaries)"),
+    for panel, metric, title, unit in (
+        (rs, "rs", "Random Sampling (RS)", memorized),
+        (bs, "bs", "Beam Search (BS)", memorized),
+        (exposure, "exposure", "Mean exposure", "bits"),
+        (perplexity, "perplexity", "Perplexity on test text", "perplexity (log)"),
     ):
-        panel.set(title=title, xlabel="completed rounds (central: steps)", ylabel=unit)
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    for index, run in enumerate(runs):
-        _line(rs, index, *_counts(run, "rs"))
-        _line(bs, index, *_counts(run, "bs"))
-        _exposure(exposure, index, run)
-    for panel in (rs, bs):
-        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
-        # A flat line at zero is a result: it needs a scale to be seen against.
-        panel.set_ylim(0, max(1.0, rs.get_ylim()[1], bs.get_ylim()[1]))
-    exposure.set_ylim(bottom=0)
-    exposure.set_xlim(left=0)
-    figure.legend(rs.get_lines(), _labels(runs), loc="outside lower center", ncols=min(2, len(runs)), frameon=False)
+        panel.set(title=title, ylabel=unit)
+        for index, group in enumerate(taken):
+            _draw(panel, index, _curve(group, metric, in_epochs, over_seeds))
+    for panel in (exposure, perplexity):
+        panel.set_xlabel(EPOCHS if in_epochs else ROUNDS)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not in_epochs))
+    _scale(panels, counts[-1])
+    legend = figure.legend(
+        rs.get_lines(),
+        [_label(group, runs, len(of) if over_seeds else None) for group, of in zip(groups, taken, strict=True)],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handlelength=3.5,  # dashes show whole
+    )
+    legend.set_title(BANDS[over_seeds])
     return figure
 
 
-def _line(panel: Axes, index: int, rounds: list[int], values: list[float]) -> None:
+def _averaged(series: Sequence[RunResults]) -> list[RunResults]:
+    return [run for run in series if run.status not in {"diverged", "failed"} and run.evaluated]
+
+
+def _curve(runs: Sequence[RunResults], metric: str, in_epochs: bool, over_seeds: bool) -> Curve:
+    """The mean over runs of a metric, at the rounds where all were measured."""
+    points = []
+    for round_ in sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ()):
+        found = [values for run in runs if (values := _measured(run, metric, round_)) is not None]
+        if len(found) == len(runs):
+            means = np.array([values.mean() for values in found])
+            x = np.mean([run.epochs_of(round_) if in_epochs else round_ for run in runs])
+            points.append((x, means.mean(), *t_interval(means if over_seeds else found[0])))
+    return Curve(*np.array(points, dtype="float64").reshape(-1, 4).T)
+
+
+def _measured(run: RunResults, metric: str, round_: int) -> NDArray[np.float64] | None:
+    """Float64 [canaries] of exposure, else [1]; None where it was not measured or is not finite."""
+    if metric == "perplexity":
+        value = run.of_model(metric, round_)
+        return None if value is None or not math.isfinite(value) else np.array([value])
+    values = run.of_canaries(metric, round_)
+    if values is None:
+        return None
+    return np.array(values if metric == "exposure" else [(values == 1).sum()], dtype="float64")
+
+
+def _draw(panel: Axes, index: int, curve: Curve) -> None:
     [line] = panel.plot(
-        rounds,
-        values,
-        color=COLOURS[index % len(COLOURS)],
-        marker=MARKERS[index % len(MARKERS)],
-        linestyle=DASHES[index % len(DASHES)],
+        curve.x,
+        curve.y,
+        **line_style(index),
         markersize=6,
         markeredgecolor="white",
         markeredgewidth=0.7,
@@ -114,37 +141,42 @@ def _line(panel: Axes, index: int, rounds: list[int], values: list[float]) -> No
         zorder=3,  # and lines at zero lie on the axis, not under it
     )
     line.set_in_layout(False)  # an unclipped line without points would take the whole figure
+    band = panel.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.18, linewidth=0)
+    band.set_in_layout(False)
 
 
-def _counts(run: RunResults, metric: str) -> tuple[list[int], list[float]]:
-    measured = [(round_, run.of_canaries(metric, round_)) for round_ in run.evaluated]
-    found = [(round_, float((values == 1).sum())) for round_, values in measured if values is not None]
-    return [round_ for round_, _ in found], [count for _, count in found]
+def _scale(panels: Sequence[Axes], canaries: int) -> None:
+    """Scales that show the lines whole. Bands are cut: of two seeds they can be wider than everything there is."""
+    rs, bs, exposure, perplexity = panels
+    tops = [float(np.max(_heights(panel), initial=0.0)) for panel in panels]
+    for panel in (rs, bs):
+        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+        # A flat line at zero is a result: it needs a scale to be seen against.
+        panel.set_ylim(0, min(canaries, max(1.0, 1.2 * max(tops[:2]))))
+    exposure.set_ylim(0, 1.15 * tops[2] or 1.0)
+    if tops[3]:
+        low, high = float(_heights(perplexity).min()), tops[3]
+        margin = (high / low) ** 0.08 * 1.01
+        perplexity.set_yscale("log")  # late differences are small beside the first fall, and count as much
+        perplexity.set_ylim(low / margin, high * margin)
+        perplexity.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if high > 3 * low else MaxNLocator(6))
+        perplexity.yaxis.set_major_formatter(ScalarFormatter())
+        perplexity.yaxis.set_minor_locator(NullLocator())
+    exposure.set_xlim(left=0)
 
 
-def _exposure(panel: Axes, index: int, run: RunResults) -> None:
-    measured = [(round_, run.of_canaries("exposure", round_)) for round_ in run.evaluated]
-    found = [(round_, values.to_numpy()) for round_, values in measured if values is not None]
-    rounds = [round_ for round_, _ in found]
-    _line(panel, index, rounds, [float(np.mean(values)) for _, values in found])
-    band = [t_interval(values) for _, values in found]
-    panel.fill_between(
-        rounds,
-        [low for low, _ in band],
-        [high for _, high in band],
-        color=COLOURS[index % len(COLOURS)],
-        alpha=0.15,
-        linewidth=0,
-    )
+def _heights(panel: Axes) -> NDArray[np.float64]:
+    return np.concatenate([np.asarray(line.get_ydata(), dtype="float64") for line in panel.get_lines()])
 
 
-def _labels(runs: Sequence[RunResults]) -> list[str]:
-    """Settings; with the run's name where settings repeat, and with the status where a run is not completed."""
-    settings = [run.setting for run in runs]
-    labels = []
-    for run in runs:
-        name = f" [{run.name}]" if settings.count(run.setting) > 1 else ""
+def _label(group: Sequence[RunResults], runs: Sequence[Any], averaged: int | None) -> str:
+    """The setting; of a series with how many runs it is of, else with what tells the run from others."""
+    run = group[0]
+    if averaged is not None:
+        left_out = len(group) - averaged
+        label = f"{run.setting} ({averaged} seed{'s' * (averaged != 1)}{f', {left_out} left out' * (left_out > 0)})"
+    else:
+        name = f" [{run.name}]" if [other.setting for other in runs].count(run.setting) > 1 else ""
         status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
         label = f"{run.setting}{name}{status}"
-        labels.append(label.replace("$", r"\$"))  # a pair of dollar signs would be mathematics
-    return labels
+    return label.replace("$", r"\$")  # a pair of dollar signs would be mathematics

@@ -46,8 +46,7 @@ import pandas as pd
 from flsim.results import formats
 from flsim.results.compare import t_interval
 from flsim.results.formats import Column, formatted, text_of
-from flsim.results.formats import to_csv as to_csv  # tables of all kinds are written alike
-from flsim.results.formats import write_parquet as write_parquet
+from flsim.results.formats import to_csv as to_csv
 from flsim.results.store import RunResults, refuse_two_points
 
 COLUMNS = {

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from flsim.results.plots import COLOURS, DASHES, MARKERS, write_figure
+from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, write_figure
 from flsim.results.store import RunResults
 from flsim.results.tables import user_share
 
@@ -70,7 +70,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
             _ticks(strip, place, of)
         _name(strip, group, longest)
         if index + columns >= len(groups):
-            strip.set_xlabel("completed rounds (central: steps)")
+            strip.set_xlabel(ROUNDS)
     if first is not None:
         _finish(figure, first, run, int(table["round"].max()))
     return figure

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from flsim.errors import InputError
-from flsim.results import tables
+from flsim.results import formats, tables
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
 
@@ -271,7 +271,7 @@ def test_csv_for_any_program(table_1: pd.DataFrame) -> None:
 
 
 def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: Path) -> None:
-    tables.write_parquet(table_1, tmp_path / "table.parquet")
+    formats.write_parquet(table_1, tmp_path / "table.parquet")
     assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table_1, check_exact=True)
     assert [path.name for path in tmp_path.glob("*table*")] == ["table.parquet"]
 

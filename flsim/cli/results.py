@@ -1,0 +1,86 @@
+"""`flsim table` and `flsim plot`: what runs memorized, side by side, at equal training and over seeds."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flsim.errors import InputError
+
+TABLE_EPILOG = """Example: flsim table runs/iid runs/non-iid --format csv
+
+Example: flsim table runs/sgd runs/fedavg --epoch 10
+
+Example: flsim table runs/seed-* --over-seeds --epoch 10"""
+PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.png
+
+Example: flsim plot runs/seed-* --over-seeds --out memorization.svg"""
+
+OverSeeds = Annotated[
+    bool, typer.Option("--over-seeds", help="One for all runs that differ in nothing but the seed: their mean.")
+]
+
+
+class Format(StrEnum):
+    """How a table is written."""
+
+    md = "md"
+    csv = "csv"
+    latex = "latex"
+    parquet = "parquet"
+
+
+def table(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    format: Annotated[Format, typer.Option(help="Of the table.")] = Format.md,
+    out: Annotated[Path | None, typer.Option(help="File to write; needed for parquet, else standard output.")] = None,
+    round: Annotated[int | None, typer.Option(help="Evaluated round to show; default each run's last.")] = None,
+    epoch: Annotated[
+        float | None, typer.Option(help="Epochs to show runs after: as many records read as there are, so many times.")
+    ] = None,
+    over_seeds: OverSeeds = False,
+) -> None:
+    """Tabulate what runs memorized, in the paper's columns.
+
+    Rounds of federated and steps of central training compare by --epoch. Over seeds, exposure has its interval over
+    seeds, and IID and non-IID data are compared seed by seed.
+    """
+    from flsim.files import new_file
+    from flsim.results import formats, seeds_table, tables
+    from flsim.results.store import read_run
+    from flsim.results.worlds import compare_worlds
+
+    found = [read_run(path) for path in runs]
+    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(found, round, epoch)
+    kind = seeds_table if over_seeds else tables
+    if format is Format.parquet:
+        if out is None:
+            raise InputError("--format parquet: not for a terminal; name a file with --out")
+        formats.write_parquet(results, out)
+        return
+    text = {Format.md: kind.to_markdown, Format.csv: formats.to_csv, Format.latex: kind.to_latex}[format](results)
+    if over_seeds and format is Format.md:
+        compared = compare_worlds(found, round, epoch)
+        text += f"\n{compared}" if compared else ""
+    if out is None:
+        typer.echo(text, nl=not text.endswith("\n"))
+    else:
+        with new_file(out) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="File to write: .png or .svg; replaced if there.")],
+    over_seeds: OverSeeds = False,
+) -> None:
+    """Plot RS, BS, mean exposure and perplexity over epochs; over rounds where some run does not know its epochs.
+
+    Bands are 95% intervals: of mean exposure over canaries, or, over seeds, of all four over seeds.
+    """
+    from flsim.results.plots import plot_rounds, refuse_other_than_figure
+    from flsim.results.store import read_run
+
+    refuse_other_than_figure(out)
+    plot_rounds([read_run(path) for path in runs], out, over_seeds)

@@ -1,0 +1,52 @@
+"""How figures look, and how they are written: whole or not at all, the same bytes from the same results."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from flsim.errors import InputError
+from flsim.files import new_file
+
+# Okabe and Ito (2008), distinguishable with any colour vision; yellow left out, which is too pale for a line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES = ("-", "--", "-.", ":")
+ROUNDS = "completed rounds (central: steps)"
+FORMATS = {".png": "png", ".svg": "svg"}
+STYLE: dict[Any, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 10,
+    "grid.alpha": 0.3,
+    "svg.hashsalt": "flsim",  # the same results give the same bytes
+}
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Of the line with that number: colour, marker and dashes, so that lines differ in grey as well."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+    }
+
+
+def refuse_other_than_figure(path: Path) -> None:
+    """Raises InputError where no figure can be written: the path is not a .png or .svg file in a folder."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: plots are written as .png or .svg; name one of these")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
+
+
+def write_figure(draw: Callable[[], Figure], path: Path) -> None:
+    """Draw in our style and write it, whole or not at all. Raises as `refuse_other_than_figure`."""
+    refuse_other_than_figure(path)
+    kind = FORMATS[path.suffix.lower()]
+    with mpl.rc_context(STYLE), new_file(path) as partial:
+        metadata = {"Date": None} if kind == "svg" else None
+        draw().savefig(partial, format=kind, dpi=150, metadata=metadata)

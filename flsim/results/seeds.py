@@ -1,0 +1,124 @@
+"""Runs that differ in nothing but the seed: which belong together, which can be averaged, and how sure a mean is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.errors import InputError
+from flsim.results.compare import t_interval
+from flsim.results.store import RunResults, refuse_two_points
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A series' runs, as far as they can be averaged.
+
+    Attributes:
+        runs: all that were given, in their order.
+        taken: those that are averaged, each with the evaluated round to look at.
+        left_out: name -> why, of the others.
+    """
+
+    runs: list[RunResults]
+    taken: list[tuple[RunResults, int]]
+    left_out: dict[str, str]
+
+    @property
+    def setting(self) -> str:
+        return self.runs[0].setting
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds and canaries, with what it says of other seeds and of other canaries.
+
+    Attributes:
+        mean: over all values.
+        over_seeds: 95% interval from Student's t over the seeds' means, for the mean over all seeds; NaN below two.
+        over_canaries: the same over all canaries of all seeds pooled. It takes them as independent, which those of one
+            model are not, so it is too narrow for other seeds.
+    """
+
+    mean: float
+    over_seeds: tuple[float, float]
+    over_canaries: tuple[float, float]
+
+
+def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
+    """Of float64 [canaries] for each seed, equally many."""
+    means = np.array([each.mean() for each in values])
+    return Spread(float(means.mean()), t_interval(means), t_interval(np.concatenate(values)))
+
+
+def by_series(runs: Sequence[RunResults]) -> list[list[RunResults]]:
+    """Runs of one series together, in the order given; an older run that does not say its series is by itself.
+
+    Raises:
+        InputError: two runs of a series have the same seed, so that the second would count without saying anything new.
+    """
+    groups: dict[tuple[str, int], list[RunResults]] = {}
+    for index, run in enumerate(runs):
+        key = ("", index) if run.series is None or run.seed is None else (run.series, -1)
+        for other in groups.setdefault(key, []):
+            if other.seed == run.seed:
+                raise InputError(f"runs {other.name} and {run.name}: equal settings and seed {run.seed}; leave one out")
+        groups[key].append(run)
+    return list(groups.values())
+
+
+def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> Sample:
+    """What of a series can be averaged, all after the same number of epochs, or of rounds where those are unknown.
+
+    Diverged runs are left out. Where no round or epoch is named, so are all that are not completed; else those that
+    were not evaluated there.
+
+    Raises:
+        InputError: the runs' last evaluations are not of equally long training, none of the completed runs was
+            evaluated there, or both a round and an epoch are given.
+    """
+    refuse_two_points(round, epoch)
+    taken, left_out, refused = [], {}, []
+    for run in runs:
+        why = " ".join(f": {run.reason}".split()) if run.reason else ""
+        if run.status == "diverged" or (run.status != "completed" and round is epoch is None):
+            left_out[run.name] = f"{run.status} at round {run.round} of {run.rounds}{why}"
+            continue
+        try:
+            taken.append((run, run.at(round, epoch)))
+        except InputError as error:
+            left_out[run.name] = f"{run.status}, not evaluated {_where(round, epoch)}"
+            if run.status == "completed" and run.evaluated:
+                refused.append(error)
+    if refused and not taken:
+        raise refused[0]
+    for run, round_ in taken[1:]:
+        _refuse_unlike(*taken[0], run, round_, has_point=epoch is not None)
+    return Sample(list(runs), taken, left_out)
+
+
+def _where(round: int | None, epoch: float | None) -> str:
+    if epoch is not None:
+        return f"at {epoch:g} epochs"
+    return "yet" if round is None else f"at round {round}"
+
+
+def _refuse_unlike(first: RunResults, round_: int, run: RunResults, other: int, has_point: bool) -> None:
+    names = f"runs {first.name} and {run.name}"
+    epochs = [first.epochs_of(round_) or 0.0, run.epochs_of(other) or 0.0]
+    # Corpora of different seeds may hold slightly different numbers of records.
+    is_alike = min(epochs) > 0.99 * max(epochs) > 0
+    if not (has_point or round_ == other or is_alike):
+        raise InputError(
+            f"{names}: last evaluated at rounds {round_} and {other}, which have no mean; name --round or --epoch"
+        )
+    if len(first.roster) != len(run.roster):
+        raise InputError(f"{names}: have {len(first.roster)} and {len(run.roster)} canaries; leave one out")
+    references = first.of_model("references", round_), run.of_model("references", other)
+    if references[0] != references[1]:
+        raise InputError(
+            f"{names}: ranked among different numbers of references, so their exposures have no mean; evaluate both "
+            f"with the same evaluation.references"
+        )

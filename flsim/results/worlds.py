@@ -1,0 +1,130 @@
+"""Two settings compared over seeds: the same canaries in both runs of a seed, other ones in another's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flsim.errors import InputError
+from flsim.results.compare import ROUNDING, paired_exposure, paired_t_p, t_interval
+from flsim.results.seeds import by_series, sample
+from flsim.results.store import RunResults
+
+IID, NON_IID = "IID, ", "Non-IID, "
+HEADING = """Exposure of IID less Non-IID, bits: per seed the mean over its canaries, paired;
+then mean, 95% interval and p from Student's t over seeds, and how many seeds have
+the mean's sign.
+"""
+
+
+@dataclass(frozen=True)
+class PairedOverSeeds:
+    """Exposure in setting a less that in setting b, per seed the mean over its canaries, over seeds.
+
+    Attributes:
+        a, b: the settings.
+        seeds: those with a run of both, ascending.
+        unpaired: seeds with a run of one of them.
+        differences: of each of `seeds`, bits; positive where a exposes canaries more.
+        mean_difference: over seeds, bits.
+        ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
+        p: two-sided p-value of the t test that it is zero; NaN below two seeds.
+        agreeing: how many seeds' differences have the sign of the mean, whichever it is.
+    """
+
+    a: str
+    b: str
+    seeds: tuple[int, ...]
+    unpaired: tuple[int, ...]
+    differences: tuple[float, ...]
+    mean_difference: float
+    ci_low: float
+    ci_high: float
+    p: float
+    agreeing: int
+
+    def __str__(self) -> str:
+        found = f"{self.mean_difference:+.2f}"
+        if len(self.seeds) > 1:
+            found += f" ({self.ci_low:+.2f} to {self.ci_high:+.2f}), p = {self.p:.2g}"
+        found += f", {self.agreeing} of {len(self.seeds)} seeds"
+        return found + (f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else "")
+
+
+def paired_over_seeds(
+    a: Sequence[RunResults], b: Sequence[RunResults], round: int | None = None, epoch: float | None = None
+) -> PairedOverSeeds:
+    """Compare two series seed by seed, each seed canary by canary.
+
+    Seeds are what is independent here: canaries of one model rise and fall together, so that a test over all seeds'
+    canaries pooled would find differences that are none. The t test takes the seeds' mean differences as normal.
+
+    Args:
+        a: runs of one series, each of another seed.
+        b: runs of another, over the same canaries seed by seed.
+        round: the evaluated round of all; default each run's last.
+        epoch: instead of a round: after how many epochs.
+
+    Raises:
+        InputError: no seed has a run of both, a seed has two or is unknown, or two runs do not compare; see
+            `paired_exposure`.
+    """
+    runs_a, runs_b = _of_seeds(a), _of_seeds(b)
+    seeds = sorted({*runs_a} & {*runs_b})
+    if not seeds:
+        raise InputError(f"no seed has a run of both: {sorted(runs_a)} and {sorted(runs_b)}; train both with one seed")
+    pairs = [paired_exposure(runs_a[seed], runs_b[seed], round, epoch) for seed in seeds]
+    differences = np.round([pair.mean_difference for pair in pairs], ROUNDING)
+    mean = float(differences.mean())
+    low, high = t_interval(differences)
+    return PairedOverSeeds(
+        a=a[0].setting,
+        b=b[0].setting,
+        seeds=tuple(seeds),
+        unpaired=tuple(sorted({*runs_a} ^ {*runs_b})),
+        differences=tuple(differences.tolist()),
+        mean_difference=mean,
+        ci_low=low,
+        ci_high=high,
+        p=paired_t_p(differences) if len(seeds) > 1 else float("nan"),
+        agreeing=int((np.sign(differences) == np.sign(mean)).sum()),
+    )
+
+
+def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
+    """A line for each two series whose settings differ in the data alone, IID and non-IID; empty without any.
+
+    Compared are the runs that a table over seeds averages. Two that do not compare have a line that says why.
+
+    Raises:
+        InputError: as `flsim.results.seeds_table.seeds_table`.
+    """
+    worlds: dict[str, dict[str, list[list[RunResults]]]] = {}
+    for group in by_series(runs):
+        of = sample(group, round, epoch)
+        for world in (IID, NON_IID):
+            if of.setting.startswith(world):
+                rest = of.setting.removeprefix(world)
+                worlds.setdefault(rest, {IID: [], NON_IID: []})[world].append([run for run, _ in of.taken])
+    lines = [f"{rest}: {_line(of, round, epoch)}\n" for rest, of in worlds.items() if of[IID] and of[NON_IID]]
+    return HEADING + "".join(lines) if lines else ""
+
+
+def _line(of: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None) -> str:
+    if len(of[IID]) > 1 or len(of[NON_IID]) > 1:
+        return "not compared, since several rows have this setting; show fewer runs"
+    try:
+        return str(paired_over_seeds(of[IID][0], of[NON_IID][0], round, epoch))
+    except InputError as error:
+        return f"not compared: {error}"
+
+
+def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
+    found: dict[int, RunResults] = {}
+    for run in runs:
+        if run.seed is None:
+            raise InputError(f"run {run.name}: an older run, which does not say its seed; compare it by itself")
+        if run.seed in found:
+            raise InputError(f"runs {found[run.seed].name} and {run.name}: both of seed {run.seed}; leave one out")
+        found[run.seed] = run
+    return found
