@@ -14,7 +14,7 @@ run.json         name, setting, status, round
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from flsim import central, checkpoint, federated
-from flsim.canaries.planting import draw_canaries, plant
+from flsim.canaries.planted import planting_of, settled
 from flsim.canaries.population import Population, open_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.central import CentralTraining
@@ -31,12 +31,10 @@ from flsim.config import CentralConfig, Config, FederatedConfig, dump, load
 from flsim.data.corpus import Corpus, Split
 from flsim.errors import InputError
 from flsim.files import new_file, new_folder, write_json
-from flsim.model.cifg import CIFGLanguageModel
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.progress import say
 from flsim.sampling import draw_cohort, shard_ranges
-from flsim.train.records import RecordSequence
 
 Status = Literal["running", "completed", "diverged", "failed"]
 
@@ -57,13 +55,14 @@ class Run:
         """
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
+            settings = replace(settings, canaries=settled(corpus, settings.canaries))
             train = corpus.split("train")
             _foresee_training(settings, train)
             if not len(corpus.split("test")):
                 raise InputError(
                     f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
                 )
-            planting = plant(train, draw_canaries(corpus, settings.canaries, settings.seed), settings.seed)
+            planting = planting_of(corpus, settings.canaries, settings.seed)
             dump(settings, folder / "config.toml")
             (folder / "planted").mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
@@ -80,7 +79,10 @@ class Run:
         Raises:
             InputError: there is no such run, or it was started with settings that give other results.
         """
-        if cls.open(path).config.digest != settings.digest:
+        started = cls.open(path)
+        corpus = Corpus.open(settings.data.corpus)
+        settings = replace(settings, canaries=settled(corpus, settings.canaries))
+        if started.config.digest != settings.digest:
             raise InputError(
                 f"{path}: was started with other settings; resume it with the same ones, or name a new --out"
             )
@@ -145,7 +147,12 @@ class Run:
     @cached_property
     def rounds(self) -> int:
         """How long training is."""
-        return self.config.rounds_over(self.corpus.split("train").records)
+        return self.config.rounds_over(self.corpus.split("train"))
+
+    @cached_property
+    def rounds_per_epoch(self) -> float:
+        """Rounds that read as many records as there are."""
+        return self.config.rounds_per_epoch(self.corpus.split("train"))
 
     @cached_property
     def population(self) -> int:
@@ -153,8 +160,8 @@ class Run:
         return _population(self.config, self.corpus.split("train"))
 
     def central_training(self) -> CentralTraining:
-        """What the steps of a central run need. Raises InputError where it is a federated one, or its GPU is away."""
-        return _central_training(self.central, self.users)
+        """What the steps of a central run need. Raises InputError where it is a federated one."""
+        return _central_training(self.central, self.users, self.rounds)
 
     def latest_state(self) -> State:
         """The newest checkpoint's state, or a new model's where there is none."""
@@ -201,7 +208,7 @@ class Run:
 
     def is_evaluated_at(self, round_: int) -> bool:
         """Whether the schedule asks for an evaluation after that many rounds."""
-        return round_ % self.config.evaluation.every == 0 or round_ == self.rounds
+        return round_ == self.rounds or self.config.evaluation.is_due(round_, self.rounds_per_epoch)
 
     def is_saved_at(self, round_: int) -> bool:
         return self.is_evaluated_at(round_) or round_ % self.config.system.checkpoint_every == 0
@@ -228,6 +235,9 @@ class Run:
             "reason": reason,
             "round": checkpoint.round_of(newest) if newest else 0,
             "rounds": self.rounds,
+            "rounds_per_epoch": self.rounds_per_epoch,
+            "seed": self.config.seed,
+            "series": self.config.series,
         }
         write_json(self.path / "run.json", about)
 
@@ -262,25 +272,26 @@ def _foresee_training(settings: Config, train: Split) -> None:
         draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
         shard_ranges(len(train), settings.system.shards)
     elif isinstance(settings, CentralConfig):
-        _central_training(settings, train)
-    _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train.records))
+        if settings.system.device == "cuda" and not torch.cuda.is_available():
+            raise InputError('system.device is "cuda", but torch finds no GPU here; set system.device = "cpu"')
+        _central_training(settings, train, settings.rounds_over(train))
+    _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train))
 
 
 def _population(settings: Config, train: Split) -> int:
     return len(train) if settings.unit == "user" else train.records
 
 
-def _central_training(settings: CentralConfig, users: Split | Population) -> CentralTraining:
-    if settings.system.device == "cuda" and not torch.cuda.is_available():
-        raise InputError('system.device is "cuda", but torch finds no GPU here; set system.device = "cpu"')
-    model = CIFGLanguageModel(users.layout.vocabulary_size, settings.model).to(settings.system.device)
+def _central_training(settings: CentralConfig, records: Split | Population, steps: int) -> CentralTraining:
     return CentralTraining(
-        model,
-        RecordSequence(users, users.user_offsets),
+        records,
         settings.training,
         settings.seed,
         settings.order,
         settings.privacy,
+        steps,
+        settings.system.device,
+        settings.system.engine,
         settings.system.physical_batch,
     )
 

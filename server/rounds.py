@@ -60,7 +60,7 @@ Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
 
 def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluations) -> ServerState:
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
-    config, rounds, population = run.federated, run.federated.training.rounds, len(run.users)
+    config, rounds, population = run.federated, run.rounds, len(run.users)
     with progress(run.name, rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         while state.round < rounds:

@@ -13,13 +13,13 @@ from helpers import WORLD, Experiment, assert_table_says_diverged, finish, rows,
 
 from flsim import central, cli, config
 from flsim.central import CentralState, CentralTraining, train_central
-from flsim.checkpoint import latest, load, model_of
+from flsim.checkpoint import latest, load
 from flsim.errors import InputError
 from flsim.measuring import evaluate_checkpoint
 from flsim.privacy.accounting import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.runs import Run
-from flsim.train.records import Order, RecordSequence
+from flsim.train.records import Order
 
 Flsim = Callable[..., tuple[int, str, str]]
 RECORDS = 24 * 8
@@ -93,10 +93,9 @@ def assert_same_state(one: CentralState, other: CentralState) -> None:
 def train_in_this_process(run: Run) -> CentralState:
     """All steps without a stop: in random order of the IID twin, in sequence through the users, or by lots."""
     settings, privacy = run.central, run.config.privacy
-    records, lots = RecordSequence.of(run.users), settings.system.physical_batch
     order: Order = "iid" if settings.data.world == "iid" or privacy.mechanism != "none" else "sequence"
-    model = model_of(run.provenance)
-    training = CentralTraining(model, records, settings.training, settings.seed, order, privacy, lots)
+    lots = settings.system.physical_batch
+    training = CentralTraining(run.users, settings.training, settings.seed, order, privacy, physical_batch=lots)
     state = central.init(run.corpus.layout.vocabulary_size, settings.model, settings.seed)
     ((state, _),) = train_central(state, training, 40)
     return state
@@ -234,7 +233,7 @@ def test_bad_settings_are_one_line_and_leave_no_run(
 
 def test_a_gpu_that_is_not_there_is_refused(central_experiment: Experiment, make_run: Callable[..., Run]) -> None:
     if torch.cuda.is_available():
-        assert make_run("system.device=cuda").central_training().model.embedding.is_cuda
+        assert make_run("system.device=cuda").central_training().device == "cuda"
     else:
         with pytest.raises(InputError, match=r'system\.device is "cuda", but torch finds no GPU here'):
             make_run("system.device=cuda")

@@ -76,7 +76,7 @@ def test_copies_that_batches_hold(
     training, ids = run.central_training(), {canary.tokens: canary.id for canary in run.canaries}
     expected: Counter[tuple[int, str]] = Counter()
     for step in range(60):
-        for words in training.batch(step).inputs[:, 1:6]:
+        for words in training.chunk(step, step + 1).records:
             if tuple(words.tolist()) in ids:
                 expected[step + 1, ids[tuple(words.tolist())]] += 1
     found = participation(run, 60)

@@ -49,7 +49,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Population:
-    """Training users of one world; satisfies `flsim.data.records.Users`.
+    """Training users of one world; satisfies `flsim.data.records.Users` and `RecordSource`.
 
     Attributes:
         split: the corpus' users.
@@ -85,24 +85,23 @@ class Population:
 
     def __getitem__(self, user: int) -> Records:
         first, last = self.user_offsets[user : user + 2].tolist()
-        records = self.split[user] if self.twin is None else self._gather(self.twin.order[first:last])
+        records = self.split[user] if self.twin is None else self.split.records_at(self.twin.order[first:last])
         begin, end = self.overlay.records.searchsorted(np.array((first, last)))
         if begin == end:
             return records
         return self._planted(records, self.overlay.records[begin:end] - first, self.overlay.canaries[begin:end])
 
-    def _gather(self, records: NDArray[np.integer[Any]]) -> Records:
-        """The given records of the corpus, wherever they are."""
-        tokens, record_offsets = np.asarray(self.split.tokens), np.asarray(self.split.record_offsets)
-        index = records.astype(np.int64)
-        starts = record_offsets.take(index)
-        lengths = record_offsets.take(index + 1) - starts
-        tokens.take(starts[lengths > 0])  # waits for memory once for all records, not for one after another
-        offsets = np.zeros(len(records) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        position = np.repeat(starts - offsets[:-1], lengths)
-        position += np.arange(len(position))
-        return Records(tokens.take(position), offsets)
+    @property
+    def records(self) -> int:
+        return self.split.records
+
+    def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
+        """The records at integer [n] positions in the population's own order, in the order given."""
+        records = self.split.records_at(positions if self.twin is None else self.twin.order[positions])
+        planted = self.overlay.records.searchsorted(positions)
+        nearest = np.append(self.overlay.records, -1)[planted]
+        places = np.flatnonzero(nearest == positions)
+        return self._planted(records, places, self.overlay.canaries[planted[places]]) if len(places) else records
 
     def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.uint16]) -> Records:
         """The records, those at the given places replaced by the given canaries."""

@@ -1,6 +1,7 @@
 """What both kinds of runs have."""
 
 import json
+import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import ClassVar
 
 from flsim.canaries.population import World
 from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Split
 from flsim.errors import InputError, at_least_one
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.files import digest
@@ -37,13 +39,25 @@ class ScheduledEvaluationHParams(EvaluationHParams):
 
     Attributes:
         every: rounds between two evaluations; the last round is always evaluated.
+        every_epochs: in place of it, passes over all records between two evaluations, each rounded to a whole round, so
+            that runs of any kind are measured where they have seen equally much.
     """
 
     every: int = 100
+    every_epochs: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(every=self.every)
+        if self.every_epochs is not None and not 0 < self.every_epochs < math.inf:
+            raise InputError(f"every_epochs must be above 0, found {self.every_epochs:g}")
+
+    def is_due(self, round_: int, rounds_per_epoch: float) -> bool:
+        """Whether to evaluate after so many rounds."""
+        if self.every_epochs is None:
+            return round_ % self.every == 0
+        interval = self.every_epochs * rounds_per_epoch
+        return round_ == round(round(round_ / interval) * interval)
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,6 @@ class Config(ABC):
     system: CommonSystemHParams = field(default_factory=CommonSystemHParams)
 
     unit: ClassVar[Unit]  # what an epsilon is about
-    without_digest: ClassVar[tuple[str, ...]]  # settings of how long to train, and what others say as well
 
     def __post_init__(self) -> None:
         if self.evaluation.prefix >= self.canaries.length:
@@ -101,11 +114,27 @@ class Config(ABC):
     @property
     def digest(self) -> str:
         """Stands for all settings that change results: not the system's, not how long, not where the corpus lies."""
+        return self._digest_without(seed=False)
+
+    @property
+    def series(self) -> str:
+        """As `digest`, for all seeds."""
+        return self._digest_without(seed=True)
+
+    def _digest_without(self, seed: bool) -> str:
         values = asdict(self)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
-        for name in self.without_digest:
+        del values["evaluation"]["every_epochs"]
+        for name in self._without_digest:
             del values["training"][name]
+        if seed:
+            del values["seed"]
         return digest(json.dumps(values, sort_keys=True))
+
+    @property
+    @abstractmethod
+    def _without_digest(self) -> tuple[str, ...]:
+        """Settings of training that say how long, and what others say as well."""
 
     @property
     @abstractmethod
@@ -118,8 +147,12 @@ class Config(ABC):
         """How the units of privacy are drawn."""
 
     @abstractmethod
-    def rounds_over(self, records: int) -> int:
-        """How long to train on that many records."""
+    def rounds_per_epoch(self, train: Split) -> float:
+        """Rounds that read as many records as there are; where records or users are drawn, in expectation."""
+
+    @abstractmethod
+    def rounds_over(self, train: Split) -> int:
+        """How long to train on these users. Raises InputError where they cannot say it."""
 
     @abstractmethod
     def planned(self, population: int, rounds: int) -> Entry:

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flsim.central import CentralHParams
+from flsim.central.engines import EngineName
 from flsim.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
+from flsim.data.corpus import Split
 from flsim.errors import InputError, at_least_one
 from flsim.privacy.ledger import Entry
 from flsim.sampling import Sampler
-from flsim.train.records import Order
+from flsim.train.records import Order, steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,14 @@ class CentralSystemHParams(CommonSystemHParams):
     A run resumes to the same bits where device, threads and physical_batch are what they were.
 
     Attributes:
+        engine: "fused", or "autograd", which is its slow oracle and does DP-SGD.
         device: "cpu" or "cuda", of the training.
         threads: torch threads of the training.
         physical_batch: with clip or noise, records whose gradients are in memory at a time: about 40 MB each for the
             paper's model.
     """
 
+    engine: EngineName = "fused"
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
     physical_batch: int = 8
@@ -68,7 +72,11 @@ class CentralConfig(Config):
     system: CentralSystemHParams = field(default_factory=CentralSystemHParams)
 
     unit = "record"
-    without_digest = ("epochs", "steps", "order")
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        how_long = ("epochs", "steps", "words")
+        return (*how_long, "order") if self.training.schedule == "constant" else ("order",)  # others know the end
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,14 +113,22 @@ class CentralConfig(Config):
             parts.append(f"C={privacy.clip:g}")
         if privacy.noise_multiplier:
             parts.append(f"z={privacy.noise_multiplier:g}")
-        return ", ".join([*parts, f"b_r={training.batch_size}"])
+        parts += [f"b_r={training.batch_size}"]
+        for name, shown in (("gradient_clip", "clip"), ("weight_decay", "decay"), ("dropout", "dropout")):
+            if value := getattr(training, name):
+                parts.append(f"{shown} {value:g}")
+        return ", ".join(parts)
 
     @property
     def sampler(self) -> Sampler:
         return "poisson" if self._is_private else "fixed-size"
 
-    def rounds_over(self, records: int) -> int:
-        return self.training.steps_over(records)
+    def rounds_per_epoch(self, train: Split) -> float:
+        size = self.training.batch_size
+        return train.records / size if self._is_private else float(steps_per_epoch(train.records, size))
+
+    def rounds_over(self, train: Split) -> int:
+        return self.training.steps_over(train.records, train.words)
 
     def planned(self, population: int, rounds: int) -> Entry:
         return Entry(self.sampler, population, self.training.batch_size, self.privacy.noise_multiplier, rounds)

@@ -1,9 +1,13 @@
 """Settings of a federated run."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from flsim.config.base import CommonSystemHParams, Config
+from flsim.data.corpus import Split
 from flsim.errors import InputError, at_least_one
 from flsim.federated import FedAvgHParams
 from flsim.privacy.ledger import Entry
@@ -18,9 +22,17 @@ class TrainingHParams(FedAvgHParams):
 
     Attributes:
         kind: "federated".
+        epochs: in place of rounds, passes over all records, as far as whole rounds reach; in expectation where users or
+            records are drawn.
     """
 
     kind: Literal["federated"] = "federated"
+    epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise InputError(f"epochs must be above 0, found {self.epochs:g}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ class FederatedConfig(Config):
     system: SystemHParams = field(default_factory=SystemHParams)
 
     unit = "user"
-    without_digest = ("rounds",)
+    _without_digest = ("rounds", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,8 +110,20 @@ class FederatedConfig(Config):
     def sampler(self) -> Sampler:
         return self.training.sampler
 
-    def rounds_over(self, records: int) -> int:  # noqa: ARG002
-        return self.training.rounds
+    def rounds_per_epoch(self, train: Split) -> float:
+        of_users, local = np.diff(train.user_offsets), self.local
+        read = local.epochs * int(
+            (of_users if local.max_records is None else of_users.clip(max=local.max_records)).sum()
+        )
+        return train.records * len(train) / max(read * self.training.cohort, 1)
+
+    def rounds_over(self, train: Split) -> int:
+        epochs = self.training.epochs
+        return (
+            self.training.rounds
+            if epochs is None
+            else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
+        )
 
     def planned(self, population: int, rounds: int) -> Entry:
         return Entry(self.sampler, population, self.training.cohort, self.privacy.noise_multiplier, rounds)

@@ -42,7 +42,7 @@ def memory_map(path: Path, dtype: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Split:
-    """The users of one split, opened for reading; satisfies `Users`."""
+    """The users of one split, opened for reading; satisfies `Users` and `RecordSource`."""
 
     layout: Layout
     tokens: NDArray[np.uint16]
@@ -76,6 +76,19 @@ class Split:
         first, last = self.user_offsets[user], self.user_offsets[user + 1]
         offsets = np.asarray(self.record_offsets[first : last + 1])
         return Records(np.asarray(self.tokens[offsets[0] : offsets[-1]]), offsets - offsets[0])
+
+    def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
+        """The records at integer [n] positions, counted over all users, in that order."""
+        tokens, record_offsets = np.asarray(self.tokens), np.asarray(self.record_offsets)
+        index = positions.astype(np.int64)
+        starts = record_offsets.take(index)
+        lengths = record_offsets.take(index + 1) - starts
+        tokens.take(starts[lengths > 0])  # waits for memory once for all records, not for one after another
+        offsets = np.zeros(len(index) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        position = np.repeat(starts - offsets[:-1], lengths)
+        position += np.arange(len(position))
+        return Records(tokens.take(position), offsets)
 
     @property
     def records(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,46 @@ class Users(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, user: int) -> Records: ...
+
+
+class RecordSource(Protocol):
+    """All records of a population as one sequence, user after user; a position is a record's place in it."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        ...
+
+    def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
+        """The records at integer [n] positions, in that order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some records of a source, themselves a source.
+
+    Attributes:
+        source: where they are.
+        chosen: integer [records], their positions there.
+    """
+
+    source: RecordSource
+    chosen: NDArray[np.integer[Any]]
+
+    @property
+    def layout(self) -> Layout:
+        return self.source.layout
+
+    @property
+    def records(self) -> int:
+        return len(self.chosen)
+
+    def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
+        return self.source.records_at(self.chosen[positions])
 
 
 @dataclass(frozen=True)

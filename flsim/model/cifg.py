@@ -86,6 +86,14 @@ class CIFGLanguageModel(nn.Module):
         self.projection = nn.Parameter(torch.zeros(units, embedding))  # P [H, D]
         self.output_bias = nn.Parameter(torch.zeros(size))  # b [V]
 
+    @classmethod
+    def of(cls, params: Params) -> "CIFGLanguageModel":
+        """A model with a copy of these parameters, of their dtype and where they are."""
+        (size, width), (units, _) = params["embedding"].shape, params["projection"].shape
+        model = cls(size, ModelHParams(width, units)).to(params["embedding"])
+        model.load_state_dict(params)
+        return model
+
     def initialize(self, seed: int) -> "CIFGLanguageModel":
         """Glorot-uniform weights, embeddings of unit expected norm, zero biases, as a function of the seed alone."""
         with torch.no_grad():
@@ -108,10 +116,14 @@ class CIFGLanguageModel(nn.Module):
 
     def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Outputs r [B, T, D] over tokens int64 [B, T], and the state (r_T [B, D], c_T [B, H])."""
-        inputs = embedding(tokens, self.embedding) @ self.input_weight + self.gate_bias  # [B, T, 3H]
-        output, memory = self.empty_state(len(tokens)) if state is None else state
+        return self.recur(embedding(tokens, self.embedding), state)
+
+    def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """As `read`, over embeddings x [B, T, D]."""
+        inputs = embedded @ self.input_weight + self.gate_bias  # [B, T, 3H]
+        output, memory = self.empty_state(len(embedded)) if state is None else state
         outputs = []
-        for time in range(tokens.shape[1]):
+        for time in range(embedded.shape[1]):
             output, memory = self.cell(inputs[:, time] + output @ self.recurrent_weight, memory)
             outputs.append(output)
         return torch.stack(outputs, dim=1), (output, memory)

@@ -2,20 +2,26 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, embedding
 
 from flsim.model.cifg import CIFGLanguageModel
 
 
-def loss_sum(model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, int]:
+def loss_sum(
+    model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0, kept: Tensor | None = None
+) -> tuple[Tensor, int]:
     """Summed cross-entropy in nats, and the number of positions it is over.
 
     Args:
         model: the model.
         inputs: int64 [B, T].
         targets: int64 [B, T]; positions that are `pad` do not count, and no logits are computed for them.
+        pad: the id of padding.
+        kept: dropout's factors [2, B, T, D], of the embeddings and of the outputs; see `flsim.train.dropout`.
     """
-    outputs, _ = model.read(inputs)
+    embedded = embedding(inputs, model.embedding)
+    outputs, _ = model.recur(embedded if kept is None else embedded * kept[0])
+    outputs = outputs if kept is None else outputs * kept[1]
     real = targets != pad
     return cross_entropy(model.logits(outputs[real]), targets[real], reduction="sum"), int(real.sum())
 

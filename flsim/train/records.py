@@ -1,55 +1,15 @@
-"""Records of all users as one sequence, and which of them a step of central training reads: a function of the step."""
+"""Which records a step of central training reads: a function of the step."""
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.data.records import Batch, Records, Users, batch
 from flsim.errors import InputError
 from flsim.rng import stream
 
 Order = Literal["iid", "sequence"]
-
-
-@dataclass(frozen=True)
-class RecordSequence:
-    """All records, user after user; a record's position is its place in this sequence.
-
-    Attributes:
-        users: the population.
-        offsets: int64 [users + 1], the position of each user's first record, and the number of records.
-
-    Raises:
-        InputError: there is no record at all.
-    """
-
-    users: Users
-    offsets: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        if not len(self):
-            raise InputError("there are no training records; import a corpus whose train split has users")
-
-    @classmethod
-    def of(cls, users: Users) -> "RecordSequence":
-        """Of any population, each user of which is read once to count its records."""
-        return cls(users, np.cumsum([0, *(len(users[user]) for user in range(len(users)))], dtype=np.int64))
-
-    def __len__(self) -> int:
-        return int(self.offsets[-1])
-
-    def batch(self, positions: NDArray[np.int64]) -> Batch:
-        """The records at int64 [n] positions, in that order; only their users are read."""
-        owners = np.searchsorted(self.offsets, positions, side="right") - 1
-        places = positions - self.offsets[owners]
-        read = {user: self.users[user] for user in np.unique(owners).tolist()}
-        records = [read[user][place] for user, place in zip(owners.tolist(), places.tolist(), strict=True)]
-        ends = np.cumsum([0, *map(len, records)], dtype=np.int64)
-        chosen = Records(np.concatenate([np.empty(0, np.uint16), *records]), ends)
-        return batch(chosen, np.arange(len(records)), self.users.layout)
 
 
 def steps_per_epoch(records: int, batch_size: int) -> int:
@@ -72,12 +32,16 @@ def positions_at(step: int, records: int, batch_size: int, order: Order, seed: i
     """
     epoch, index = divmod(step, steps_per_epoch(records, batch_size))
     first, last = index * batch_size, min((index + 1) * batch_size, records)
-    return np.arange(first, last) if order == "sequence" else _permutation(seed, epoch, records)[first:last]
+    if order == "sequence":
+        return np.arange(first, last)
+    return _permutation(seed, epoch, records)[first:last].astype(np.int64)
 
 
 @lru_cache(maxsize=1)
-def _permutation(seed: int, epoch: int, records: int) -> NDArray[np.int64]:
-    order = stream(seed, "record order", epoch).permutation(records)
+def _permutation(seed: int, epoch: int, records: int) -> NDArray[np.integer[Any]]:
+    """Of 4 bytes a record, where that counts them."""
+    order: NDArray[np.integer[Any]] = np.arange(records, dtype=np.uint32 if records <= 2**32 else np.int64)
+    stream(seed, "record order", epoch).shuffle(order)
     order.flags.writeable = False
     return order
 

@@ -1,6 +1,6 @@
 """Reading ahead: an iterator that works in a thread of its own, while its items are used."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from queue import Full, Queue
 from threading import Event, Thread
 from typing import TypeVar
@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 PATIENCE = 0.1  # seconds between two looks at whether anyone still wants an item
 
 
-def ahead(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
+def ahead(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
     """The same items in the same order; up to `depth` of them are made before they are asked for.
 
     What making one raises is raised where it would have been handed out. The thread ends when the iterator is closed

@@ -1,6 +1,6 @@
-"""A user's whole local training as flat arrays: every position of every step, before any of them is trained on."""
+"""Steps of training as flat arrays: every position of every batch, before any of them is trained on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Steps:
-    """The real positions of a user's batches, in the order of training: by step, then time, then row.
+    """The real positions of batches, in the order of training: by step, then time, then row.
 
     The rows of a batch are its records, longest first. So the rows that are still there at a time are the first ones,
     and a step is a sequence of ever shorter blocks that needs neither padding nor masks.
@@ -24,8 +24,8 @@ class Steps:
         inputs, targets: int64 [positions], the token read there and the one to predict.
         step, time, row: int64 [positions], where each is.
         ends: int64 [steps], the position after each step's last.
-        examples: number of records that the user trains on.
-        left_out: number of those that it does not (`LocalHParams.max_records`).
+        examples: number of records that are trained on.
+        left_out: number of the user's that are not (`LocalHParams.max_records`).
     """
 
     inputs: Ints
@@ -50,16 +50,28 @@ class Steps:
 
 
 def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
-    """The same batches as `flsim.train.batches.local_batches` makes, as positions.
-
-    A record is read as BOS and its words, and predicted as its words and EOS where it is shorter than
-    `layout.record_words`.
-    """
+    """A user's batches, the same as `flsim.train.batches.local_batches` makes, as positions."""
     orders = epoch_orders(len(records), hparams, rng)
     examples, batch = hparams.examples(len(records)), hparams.batch_size
     steps_an_epoch = -(-examples // batch)
-    record = np.concatenate(orders)
     step = np.concatenate([epoch * steps_an_epoch + np.arange(examples) // batch for epoch in range(len(orders))])
+    steps = lay_out(records, layout, np.concatenate(orders), step, steps_an_epoch * len(orders))
+    return replace(steps, examples=examples, left_out=len(records) - examples)
+
+
+def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
+    """Batches as positions.
+
+    A record is read as BOS and its words, and predicted as its words and EOS where it is shorter than
+    `layout.record_words`.
+
+    Args:
+        records: where the records are.
+        layout: the corpus' token layout.
+        record: int64 [n], which of them are read.
+        step: int64 [n], ascending, in which step.
+        steps: number of steps.
+    """
     words = np.diff(records.offsets)[record]
     length = words + (words < layout.record_words)
     row = _ranks(step, length)
@@ -71,10 +83,9 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
     targets = np.where(time < np.repeat(words, length), tokens[np.minimum(flat, records.words)], layout.eos)
     inputs = np.where(time == 0, layout.bos, tokens[flat - 1])
     step, row = np.repeat(step, length), np.repeat(row, length)
-    order = np.argsort((step * int(length.max(initial=1)) + time) * batch + row)
-    ends = np.cumsum(np.bincount(step, minlength=steps_an_epoch * len(orders)))
-    left_out = len(records) - examples
-    return Steps(inputs[order], targets[order], step[order], time[order], row[order], ends, examples, left_out)
+    order = np.argsort((step * int(length.max(initial=1)) + time) * int(row.max(initial=0) + 1) + row)
+    ends = np.cumsum(np.bincount(step, minlength=steps))
+    return Steps(inputs[order], targets[order], step[order], time[order], row[order], ends, len(record), 0)
 
 
 def _ranks(step: Ints, length: Ints) -> Ints:

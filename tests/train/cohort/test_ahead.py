@@ -55,5 +55,5 @@ def test_the_thread_ends_with_whoever_leaves_early() -> None:
 
     iterator = ahead(items())
     assert next(iterator) == 1
-    iterator.close()  # type: ignore[attr-defined]
+    iterator.close()
     assert not threads()

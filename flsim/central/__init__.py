@@ -1,0 +1,11 @@
+"""Central training over records: an explicit state, what training it takes, and engines that do it.
+
+Thakkar et al. (2020), section 4.2: SGD, Momentum or Adam over records in random order, or in sequence through users.
+With clip, or clip and noise, it is DP-SGD over records (`flsim.privacy.record_level`).
+"""
+
+from flsim.central.hparams import CentralHParams
+from flsim.central.state import CentralState, Log, init
+from flsim.central.training import CentralTraining, train_central
+
+__all__ = ["CentralHParams", "CentralState", "CentralTraining", "Log", "init", "train_central"]
