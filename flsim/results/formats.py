@@ -75,7 +75,8 @@ def write_parquet(table: pd.DataFrame, path: Path) -> None:
 def markdown(columns: Sequence[Column], width: int = 80) -> str:
     """Columns aligned; cells go without padding where only that fits `width` characters."""
     escaped = [[re.sub(r"([\\|*<`\[])", r"\\\1", cell) for cell in column.cells] for column in columns]
-    widths = [max(map(len, [column.heading, *cells])) for column, cells in zip(columns, escaped, strict=True)]
+    # A rule takes a hyphen at least, and a colon where a column is aligned at the right.
+    widths = [max(map(len, ["-:", column.heading, *cells])) for column, cells in zip(columns, escaped, strict=True)]
     tight = sum(widths) + len(widths) + 1
     pad = "" if tight <= width < tight + 2 * len(widths) else " "
 

@@ -62,8 +62,8 @@ LEFT_OUT = {"left_out": "string"}
 TYPES = COLUMNS | LEFT_OUT
 
 LEGEND = """n: seeds{}. RS, BS, Bits (exposure), Acc., Perp.: means over them; SD: of them.
-CI_s: half of Bits' 95% interval, Student's t over seeds' means: for other seeds.
-CI_c: the same over all seeds' canaries, as if these were independent: not so.
+CI_s: half the 95% interval of Bits, Student's t over seeds: for other seeds.
+CI_c: the same over all seeds' canaries, taken as independent: for these models.
 """
 
 

@@ -1,9 +1,11 @@
 """Two settings compared over seeds: the same canaries in both runs of a seed, other ones in another's."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flsim.errors import InputError
 from flsim.results.compare import ROUNDING, paired_exposure, paired_t_p, t_interval
@@ -11,9 +13,8 @@ from flsim.results.seeds import by_series, sample
 from flsim.results.store import RunResults
 
 IID, NON_IID = "IID, ", "Non-IID, "
-HEADING = """Exposure of IID less Non-IID, bits: per seed the mean over its canaries, paired;
-then mean, 95% interval and p from Student's t over seeds, and how many seeds have
-the mean's sign.
+HEADING = """Exposure of IID less Non-IID, bits, paired over the canaries of each seed: mean,
+95% interval and p from Student's t over seeds, and seeds with the mean's sign.
 """
 
 
@@ -75,8 +76,7 @@ def paired_over_seeds(
         raise InputError(f"no seed has a run of both: {sorted(runs_a)} and {sorted(runs_b)}; train both with one seed")
     pairs = [paired_exposure(runs_a[seed], runs_b[seed], round, epoch) for seed in seeds]
     differences = np.round([pair.mean_difference for pair in pairs], ROUNDING)
-    mean = float(differences.mean())
-    low, high = t_interval(differences)
+    mean, low, high, p = t_test_over_seeds(differences)
     return PairedOverSeeds(
         a=a[0].setting,
         b=b[0].setting,
@@ -86,9 +86,18 @@ def paired_over_seeds(
         mean_difference=mean,
         ci_low=low,
         ci_high=high,
-        p=paired_t_p(differences) if len(seeds) > 1 else float("nan"),
+        p=p,
         agreeing=int((np.sign(differences) == np.sign(mean)).sum()),
     )
+
+
+def t_test_over_seeds(differences: NDArray[np.float64]) -> tuple[float, float, float, float]:
+    """Mean of float64 [seeds] differences, its 95% interval, and the two-sided p of the t test that it is zero.
+
+    Interval and p are NaN below two seeds.
+    """
+    p = paired_t_p(differences) if len(differences) > 1 else math.nan
+    return float(differences.mean()), *t_interval(differences), p
 
 
 def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:

@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from flsim.results.rows import Row
-from flsim.results.store import write_rows
+from flsim.results.store import RunResults, read_run, write_rows
 
 MakeRun = Callable[..., Path]
+MakeSeries = Callable[..., list[RunResults]]
 
 GRID = tuple(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))
 
@@ -67,5 +68,34 @@ def make_run(tmp_path: Path) -> MakeRun:
                     rows += [Row(name, round_, metric, canary_id(i), float(v)) for i, v in enumerate(values)]
             write_rows(folder, round_, rows)
         return folder
+
+    return make
+
+
+@pytest.fixture
+def make_series(make_run: MakeRun) -> MakeSeries:
+    """Write and read runs that differ in their seed: 0, 1, ... for each of `levels`.
+
+    After `round` rounds canary i has a seed's level + i / 2 bits; RS has those of 4 bits and more, BS those of 6. Each
+    seed has other phrases, the same in every series.
+    """
+
+    def make(
+        levels: Sequence[float], name: str = "iid", round: int = 10, perplexity: float = 60, **about: object
+    ) -> list[RunResults]:
+        runs = []
+        for seed, level in enumerate(levels):
+            bits = [level + index / 2 for index in range(9)]
+            measured: dict[str, Sequence[float] | float] = {
+                "exposure": bits,
+                "rs": [float(each >= 4) for each in bits],
+                "bs": [float(each >= 6) for each in bits],
+                "references": 10_000,
+                "accuracy": 0.2,
+                "perplexity": perplexity + seed,
+            }
+            given = {"seed": seed, "series": name, "rounds_per_epoch": 1.0} | about
+            runs.append(read_run(make_run({round: measured}, name=f"{name}-{seed}", shift=100 * seed, **given)))
+        return runs
 
     return make

@@ -15,11 +15,12 @@ MakeRun = Callable[..., Path]
 
 
 def measured(level: float) -> dict[str, list[float] | float]:
-    """`level` canaries are memorized by RS, half of them by BS."""
+    """`level` canaries are memorized by RS, half of them by BS; perplexity falls as that rises."""
     return {
         "rs": [float(index < level) for index in range(9)],
         "bs": [float(2 * index < level - 1) for index in range(9)],
         "exposure": [level + index for index in range(9)],
+        "perplexity": 100 - level,
     }
 
 
@@ -35,16 +36,88 @@ def runs(make_run: MakeRun) -> list[RunResults]:
 
 
 def test_lines_are_the_measurements(runs: list[RunResults]) -> None:
-    rs, bs, exposure = draw_rounds(runs).axes
-    expected = {rs: [2, 6], bs: [1, 3], exposure: [6, 10]}
+    rs, bs, exposure, perplexity = draw_rounds(runs).axes
+    expected = {rs: [2, 6], bs: [1, 3], exposure: [6, 10], perplexity: [98, 94]}
     for panel, values in expected.items():
         x, y = np.asarray(panel.get_lines()[0].get_data())
         assert (x.tolist(), y.tolist()) == ([10, 20], values)
         assert [len(np.asarray(line.get_xdata())) for line in panel.get_lines()] == [2, 2, 1, 0]
+    for panel in (exposure, perplexity):
         assert panel.get_xlabel() == "completed rounds (central: steps)"
     assert rs.get_ylabel() == bs.get_ylabel() == "canaries memorized (of 9)"
     assert rs.get_ylim() == bs.get_ylim()
     assert "bits" in exposure.get_ylabel()
+
+
+def test_runs_that_know_their_epochs_are_drawn_over_epochs(make_run: MakeRun) -> None:
+    folders = [
+        make_run({10: measured(2), 20: measured(6)}, name="fedavg", rounds_per_epoch=10),
+        make_run({372: measured(1), 744: measured(3)}, name="sgd", rounds_per_epoch=372),
+        make_run(name="new", status="running"),  # has no line, so its rounds are nobody's matter
+    ]
+    known = [read_run(folder) for folder in folders]
+    for panel in draw_rounds(known).axes:
+        assert [np.asarray(line.get_xdata()).tolist() for line in panel.get_lines()] == [[1, 2], [1, 2], []]
+    assert "records read" in draw_rounds(known).axes[2].get_xlabel()
+    older = [*known, read_run(make_run({5: measured(1)}, name="old"))]
+    lines = draw_rounds(older).axes[0].get_lines()
+    assert [np.asarray(line.get_xdata()).tolist() for line in lines] == [[10, 20], [372, 744], [], [5]]
+
+
+@pytest.fixture
+def seeds(make_run: MakeRun) -> list[RunResults]:
+    """Three seeds, of which the last has one more round, and one that diverged; and a single one of another setting."""
+    common = {"series": "a", "rounds_per_epoch": 10}
+    found = [
+        make_run({10: measured(2 + seed), 20: measured(6)} | extra, name=f"a-{seed}", seed=seed, **common)
+        for seed, extra in ((0, {}), (1, {}), (2, {30: measured(8)}))
+    ]
+    found.append(make_run({10: measured(9)}, name="wild", seed=3, status="diverged", **common))
+    found.append(make_run({10: measured(1)}, name="b-0", setting="B", seed=0, series="b", rounds_per_epoch=10))
+    return [read_run(folder) for folder in found]
+
+
+def test_over_seeds_a_line_is_a_mean_with_the_seeds_interval(seeds: list[RunResults]) -> None:
+    """RS counts 2, 3 and 4 after one epoch: mean 3, deviation 1; t at 97.5% with 2 degrees of freedom is 4.303."""
+    figure = draw_rounds(seeds, over_seeds=True)
+    rs, bs, exposure, perplexity = figure.axes
+    expected = {rs: [3, 6], bs: [(1 + 1 + 2) / 3, 3], exposure: [7, 10], perplexity: [97, 94]}
+    for panel, values in expected.items():
+        first, second = panel.get_lines()
+        assert np.asarray(first.get_xdata()).tolist() == [1, 2]  # the third round is of one seed alone
+        assert np.asarray(first.get_ydata()) == pytest.approx(values)
+        assert np.asarray(second.get_xdata()).tolist() == [1]
+    for panel, middle in ((rs, 3), (exposure, 7), (perplexity, 97)):
+        band = np.asarray(panel.collections[0].get_paths()[0].vertices)
+        at_1 = band[band[:, 0] == 1, 1]
+        half = 4.303 / np.sqrt(3)
+        assert (at_1.min(), at_1.max()) == pytest.approx((middle - half, middle + half), abs=1e-3)
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "IID, FedAvg, b_u = 16 (3 seeds, 1 left out)",
+        "B (1 seed)",
+    ]
+    assert "over seeds" in legend.get_title().get_text()
+
+
+def test_scales_show_lines_whole_and_no_more_canaries_than_there_are(make_run: MakeRun) -> None:
+    """Two seeds far apart have a band that is wider than everything."""
+    folders = [
+        make_run({10: measured(level), 20: measured(9)}, name=f"a-{seed}", seed=seed, series="a")
+        for seed, level in enumerate((0, 9))
+    ]
+    for panel in draw_rounds([read_run(folder) for folder in folders], over_seeds=True).axes:
+        low, high = panel.get_ylim()
+        values = np.asarray(panel.get_lines()[0].get_ydata())
+        assert low <= values.min() <= values.max() <= high
+    rs, bs, *_ = draw_rounds([read_run(folder) for folder in folders], over_seeds=True).axes
+    assert rs.get_ylim() == bs.get_ylim() == (0, 9)
+
+
+def test_an_infinite_perplexity_is_no_point(make_run: MakeRun) -> None:
+    run = read_run(make_run({10: measured(2) | {"perplexity": np.inf}, 20: measured(3)}))
+    line = draw_rounds([run]).axes[3].get_lines()[0]
+    assert np.asarray(line.get_data()).tolist() == [[20], [97]]
 
 
 def test_the_band_is_the_interval_of_the_table(runs: list[RunResults]) -> None:

@@ -1,0 +1,90 @@
+"""`flsim table` and `flsim plot` as they are typed."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flsim import cli
+from flsim.results import seeds_table
+from flsim.results.store import RunResults
+
+MakeRun = Callable[..., Path]
+MakeSeries = Callable[..., list[RunResults]]
+Flsim = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
+    """Runs a command in the folder of the runs: its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["flsim", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def names(make_series: MakeSeries) -> list[str]:
+    iid = make_series([3, 4], name="iid", setting="IID, FedAvg, b_u=16")
+    non_iid = make_series([1, 3], name="non-iid", setting="Non-IID, FedAvg, b_u=16")
+    return [run.name for run in (*iid, *non_iid)]
+
+
+def test_a_table_over_seeds_in_every_format(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
+    code, shown, said = flsim("table", *names, "--over-seeds", "--epoch", "10")
+    assert (code, said) == (0, "")
+    assert shown.splitlines()[-1] == "FedAvg, b_u=16: +1.50 (-4.85 to +7.85), p = 0.2, 2 of 2 seeds"
+    _, csv, _ = flsim("table", *names, "--over-seeds", "--format", "csv")
+    assert pd.read_csv(io.StringIO(csv))["mean_exposure"].tolist() == [5.5, 4]
+    assert flsim("table", *names, "--over-seeds", "--format", "parquet", "--out", "table.parquet") == (0, "", "")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), seeds_table.from_csv(csv))
+    assert r"\toprule" in flsim("table", *names, "--over-seeds", "--format", "latex")[1]
+    flsim("table", *names, "--over-seeds", "--out", "table.md")
+    assert (tmp_path / "table.md").read_text() == shown
+
+
+def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
+    assert "less" not in flsim("table", *names[:2], "--over-seeds")[1]
+    assert "less" not in flsim("table", *names)[1]
+
+
+def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
+    for arguments, message in (
+        (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: each says where to look"),
+        (["table", *names, "--over-seeds", "--epoch", "3"], "run iid-0: was not evaluated at 3 epochs; choose of 10"),
+        (["table", *names, "iid-0", "--over-seeds"], "runs iid-0 and iid-0: equal settings and seed 0; leave one out"),
+        (["table", *names, "--format", "parquet"], "not for a terminal"),
+        (["plot", *names, "--out", "figure.pdf"], ".png or .svg"),
+        (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "equal settings and seed 0"),
+        (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
+    ):
+        code, shown, said = flsim(*arguments)
+        assert (code, shown) == (2, "")
+        assert message in said
+        assert said.count("\n") == 1
+    assert not list(tmp_path.glob("figure*"))
+
+
+@pytest.mark.parametrize("more", [[], ["--over-seeds"]])
+def test_a_plot_is_written(flsim: Flsim, names: list[str], more: list[str], tmp_path: Path) -> None:
+    assert flsim("plot", *names, "--out", "figure.svg", *more) == (0, "", "")
+    text = (tmp_path / "figure.svg").read_text()
+    assert text.startswith("<?xml")
+    assert "2 seeds" in text if more else "iid-0" in text
+
+
+@pytest.mark.parametrize("command", ["table", "plot"])
+def test_help_has_examples(flsim: Flsim, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, said = flsim(command, "--help")
+    assert (code, said) == (0, "")
+    assert "Example: flsim" in shown
+    assert max(map(len, shown.splitlines())) <= 80
