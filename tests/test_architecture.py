@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optimizers": {"model"},
     "federated": {"model", "train", "privacy", "sampling", "optimizers"},
     "central": {"data", "model", "train", "privacy"},
+    "defences": {"data", "canaries", "model", "central"},
     "checkpoint": {"model", "federated", "central", "privacy"},
     "memorization": {"data", "model", "canaries"},
     "evaluation": {"data", "model", "canaries", "memorization", "checkpoint", "results"},
@@ -72,6 +73,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "demo",
         "bench",
+        "defences",
+        "central",
+        "model",
     },
 }
 PEERS = ROOT / "flsim" / "bench" / "peers"  # other platforms as their users run them, in processes of their own

@@ -4,13 +4,15 @@ Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase
-from flsim.data.corpus import Corpus, Split
+from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.windows import windows
 from flsim.errors import InputError
 from flsim.rng import stream
@@ -30,6 +32,27 @@ class Overlay:
     records: NDArray[np.int64]
     canaries: NDArray[np.uint16]
 
+    def write(self, folder: Path) -> None:
+        """Write overlay.i64 and overlay.u16."""
+        self.records.astype("<i8").tofile(folder / "overlay.i64")
+        self.canaries.astype("<u2").tofile(folder / "overlay.u16")
+
+    @classmethod
+    def read(cls, folder: Path, count: int) -> "Overlay":
+        """`count` replaced records as `write` left them; an OSError or a ValueError where they are not there."""
+        return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
+
+    def select(self, kept: NDArray[np.bool_]) -> "Overlay":
+        """The overlay of the records that are kept, counted among them.
+
+        Args:
+            kept: bool [records], of all records of the population.
+        """
+        left = kept[self.records]
+        gone = np.flatnonzero(~kept)
+        records = self.records[left]
+        return Overlay(records - np.searchsorted(gone, records), self.canaries[left])
+
 
 @dataclass(frozen=True)
 class Planting:
@@ -41,7 +64,8 @@ class Planting:
         planned_sharers: int64 [canaries], users drawn with probability p_u.
         sharers: int64 [canaries], users that hold at least one copy.
         planned_insertions: int64 [canaries], records drawn with probability p_e among the sharers'.
-        insertions: int64 [canaries], records replaced: those planned, less the ones another canary won.
+        insertions: int64 [canaries], records replaced: those planned, less the ones another canary won, and less those
+            that were dropped from the corpus since.
     """
 
     canaries: tuple[Canary, ...]
@@ -50,6 +74,35 @@ class Planting:
     sharers: NDArray[np.int64]
     planned_insertions: NDArray[np.int64]
     insertions: NDArray[np.int64]
+
+    def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planting":
+        """What is left of it where only some records are kept: actual counts are recounted, planned ones stay.
+
+        Args:
+            kept: bool [records], of all records of the population.
+            user_offsets: int64 [users + 1], where each user's records start among all of them.
+        """
+        overlay = self.overlay.select(kept)
+        kept_offsets = user_offsets - np.searchsorted(np.flatnonzero(~kept), user_offsets)
+        sharers, insertions = _counts(overlay, kept_offsets, len(self.canaries))
+        return replace(self, overlay=overlay, sharers=sharers, insertions=insertions)
+
+
+def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
+    """A mapped file that holds `count` values, or a ValueError."""
+    values = memory_map(path, dtype)
+    if len(values) != count:
+        raise ValueError(f"{path.name} holds {len(values):,} values instead of {count:,}")
+    return values
+
+
+def _counts(
+    overlay: Overlay, user_offsets: NDArray[np.int64], canaries: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Users that hold a copy, and copies, int64 [canaries] each."""
+    holders = np.searchsorted(user_offsets, overlay.records, side="right") - 1
+    sharers = np.array([len(np.unique(holders[overlay.canaries == canary])) for canary in range(canaries)], np.int64)
+    return sharers, np.bincount(overlay.canaries, minlength=canaries)
 
 
 def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Canary, ...]:
@@ -133,14 +186,14 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     records, claimant = records[order], claimant[order]
     wins = np.diff(records, prepend=-1) != 0
     overlay = Overlay(records[wins], claimant[wins].astype(np.uint16))
-    holders = np.searchsorted(split.user_offsets, overlay.records, side="right") - 1
+    sharers, insertions = _counts(overlay, split.user_offsets, len(canaries))
     return Planting(
         canaries,
         overlay,
         planned_sharers=np.array(planned_sharers),
-        sharers=np.array([len(np.unique(holders[overlay.canaries == c])) for c in range(len(canaries))]),
+        sharers=sharers,
         planned_insertions=np.array([len(claim) for claim in claims]),
-        insertions=np.bincount(overlay.canaries, minlength=len(canaries)),
+        insertions=insertions,
     )
 
 

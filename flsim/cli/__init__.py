@@ -12,7 +12,9 @@ import typer
 
 from flsim.cli.bench import bench
 from flsim.cli.data import data
+from flsim.cli.defences import add_defences
 from flsim.cli.evaluate import EPILOG, evaluate
+from flsim.cli.options import Overrides
 from flsim.cli.privacy import privacy
 from flsim.cli.results import PLOT_EPILOG, TABLE_EPILOG, plot, table
 from flsim.cli.trace import EPILOG as TRACE_EPILOG
@@ -26,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+add_defences(data)
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.command(
@@ -35,10 +38,6 @@ app.command(epilog=EPILOG)(evaluate)
 app.command(epilog=TRACE_EPILOG)(trace)
 app.command(epilog=TABLE_EPILOG)(table)
 app.command(epilog=PLOT_EPILOG)(plot)
-
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")
-]
 
 
 @app.command(epilog="Example: flsim demo --out runs/demo")

@@ -63,7 +63,7 @@ def import_(
     corpus = import_corpus(
         sources, out, hparams, format, vocabulary_from=vocabulary_from, columns=columns, workers=workers
     )
-    _print(inspect(corpus), as_json)
+    show(inspect(corpus), as_json)
 
 
 @data.command(epilog="Example: flsim data synthetic --out corpora/small --users 400 --words-per-user 250")
@@ -94,7 +94,7 @@ def synthetic(
         heterogeneity=heterogeneity,
         layout=layout,
     )
-    _print(inspect(make_synthetic(out, hparams, seed)), as_json)
+    show(inspect(make_synthetic(out, hparams, seed)), as_json)
 
 
 @data.command("inspect", epilog="Example: flsim data inspect corpora/stackexchange --plot lengths.png")
@@ -110,17 +110,18 @@ def inspect_(
     from flsim.data.inspect import inspect
 
     if plot is None:
-        _print(inspect(Corpus.open(corpus, verify=True)), as_json, histograms=True)
+        show(inspect(Corpus.open(corpus, verify=True)), as_json, histograms=True)
         return
     from flsim.data.plot import plot_lengths, refuse_plot
 
     refuse_plot(plot)
     summary = inspect(Corpus.open(corpus, verify=True))
     plot_lengths(summary, plot)
-    _print(summary, as_json, histograms=True)
+    show(summary, as_json, histograms=True)
 
 
-def _print(values: dict[str, Any], as_json: bool, histograms: bool = False) -> None:
+def show(values: dict[str, Any], as_json: bool, histograms: bool = False) -> None:
+    """Print what `inspect` found."""
     from flsim.data.describe import describe
     from flsim.data.histogram import can_show
 

@@ -4,4 +4,7 @@ from typing import Annotated
 
 import typer
 
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a setting, as section.key=value; repeatable.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -21,8 +21,12 @@ def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> 
     """
     size = size or WINDOW
     for start in range(0, len(values), size):
-        count = min(size + overlap, len(values) - start)
-        if isinstance(values, np.memmap):
-            yield start, np.fromfile(values.filename, values.dtype, count, offset=start * values.itemsize)  # type: ignore[arg-type]
-        else:
-            yield start, values[start : start + count]
+        yield start, piece(values, start, min(start + size + overlap, len(values)))
+
+
+def piece(values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+    """``values[start:stop]`` of what `windows` takes, read where that is a file."""
+    if isinstance(values, np.memmap):
+        offset = start * values.itemsize
+        return np.fromfile(values.filename, values.dtype, stop - start, offset=offset)  # type: ignore[arg-type]
+    return values[start:stop]

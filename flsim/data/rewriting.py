@@ -1,0 +1,87 @@
+"""A corpus from another one: the same users with some of their records, or with other records in their place."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.data.corpus import SPLITS, Corpus, CorpusWriter, Split, SplitWriter
+from flsim.data.records import RecordSource
+from flsim.files import new_folder
+from flsim.progress import progress
+
+BLOCK = 2**16  # records in memory at a time, more where a user has more
+
+
+def rewrite_corpus(
+    corpus: Corpus,
+    out: Path,
+    step: dict[str, Any],
+    *,
+    source: RecordSource | None = None,
+    kept: NDArray[np.bool_] | None = None,
+    dropped: dict[str, int] | None = None,
+    notes: Iterable[str] = (),
+    beside: Callable[[Path], None] = lambda _: None,
+) -> Corpus:
+    """Write a corpus with other train records; users, even empty ones, other splits and vocabulary stay as they are.
+
+    The manifest is the old one's, and says further: the drops; the notes; and the step, last of ``parameters.steps``,
+    with the digest of the old corpus.
+
+    Args:
+        corpus: the old one.
+        out: folder of the new one; whole, or absent after any error.
+        step: what was done, and how.
+        source: where train records are read, as many as there were; the corpus' own where None.
+        kept: bool [records], which of them are written; all where None.
+        dropped: reason -> count.
+        notes: what is worth reading wherever the corpus is described.
+        beside: writes more files into the folder.
+
+    Raises:
+        InputError: `out` exists.
+    """
+    train = corpus.split("train")
+    with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout) as writer:
+        for name in SPLITS:
+            split = train if name == "train" else corpus.split(name)
+            _copy(source if source and split is train else split, split, kept if split is train else None, writer)
+        beside(folder)
+        before = corpus.manifest
+        drops = dict(before["dropped"])
+        for reason, count in (dropped or {}).items():
+            drops[reason] = drops.get(reason, 0) + count
+        parameters = dict(before["parameters"])
+        parameters["read"] = {"records": train.records, **parameters.get("read", {})}
+        parameters["steps"] = [*parameters.get("steps", []), {"corpus": corpus.digest, **step}]
+        notes = [*before.get("notes", []), *notes]
+        writer.finish(drops, before["sources"], parameters, before.get("warnings", []), notes)
+    return Corpus.open(out)
+
+
+def blocks(user_offsets: NDArray[np.int64], size: int | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges [first, last) of users with about `size` records each, `BLOCK` where None; at least one user each."""
+    first, users = 0, len(user_offsets) - 1
+    while first < users:
+        last = int(np.searchsorted(user_offsets, user_offsets[first] + (size or BLOCK), side="right")) - 1
+        last = min(max(last, first + 1), users)
+        yield first, last
+        first = last
+
+
+def _copy(source: RecordSource, split: Split, kept: NDArray[np.bool_] | None, writer: CorpusWriter) -> None:
+    into: SplitWriter = writer.splits[split.folder.name]
+    user_offsets = np.asarray(split.user_offsets)
+    with progress(f"writing {into.folder.name}", split.records, unit="records") as advance:
+        for first, last in blocks(user_offsets):
+            begin, end = user_offsets[first].item(), user_offsets[last].item()
+            positions, owners = np.arange(begin, end), user_offsets[first : last + 1] - begin
+            if kept is not None:
+                chosen = kept[begin:end]
+                positions, owners = positions[chosen], np.concatenate([[0], np.cumsum(chosen)])[owners]
+            records = source.records_at(positions)
+            into.extend(split.names[first:last], records.tokens, np.diff(records.offsets), np.diff(owners))
+            advance(end)

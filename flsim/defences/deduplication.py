@@ -1,0 +1,154 @@
+"""Dropping repeated train records: of each text the first one in the corpus' order stays.
+
+Lee et al., "Deduplicating Training Data Makes Language Models Better" (2022): exact repetitions, and near ones by
+MinHash (Broder, 1997). Records here are sentences, so near ones are judged by pairs of words instead of five.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.data.corpus import Corpus, Split
+from flsim.data.rewriting import BLOCK
+from flsim.data.windows import piece, windows
+from flsim.defences.dropping import drop_records, records_to_judge
+from flsim.errors import InputError, at_least_one
+from flsim.progress import progress
+from flsim.rng import stream
+
+Within = Literal["corpus", "user"]
+PARTS = 16  # records are grouped by hash in so many parts, so that sorting takes little memory
+
+
+@dataclass(frozen=True)
+class DeduplicationHParams:
+    """Which records count as repeated.
+
+    Attributes:
+        near: Jaccard similarity of sets of word n-grams from which on two records are the same; None for equal ones.
+        within: "corpus" for records of any users, "user" for those of one user.
+        ngram: n; a record of fewer words is one n-gram.
+    """
+
+    near: float | None = None
+    within: Within = "corpus"
+    ngram: int = 2
+
+    def __post_init__(self) -> None:
+        if self.near is not None and not 0 < self.near <= 1:
+            raise InputError(f"near must be a similarity above 0 and at most 1, found {self.near:g}")
+        if self.within not in ("corpus", "user"):
+            raise InputError(f"within must be corpus or user, found {self.within}")
+        at_least_one(ngram=self.ngram)
+
+
+def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Corpus:
+    """Write the corpus without repeated train records.
+
+    Raises:
+        InputError: `out` exists, or there are no train records.
+    """
+    train = records_to_judge(corpus, out)
+    kept = first_of_equal(train, hparams.within)
+    dropped = {"records_duplicated": int(np.count_nonzero(~kept))}
+    if hparams.near is not None:
+        from flsim.defences.near import first_of_near
+
+        distinct = kept
+        kept = first_of_near(train, distinct, hparams.near, hparams.ngram, hparams.within == "user")
+        dropped["records_near_duplicated"] = int(np.count_nonzero(distinct & ~kept))
+    return drop_records(corpus, out, kept, {"step": "deduplicate", **asdict(hparams)}, dropped)
+
+
+def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> NDArray[np.bool_]:
+    """Whether no earlier record has the same words, bool [records].
+
+    Records are grouped by a hash and then compared word by word, so hashes that collide change nothing. Needs 9 bytes
+    of memory a record, and a sixteenth of about 50 more; and maps the corpus.
+
+    Args:
+        split: the users.
+        within: "user" compares only records of the same user.
+        hash_bits: of the hash.
+    """
+    hashes = np.empty(split.records, np.uint64)
+    with progress("hashing records", split.records, unit="records") as advance:
+        for first, values in _hashes(split, within == "user"):
+            hashes[first : first + len(values)] = values >> np.uint64(64 - hash_bits)
+            advance(first + len(values))
+    kept = np.ones(split.records, bool)
+    with progress("comparing records", PARTS) as advance:
+        for part in range(PARTS):
+            _drop_repeated(split, np.flatnonzero(hashes % PARTS == part), hashes, kept, within == "user")
+            advance(part + 1)
+    return kept
+
+
+def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """Of pieces of consecutive records, each with where it starts: of their words, and of their user.
+
+    The hash of words w_0, w_1, ... is the sum over k of T[w_k] P^k modulo 2^64, T random and P odd.
+    """
+    rng = stream(0, "record hash")
+    table = rng.integers(0, 2**64, 2**16, np.uint64)
+    base, salt = (2 * int(half) + 1 for half in rng.integers(0, 2**63, 2))
+    powers = inverses = np.ones(1, np.uint64)
+    user_offsets = np.asarray(split.user_offsets)
+    for first, offsets in windows(split.record_offsets, BLOCK, overlap=1):
+        begin, end = offsets[0].item(), offsets[-1].item()
+        if end - begin >= len(powers):
+            powers, inverses = _powers(base, 2 * (end - begin)), _powers(pow(base, -1, 2**64), 2 * (end - begin))
+        sums = np.zeros(end - begin + 1, np.uint64)
+        np.cumsum(table[piece(split.tokens, begin, end)] * powers[: end - begin], out=sums[1:])
+        starts = offsets - begin
+        values = (sums[starts[1:]] - sums[starts[:-1]]) * inverses[starts[:-1]]
+        if by_user:
+            values += _users(user_offsets, np.arange(first, first + len(values))).astype(np.uint64) * np.uint64(salt)
+        yield first, values
+
+
+def _powers(base: int, count: int) -> NDArray[np.uint64]:
+    """1, P, P^2, ..., P^count, modulo 2^64."""
+    factors = np.full(count + 1, base, np.uint64)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint64)
+
+
+def _users(user_offsets: NDArray[np.int64], records: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.searchsorted(user_offsets, records, side="right") - 1
+
+
+def _drop_repeated(
+    split: Split, pending: NDArray[np.int64], hashes: NDArray[np.uint64], kept: NDArray[np.bool_], by_user: bool
+) -> None:
+    """Clear `kept` of those of the pending records, int64 [n] and ascending, that repeat an earlier one of them."""
+    while len(pending):
+        pending = pending[np.argsort(hashes[pending], kind="stable")]
+        own = hashes[pending]
+        opens = np.append(True, own[1:] != own[:-1])
+        firsts = pending[opens].repeat(np.diff(np.append(np.flatnonzero(opens), len(pending))))
+        later, firsts = pending[~opens], firsts[~opens]
+        same = np.empty(len(later), bool)
+        for start in range(0, len(later), BLOCK):
+            part = slice(start, start + BLOCK)
+            same[part] = _equal(split, later[part], firsts[part], by_user)
+        kept[later[same]] = False
+        pending = np.sort(later[~same])  # another text of the same hash, maybe several
+
+
+def _equal(split: Split, left: NDArray[np.int64], right: NDArray[np.int64], by_user: bool) -> NDArray[np.bool_]:
+    """Whether two records are the same, bool [n], of int64 [n] pairs of records."""
+    ours, theirs = split.records_at(left), split.records_at(right)
+    lengths = np.diff(ours.offsets)
+    same: NDArray[np.bool_] = lengths == np.diff(theirs.offsets)
+    if by_user:
+        same &= _users(split.user_offsets, left) == _users(split.user_offsets, right)
+    compared = lengths[same]
+    differs = ours.tokens[np.repeat(same, lengths)] != theirs.tokens[np.repeat(same, np.diff(theirs.offsets))]
+    until = np.concatenate([[0], np.cumsum(differs)])[np.cumsum(np.append(0, compared))]
+    same[same] = np.diff(until) == 0
+    return same

@@ -1,0 +1,154 @@
+"""Dropping the train records that look like secrets: Carlini et al., "The Secret Sharer" (2018), Appendix F.
+
+The records are split at random in two even halves and a model is trained on each. A record that one model alone has
+seen and memorized is far likelier under that model: its log-perplexity difference |L_F(x) - L_G(x)| is large. The share
+of records in which it is largest is dropped. It is meant for secrets that occur once: copies in both halves hide each
+other. Where the paper's text says "the top 10% samples with the smallest" difference, its algorithm says largest.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.central import CentralHParams, CentralTraining, init, train_central
+from flsim.data.corpus import Corpus
+from flsim.data.records import Batch, RecordSource, Subset, batch
+from flsim.defences.dropping import drop_records, records_to_judge
+from flsim.errors import Diverged, InputError
+from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.loss import predictions
+from flsim.progress import progress
+from flsim.rng import stream
+
+BLOCK = 2**13  # records that are sorted by length together
+CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # in one batch
+
+
+@dataclass(frozen=True)
+class SanitizationHParams:
+    """What to drop, and the two models that decide it.
+
+    Attributes:
+        share: of the train records that are dropped.
+        model: sizes of both models.
+        training: of both.
+    """
+
+    share: float = 0.1
+    model: ModelHParams = field(default_factory=ModelHParams)
+    training: CentralHParams = field(default_factory=CentralHParams)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise InputError(f"share must be above 0 and below 1, found {self.share:g}")
+
+
+def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int, device: str = "cpu") -> Corpus:
+    """Write the corpus without the share of train records whose log-perplexity difference is largest.
+
+    Args:
+        corpus: the old one.
+        out: folder of the new one.
+        hparams: what to drop.
+        seed: of the halves, and of both models.
+        device: of torch.
+
+    Raises:
+        InputError: `out` exists, there are fewer than two train records, or the device is away.
+        Diverged: a model did.
+    """
+    train = records_to_judge(corpus, out, at_least=2)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device is cuda, but torch finds no GPU here; take cpu")
+    differences = log_perplexity_differences(train, hparams, seed, device)
+    kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
+    dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
+    return drop_records(corpus, out, kept, {"step": "sanitize", "seed": seed, **asdict(hparams)}, dropped)
+
+
+def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A random split of so many positions in two; the second half has one more where they are odd. Ascending."""
+    order = stream(seed, "sanitization halves").permutation(records)
+    return np.sort(order[: records // 2]), np.sort(order[records // 2 :])
+
+
+def log_perplexity_differences(
+    source: RecordSource, hparams: SanitizationHParams, seed: int, device: str = "cpu"
+) -> NDArray[np.float64]:
+    """LD(x) = |L_F(x) - L_G(x)| of every record, nats, float64 [records].
+
+    F and G start from the same weights, so that they differ by what they have seen alone.
+
+    Raises:
+        Diverged: a model did.
+    """
+    first, second = (
+        _trained(Subset(source, half), hparams, seed, device, f"training on half {number} of 2")
+        for number, half in enumerate(halves(source.records, seed), start=1)
+    )
+    differences = np.empty(source.records)
+    with progress("scoring records", source.records, unit="records") as advance:
+        for begin in range(0, source.records, BLOCK):
+            positions = np.arange(begin, min(begin + BLOCK, source.records))
+            scores = record_log_perplexities((first, second), source, positions)
+            differences[positions] = np.abs(scores[0] - scores[1])
+            advance(positions[-1].item() + 1)
+    return differences
+
+
+def record_log_perplexities(
+    models: tuple[CIFGLanguageModel, ...], source: RecordSource, positions: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """L(x) = -log Pr(x) after BOS, with EOS where the record has one: nats, float64 [models, n].
+
+    Args:
+        models: the models, all on one device.
+        source: the records.
+        positions: int64 [n], of the records in the source.
+
+    Raises:
+        Diverged: a score is not finite.
+    """
+    layout, device = source.layout, models[0].embedding.device
+    records = source.records_at(positions)
+    order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of like length together: little is padding
+    budget = max(1, (CPU_LOGITS if device.type == "cpu" else GPU_LOGITS) // layout.vocabulary_size)
+    scores, first = np.empty((len(models), len(positions))), 0
+    while first < len(order):
+        longest = int(np.diff(records.offsets)[order[first]]) + 1
+        chosen = order[first : first + max(1, budget // longest)]
+        part = batch(records, chosen, layout)
+        for number, model in enumerate(models):
+            scores[number, chosen] = _row_sums(model, part, device, layout.pad)
+        first += len(chosen)
+    if not np.isfinite(scores).all():
+        raise Diverged("a log-perplexity is not finite; most likely the learning rate is too high")
+    return scores
+
+
+def largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Whether a value is among the `count` >= 1 largest, bool [n]; of equal ones those that come first."""
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
+    chosen: NDArray[np.bool_] = values > threshold
+    ties = np.flatnonzero(values == threshold)
+    chosen[ties[: count - np.count_nonzero(chosen)]] = True
+    return chosen
+
+
+def _trained(half: Subset, hparams: SanitizationHParams, seed: int, device: str, title: str) -> CIFGLanguageModel:
+    training = CentralTraining(half, hparams.training, seed, device=device)
+    state, steps = init(half.layout.vocabulary_size, hparams.model, seed), hparams.training.steps_over(half.records)
+    *_, (trained, _) = train_central(state, training, steps, title=title)
+    return CIFGLanguageModel.of(trained.params).to(device)
+
+
+def _row_sums(model: CIFGLanguageModel, part: Batch, device: torch.device, pad: int) -> NDArray[np.float64]:
+    inputs, targets = torch.from_numpy(part.inputs).to(device), torch.from_numpy(part.targets).to(device)
+    _, nats, _ = predictions(model, inputs, targets, pad)
+    rows = (targets != pad).nonzero()[:, 0]
+    sums: Tensor = torch.zeros(len(targets), dtype=torch.float64, device=device).index_add_(0, rows, nats.double())
+    return sums.cpu().numpy()
