@@ -17,9 +17,7 @@ PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.pn
 
 Example: flsim plot runs/seed-* --over-seeds --out memorization.svg"""
 
-OverSeeds = Annotated[
-    bool, typer.Option("--over-seeds", help="One for all runs that differ in nothing but the seed: their mean.")
-]
+OverSeeds = Annotated[bool, typer.Option("--over-seeds", help="Average runs that differ in nothing but the seed.")]
 
 
 class Format(StrEnum):
@@ -37,14 +35,15 @@ def table(
     out: Annotated[Path | None, typer.Option(help="File to write; needed for parquet, else standard output.")] = None,
     round: Annotated[int | None, typer.Option(help="Evaluated round to show; default each run's last.")] = None,
     epoch: Annotated[
-        float | None, typer.Option(help="Epochs to show runs after: as many records read as there are, so many times.")
+        float | None, typer.Option(help="Show each run after so many epochs; one reads as many records as there are.")
     ] = None,
     over_seeds: OverSeeds = False,
 ) -> None:
     """Tabulate what runs memorized, in the paper's columns.
 
-    Rounds of federated and steps of central training compare by --epoch. Over seeds, exposure has its interval over
-    seeds, and IID and non-IID data are compared seed by seed.
+    --epoch puts rounds of federated beside steps of central training.
+
+    --over-seeds says how sure means are, and compares IID and non-IID.
     """
     from flsim.files import new_file
     from flsim.results import formats, seeds_table, tables

@@ -80,10 +80,11 @@ def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | 
             evaluated there, or both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
+    is_last = round is None and epoch is None
     taken, left_out, refused = [], {}, []
     for run in runs:
         why = " ".join(f": {run.reason}".split()) if run.reason else ""
-        if run.status == "diverged" or (run.status != "completed" and round is epoch is None):
+        if run.status == "diverged" or (is_last and run.status != "completed"):
             left_out[run.name] = f"{run.status} at round {run.round} of {run.rounds}{why}"
             continue
         try:
