@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memorization": {"data", "model", "canaries"},
     "evaluation": {"data", "model", "canaries", "memorization", "checkpoint", "results"},
     "results": set(),
-    "config": {"canaries", "sampling", "model", "train", "privacy", "federated", "central", "evaluation"},
+    "config": {"data", "canaries", "sampling", "model", "train", "privacy", "federated", "central", "evaluation"},
     "wire": {"model", "train"},
     "runs": {
         "data",
@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "participation": {"canaries", "config", "runs", "sampling", "train"},
     "measuring": {"model", "checkpoint", "evaluation", "results", "runs"},
+    "quantizing": {"checkpoint", "config", "measuring", "results", "runs"},
     "demo": {"data", "canaries", "config", "runs", "results"},
     "bench": {
         "data",
@@ -70,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "participation",
         "runs",
         "measuring",
+        "quantizing",
         "results",
         "demo",
         "bench",

@@ -16,6 +16,8 @@ from flsim.cli.defences import add_defences
 from flsim.cli.evaluate import EPILOG, evaluate
 from flsim.cli.options import Overrides
 from flsim.cli.privacy import privacy
+from flsim.cli.quantize import EPILOG as QUANTIZE_EPILOG
+from flsim.cli.quantize import quantize
 from flsim.cli.results import PLOT_EPILOG, TABLE_EPILOG, plot, table
 from flsim.cli.trace import EPILOG as TRACE_EPILOG
 from flsim.cli.trace import trace
@@ -35,6 +37,7 @@ app.command(
     epilog="Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7"
 )(privacy)
 app.command(epilog=EPILOG)(evaluate)
+app.command(epilog=QUANTIZE_EPILOG)(quantize)
 app.command(epilog=TRACE_EPILOG)(trace)
 app.command(epilog=TABLE_EPILOG)(table)
 app.command(epilog=PLOT_EPILOG)(plot)

@@ -137,9 +137,15 @@ class Config(ABC):
         """Settings of training that say how long, and what others say as well."""
 
     @property
-    @abstractmethod
     def setting(self) -> str:
         """The row's name in a table, as in the paper's."""
+        bits = self.evaluation.weight_bits
+        return self._setting if bits is None else f"{self._setting}, {bits}-bit weights"
+
+    @property
+    @abstractmethod
+    def _setting(self) -> str:
+        """Without how it is measured."""
 
     @property
     @abstractmethod

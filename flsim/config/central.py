@@ -104,7 +104,7 @@ class CentralConfig(Config):
         return "iid" if self._is_private or self.data.world == "iid" else "sequence"
 
     @property
-    def setting(self) -> str:
+    def _setting(self) -> str:
         training, privacy = self.training, self.privacy
         optimizer = {"sgd": "SGD", "rmsprop": "RMSProp"}.get(training.optimizer, training.optimizer.capitalize())
         algorithm = {"none": f"{self._world}, {optimizer}", "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}

@@ -89,7 +89,7 @@ class FederatedConfig(Config):
         refuse_precision(self.system.engine, self.local)
 
     @property
-    def setting(self) -> str:
+    def _setting(self) -> str:
         training, privacy = self.training, self.privacy
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
         if training.server_optimizer != "sgd":

@@ -15,6 +15,7 @@ from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.model.cifg import CIFGLanguageModel, LanguageModel
+from flsim.model.quantization import FEWEST, MOST, quantized
 from flsim.progress import tracked
 from flsim.results.rows import Row
 from flsim.rng import stream
@@ -34,6 +35,7 @@ class EvaluationHParams:
         also: what else is measured of each canary; see `flsim.evaluation.metrics`.
         samples: of the whole space ("space") and of the model ("generation").
         nodes: limit of exact searches ("space", "path"): how many beginnings of sequences they read.
+        weight_bits: the model's weights are rounded to so many bits before they are measured; None leaves them.
     """
 
     references: int = 2_000_000
@@ -44,6 +46,7 @@ class EvaluationHParams:
     also: tuple[Metric, ...] = ()
     samples: int = 5_000
     nodes: int = 20_000
+    weight_bits: int | None = None
 
     def __post_init__(self) -> None:
         at_least_one(
@@ -58,6 +61,8 @@ class EvaluationHParams:
             raise InputError(f"also must list names of {', '.join(METRICS)}, found {unknown[0]!r}")
         if self.test_users is not None:
             at_least_one(test_users=self.test_users)
+        if self.weight_bits is not None and not FEWEST <= self.weight_bits <= MOST:
+            raise InputError(f"weight_bits must be from {FEWEST} to {MOST}, found {self.weight_bits}")
 
 
 def evaluate(
@@ -94,6 +99,8 @@ def evaluate(
     _refuse_mismatch(model, canaries, test, hparams)
     try:
         _refuse_non_finite(model)
+        if hparams.weight_bits is not None:
+            model = quantized(model, hparams.weight_bits)
         of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.embedding.device, without)
         of_model = measure_utility(predict_with(model), test, hparams, seed)
     except Diverged as error:
