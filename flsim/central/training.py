@@ -1,7 +1,7 @@
 """Central training as a sequence of steps, each a function of (seed, step) and the state before it."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,8 +98,6 @@ def train_central(
 ) -> Iterator[tuple[CentralState, Log]]:
     """Train, and hand out the state where it is asked for: save or evaluate it there, or leave the loop.
 
-    Records are read and packed ahead, in a thread of their own.
-
     Args:
         state: where to go on from; it stays as it is.
         training: what to do.
@@ -111,25 +109,57 @@ def train_central(
         The state, on the CPU, and the log of the steps since the one before.
 
     Raises:
+        Diverged: as `train_chunks`.
+    """
+    log = Log()
+    with (
+        progress(title, until_step, state.step, unit="steps") as advance,
+        closing(train_chunks(state, training, until_step, stop_at)) as chunks,
+    ):
+        for step, new, reached in chunks:
+            log = log.merge(new)
+            advance(step, f"loss {new.loss / max(new.tokens, 1):.2f}")
+            if reached is not None:
+                yield reached, log
+                log = Log()
+
+
+def train_chunks(
+    state: CentralState,
+    training: CentralTraining,
+    until_step: int,
+    stop_at: Callable[[int], bool] = lambda _: False,
+    engine: Engine | None = None,
+) -> Generator[tuple[int, Log, CentralState | None]]:
+    """As `train_central`, without a word; what happens in between is handed out too.
+
+    Records are read and packed ahead, in a thread of their own.
+
+    Args:
+        state, training, until_step, stop_at: as there.
+        engine: one that holds the state; by default the one that the training asks for.
+
+    Yields:
+        The number of completed steps, the log of those since the one before, and where it is asked for the state.
+
+    Raises:
         Diverged: a loss or the parameters of a state are not finite, or a loss is absurd; names the step.
     """
     if state.step >= until_step:
         return
-    engine, log, ledger = engine_of(training, state), Log(), state.ledger
-    chunks = ahead(_packed(engine, training, state.step, until_step, stop_at))
-    with progress(title, until_step, state.step, unit="steps") as advance, closing(chunks):
+    engine, ledger = engine or engine_of(training, state), state.ledger
+    with closing(ahead(_packed(engine, training, state.step, until_step, stop_at))) as chunks:
         for first, counts, packed in chunks:
             losses, tokens = engine.train(packed)
             _refuse_divergence(first, losses, tokens, training.records.layout.vocabulary_size)
-            step, loss = first + len(counts), sum(losses)
-            log = log.merge(Log(loss, sum(tokens), int(counts.sum())))
+            step, log = first + len(counts), Log(sum(losses), sum(tokens), int(counts.sum()))
             ledger = ledger.record(training.released_by(len(counts)))
-            advance(step, f"loss {loss / max(sum(tokens), 1):.2f}")
+            reached = None
             if step == until_step or stop_at(step):
                 params = engine.params()
                 _refuse_non_finite(step, params)
-                yield replace(state, step=step, params=params, moments=engine.moments(), ledger=ledger), log
-                log = Log()
+                reached = replace(state, step=step, params=params, moments=engine.moments(), ledger=ledger)
+            yield step, log, reached
 
 
 def _packed(
