@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from flsim.canaries.planting import Overlay, Planting
+from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.spec import Canary
-from flsim.data.corpus import Corpus, Split, memory_map
+from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.data.windows import windows
@@ -172,18 +172,9 @@ def write_population(folder: Path, corpus: Corpus, planting: Planting, world: Wo
         twin, overlay = make_twin(corpus.split("train"), planting, seed)
         twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
         twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
-    overlay.records.astype("<i8").tofile(folder / "overlay.i64")
-    overlay.canaries.astype("<u2").tofile(folder / "overlay.u16")
-    collisions = int(planting.planned_insertions.sum() - planting.insertions.sum())
-    write_json(
-        folder / "population.json",
-        {
-            "world": world,
-            "corpus": corpus.digest,
-            "collisions": collisions,
-            "insertions": len(planting.overlay.records),
-        },
-    )
+    overlay.write(folder)
+    about = {"world": world, "corpus": corpus.digest, "insertions": len(overlay.records)}
+    write_json(folder / "population.json", about)
 
 
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
@@ -199,16 +190,13 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             raise InputError(
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
-        insertions = about["insertions"]
         canaries = read_canaries(folder)
-        overlay = Overlay(
-            _flat_file(folder / "overlay.i64", "<i8", insertions), _flat_file(folder / "overlay.u16", "<u2", insertions)
-        )
+        overlay = Overlay.read(folder, about["insertions"])
         twin = None
         if about["world"] == "iid":
             dtype = order_dtype(split.records)
-            order = _flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
-            twin = Twin(order, _flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))
+            order = flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
+            twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))
     except InputError:
         raise
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -217,14 +205,6 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         ) from error
     phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
     return Population(split, phrases, overlay, twin), canaries
-
-
-def _flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
-    """A mapped file that holds `count` values, or a ValueError."""
-    values = memory_map(path, dtype)
-    if len(values) != count:
-        raise ValueError(f"{path.name} holds {len(values):,} values instead of {count:,}")
-    return values
 
 
 def roster(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:

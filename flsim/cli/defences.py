@@ -8,6 +8,7 @@ import typer
 
 from flsim.cli.data import show
 from flsim.cli.options import Json, Overrides
+from flsim.errors import at_least_one
 
 From = Annotated[Path, typer.Argument(metavar="CORPUS", help="Folder of a corpus.")]
 Out = Annotated[Path, typer.Option(help="Folder of the new corpus.")]
@@ -102,13 +103,17 @@ def sanitize(
     units: Annotated[int, typer.Option(help="Cells of the models.")] = 670,
     seed: Annotated[int, typer.Option(help="Of the halves and of the models.")] = 0,
     device: Annotated[Device, typer.Option(help="To train on.")] = Device.cpu,
+    threads: Annotated[int, typer.Option(help="Of torch, on a CPU.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Drop train records that look like secrets: likely under a model that saw them, unlikely under one that did not.
 
-    Two models are trained, each on a random half of the records, as in The Secret Sharer (Carlini et al., 2018),
-    Appendix F. It finds what occurs once, so deduplicate first.
+    Two models are trained, each on a random half of the records (Carlini et al., The Secret Sharer, Appendix F).
+
+    It finds what occurs once, so deduplicate first.
     """
+    import torch
+
     from flsim.central import CentralHParams
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
@@ -119,5 +124,7 @@ def sanitize(
     training = CentralHParams(
         epochs=epochs, batch_size=batch_size, optimizer=optimizer.value, learning_rate=learning_rate
     )
+    at_least_one(threads=threads)
+    torch.set_num_threads(threads)
     hparams = SanitizationHParams(share, ModelHParams(embedding, units), training)
     show(inspect(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device.value)), as_json)
