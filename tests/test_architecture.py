@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "data",
         "canaries",
         "model",
+        "central",
         "federated",
         "memorization",
         "train",

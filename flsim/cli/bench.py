@@ -28,6 +28,26 @@ def training(
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 
+@bench.command(epilog="Example: flsim bench central --json")
+def central(
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Records in a step, repeatable; default 32, 256.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of torch, on a CPU.")] = 2,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Records per second of central training, against a plain PyTorch loop over the same steps.
+
+    Takes about two minutes on two processors.
+    """
+    from flsim.bench.central import CentralBenchHParams, bench_central, describe
+
+    hparams = CentralBenchHParams(batch_sizes=tuple(batch or (32, 256)), threads=threads)
+    measured = bench_central(hparams, device)
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
 @bench.command(epilog="Example: flsim bench data --reader tff-sqlite --reader jsonl --sentences 500000")
 def data(
     sentences: Annotated[int, typer.Option(min=400, help="Sentences in each generated file.")] = 2_000_000,

@@ -1,0 +1,52 @@
+"""`flsim bench central` on little: what it prints, and that it refuses to compare different work."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flsim import cli
+from flsim.bench import central
+from flsim.bench.central import CentralBenchHParams, bench_central, describe
+from flsim.central import CentralHParams
+from flsim.errors import RunFailed
+from flsim.model.cifg import ModelHParams
+
+TINY = CentralBenchHParams(batch_sizes=(2, 8), records=16, turns=2, threads=1, model=ModelHParams(4, 6), users=1)
+
+
+def test_figures() -> None:
+    measured = bench_central(TINY)
+    for what in ("records_per_second", "ratio", "distance", "products"):
+        assert measured[what].keys() == {"2", "8"}
+    for size, rates in measured["records_per_second"].items():
+        assert measured["ratio"][size] == rates["ours"] / rates["plain"]
+    assert measured["hours_of_the_paper"] == 37.5e6 * 2 / measured["records_per_second"]["2"]["ours"] / 3600
+    assert all(0 <= distance < 0.01 for distance in measured["distance"].values())
+    assert all(len(line) <= 80 for line in describe(measured).splitlines()[1:])
+
+
+def test_other_work_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop trains at another learning rate than ours."""
+    rate = CentralHParams.rate
+    asked: list[int] = []
+
+    def drifting(self: CentralHParams, step: int, steps: int) -> float:
+        asked.append(step)
+        return rate(self, step, steps) * (1 if len(asked) == 1 else 2)
+
+    monkeypatch.setattr(CentralHParams, "rate", drifting)
+    with pytest.raises(RunFailed, match="the plain loop came to another model"):
+        bench_central(replace(TINY, batch_sizes=(2,)))
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(central, "CentralBenchHParams", lambda **chosen: replace(TINY, **chosen))
+    monkeypatch.setattr("sys.argv", ["flsim", "bench", "central", "--json", "--batch", "4", "--threads", "1"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    assert json.loads(capsys.readouterr().out)["records_per_second"].keys() == {"4"}
+    assert torch.get_num_threads() == threads
