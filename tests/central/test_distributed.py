@@ -1,0 +1,164 @@
+"""Three processes of a gloo group equal one; a resumed training equals one that went on; empty shares; refusals."""
+
+import math
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from flsim.central import CentralHParams, CentralState, CentralTraining, Log, init, train_central
+from flsim.central.distributed import DistributedEngine, shared
+from flsim.central.engines import EngineName
+from flsim.central.training import train_chunks
+from flsim.data.corpus import Split
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.errors import Diverged, InputError
+from flsim.model.cifg import ModelHParams
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.rng import stream
+from flsim.train.records import Order
+
+LAYOUT = Layout(12, record_words=6)
+WORKERS, STEPS = 3, 9
+
+
+@dataclass(frozen=True)
+class Case:
+    hparams: CentralHParams
+    engine: EngineName = "fused"
+    order: Order = "iid"
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def training(self) -> CentralTraining:
+        """11 records of 0 to 6 words, so the last batch of an epoch of batches of 5 has one, and two shares none."""
+        rng = stream(0, "test records")
+        flat = Records.of([rng.integers(1, 10, rng.integers(7)).tolist() for _ in range(11)])
+        source = Split(LAYOUT, flat.tokens, flat.offsets, np.array([0, 11]), Path("nowhere"))
+        return CentralTraining(source, self.hparams, 0, self.order, engine=self.engine)
+
+    @property
+    def start(self) -> CentralState:
+        state = init(LAYOUT.vocabulary_size, ModelHParams(embedding=3, units=5), 0)
+        return replace(state, params={name: value.to(self.dtype) for name, value in state.params.items()})
+
+
+ALL = CentralHParams(
+    batch_size=5,
+    learning_rate=0.2,
+    schedule="cosine",
+    warmup=2,
+    steps=9,
+    gradient_clip=0.3,
+    weight_decay=0.1,
+    dropout=0.4,
+)
+ENGINES: tuple[EngineName, ...] = ("fused", "autograd")
+KINDS: tuple[tuple[str, Order, CentralHParams], ...] = (
+    ("plain", "sequence", CentralHParams(batch_size=5, learning_rate=0.2, steps=9)),
+    ("one-by-one", "iid", CentralHParams(batch_size=1, learning_rate=0.2, steps=9)),
+    ("momentum", "iid", replace(ALL, optimizer="momentum")),
+    ("adam", "iid", replace(ALL, optimizer="adam")),
+    ("rmsprop", "sequence", replace(ALL, optimizer="rmsprop", gradient_clip=None)),
+)
+CASES = {f"{name}-{engine}": Case(hparams, engine, order) for engine in ENGINES for name, order, hparams in KINDS}
+FLOAT32 = {f"float32-{engine}": Case(ALL, engine, dtype=torch.float32) for engine in ENGINES}
+WILD = Case(CentralHParams(batch_size=5, learning_rate=1e300, steps=9))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    state: CentralState
+    log: Log
+    resumed: CentralState
+
+
+def trained(case: Case, start: CentralState, until: int, stop: int = 0) -> tuple[dict[int, CentralState], Log]:
+    """States by step, of this process."""
+    engine, states, log = DistributedEngine(case.training, start), {}, Log()
+    for step, new, state in train_chunks(start, case.training, until, lambda step: step == stop, engine):
+        log = log.merge(new)
+        if state is not None:
+            states[step] = state
+    return states, log
+
+
+def worker(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORKERS)
+    found: dict[str, object] = {}
+    for name, case in {**CASES, **FLOAT32}.items():
+        states, log = trained(case, shared(case.start if rank == 0 else None), STEPS, stop=4)
+        (resumed,) = trained(case, states[4], STEPS)[0].values()
+        found[name] = Outcome(states[STEPS], log, resumed)
+    try:
+        trained(WILD, WILD.start, STEPS)
+    except Diverged as error:
+        found["wild"] = str(error)
+    private = replace(CASES["plain-fused"].training, order="iid", privacy=PrivacyHParams("clip", clip=1.0))
+    try:
+        DistributedEngine(private, WILD.start)
+    except InputError as error:
+        found["private"] = str(error)
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
+    """Of each process."""
+    folder = tmp_path_factory.mktemp("group")
+    spawn(worker, (folder,), nprocs=WORKERS)  # type: ignore[no-untyped-call]
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(WORKERS)]
+
+
+def tensors(state: CentralState) -> dict[str, torch.Tensor]:
+    moments = {f"{slot}/{name}": value for slot, of in state.moments.items() for name, value in of.items()}
+    return state.params | moments
+
+
+def same(one: CentralState, other: CentralState) -> bool:
+    ours, theirs = tensors(one), tensors(other)
+    return (one.step, one.ledger, ours.keys()) == (other.step, other.ledger, theirs.keys()) and all(
+        torch.equal(value, theirs[name]) for name, value in ours.items()
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_processes_are_one(outcomes: list[dict[str, Outcome]], name: str) -> None:
+    """float64, to 1e-10; Adam and RMSProp blow up the rounding of gradients near 0, by 1e8 (test_engines.py)."""
+    case, found = CASES[name], outcomes[0][name]
+    ((alone, log),) = train_central(case.start, case.training, STEPS)
+    tolerance = 1e-6 if case.hparams.optimizer in ("adam", "rmsprop") else 1e-10
+    ours, theirs = tensors(found.state), tensors(alone)
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=0, atol=tolerance)
+    assert (found.log.tokens, found.log.records) == (log.tokens, log.records)
+    assert math.isclose(found.log.loss, log.loss, rel_tol=1e-8)
+    assert found.state.ledger == alone.ledger
+
+
+@pytest.mark.parametrize("name", [*CASES, *FLOAT32])
+def test_processes_agree_and_a_resumed_training_equals_one_that_went_on(
+    outcomes: list[dict[str, Outcome]], name: str
+) -> None:
+    """Bit for bit. Three shares are summed, so that the order of sums would show."""
+    first = outcomes[0][name]
+    for each in outcomes:
+        assert same(each[name].state, first.state)
+        assert same(each[name].resumed, first.state)
+        assert each[name].log == first.log
+
+
+def test_divergence_and_what_is_refused_are_the_same_everywhere(outcomes: list[dict[str, object]]) -> None:
+    for each in outcomes:
+        assert each["wild"] == outcomes[0]["wild"]
+        assert str(each["wild"]).startswith("step 2: ")
+        assert each["private"] == "DP-SGD trains in one process; set system.workers = 1"
