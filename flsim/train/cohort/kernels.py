@@ -4,16 +4,38 @@ Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabular
 dtype of the weights that they are made with, everything that is summed over time or steps that of the master weights.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from flsim.train.cohort.packing import Parts
-from flsim.train.hparams import LocalHParams
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of torch.optim.Adam
+ALPHA = 0.99  # of torch.optim.RMSprop, whose epsilon is Adam's
+
+
+class Rule(NamedTuple):
+    """What an optimizer does with a gradient, whose scale bounds its norm.
+
+    Attributes:
+        optimizer: "sgd", "momentum", "adam" or "rmsprop", as torch's.
+        momentum: of optimizer "momentum".
+        proximal: FedProx's mu.
+        decay: lambda of torch's weight decay.
+    """
+
+    optimizer: str
+    momentum: float
+    proximal: float = 0.0
+    decay: float = 0.0
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Torch's names of what the optimizer keeps of each weight."""
+        named = {"momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
+        return named.get(self.optimizer, ())
 
 
 class Kernels(Protocol):
@@ -46,7 +68,9 @@ class Kernels(Protocol):
         """
         ...
 
-    def cross_entropy(self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor) -> None:
+    def cross_entropy(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
+    ) -> None:
         """Softmax and cross-entropy.
 
         Args:
@@ -55,6 +79,7 @@ class Kernels(Protocol):
             targets: int32 [u, N].
             counts: int32 [u], a user's number of positions, which are the first ones.
             losses: [u, N], becomes the cross-entropy in nats, 0 beyond a user's positions.
+            rate: float64 [1], factor of the gradient; 1 if None.
         """
         ...
 
@@ -87,7 +112,7 @@ class Kernels(Protocol):
 
     def optimize(
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
-        scale: Tensor, counts: Tensor, corrections: Tensor, hparams: LocalHParams,
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
         """A step of the optimizer, for users that have positions.
 
@@ -95,11 +120,11 @@ class Kernels(Protocol):
             weight, low: [u, ...], as `descend`'s.
             gradient: [u, ...].
             start: [...], the global weights.
-            moments: one [u, ...] for momentum, two for Adam.
+            moments: [u, ...] of each of the rule's.
             scale: float64 [u], factor of the gradient with FedProx's term in it.
             counts: int32 [u].
-            corrections: float64 [2], Adam's 1 - beta^t.
-            hparams: optimizer, learning rate, momentum, and FedProx's mu.
+            scalars: float64 [3], learning rate and Adam's 1 - beta^t.
+            rule: the optimizer.
         """
         ...
 
@@ -154,13 +179,18 @@ class TorchKernels:
             carried = d_cell * f
             gates[:, time] = torch.cat((d_forget, d_output, d_cell * (1 - f) * (1 - g**2)), dim=-1)
 
-    def cross_entropy(self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor) -> None:
+    def cross_entropy(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
+    ) -> None:
         real = torch.arange(losses.shape[1], device=losses.device) < counts[:, None]
         chosen = targets.long()[..., None]
         scores = log_softmax(logits.to(losses.dtype) + bias.to(losses.dtype)[:, None], -1)
         losses.copy_(-scores.gather(-1, chosen)[..., 0]).masked_fill_(~real, 0)
         errors = scores.exp_().scatter_add_(-1, chosen, torch.full_like(chosen, -1, dtype=scores.dtype))
-        logits.copy_(errors.div_(counts[:, None, None]).masked_fill_(~real[..., None], 0))
+        errors.div_(counts[:, None, None])
+        if rate is not None:
+            errors.mul_(rate)
+        logits.copy_(errors.masked_fill_(~real[..., None], 0))
 
     def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
         users, positions = parts.places.shape
@@ -191,23 +221,28 @@ class TorchKernels:
 
     def optimize(
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
-        scale: Tensor, counts: Tensor, corrections: Tensor, hparams: LocalHParams,
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
         each = (-1, *[1] * start.ndim)
         active = (counts > 0).view(each)
         g = gradient.to(weight.dtype)
-        if hparams.proximal:
-            g = g + hparams.proximal * (weight - start)
+        if rule.proximal:
+            g = g + rule.proximal * (weight - start)
         g = g * scale.to(weight.dtype).view(each)
-        if hparams.optimizer == "momentum":
-            moments[0].copy_(torch.where(active, hparams.momentum * moments[0] + g, moments[0]))
+        if rule.decay:
+            g = g + rule.decay * weight
+        rate, first, second = scalars.to(weight.dtype)
+        if rule.optimizer == "momentum":
+            moments[0].copy_(torch.where(active, rule.momentum * moments[0] + g, moments[0]))
             g = moments[0]
-        elif hparams.optimizer == "adam":
+        elif rule.optimizer == "adam":
             for moment, power, beta in zip(moments, (g, g**2), BETAS, strict=True):
                 moment.copy_(torch.where(active, beta * moment + (1 - beta) * power, moment))
-            first, second = corrections.to(weight.dtype)
             g = moments[0] / first / ((moments[1] / second).sqrt() + EPSILON)
-        weight.sub_(torch.where(active, g, 0), alpha=hparams.learning_rate)
+        elif rule.optimizer == "rmsprop":
+            moments[0].copy_(torch.where(active, ALPHA * moments[0] + (1 - ALPHA) * g**2, moments[0]))
+            g = g / (moments[0].sqrt() + EPSILON)
+        weight.addcmul_(torch.where(active, g, 0), rate, value=-1)
         if low is not None:
             low.copy_(weight)
 

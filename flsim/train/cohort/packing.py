@@ -12,6 +12,7 @@ from torch import Tensor
 from flsim.train.cohort.steps import Ints, Steps
 
 ALIGNED = 4  # int32 values: every part begins at a multiple of 16 bytes
+SCALARS = 3
 
 
 class Parts(NamedTuple):
@@ -24,6 +25,7 @@ class Parts(NamedTuple):
         targets: int32 [u, N].
         counts: int32 [u], number of real positions; 0 of a user that has no such step.
         number: int32 [1], of the step, from 1.
+        scalars: float64 [3], its learning rate and Adam's 1 - beta^t, where they are told with the step; else 0.
     """
 
     tokens: Tensor
@@ -31,6 +33,7 @@ class Parts(NamedTuple):
     targets: Tensor
     counts: Tensor
     number: Tensor
+    scalars: Tensor
 
 
 class Shape(NamedTuple):
@@ -44,7 +47,7 @@ class Shape(NamedTuple):
     @property
     def sizes(self) -> tuple[int, ...]:
         users, times, rows, positions = self
-        return users * times * rows, users * positions, users * positions, users, 1
+        return users * times * rows, users * positions, users * positions, users, 1, 2 * SCALARS
 
     @property
     def values(self) -> int:
@@ -54,12 +57,13 @@ class Shape(NamedTuple):
     def parts(self, data: Tensor) -> Parts:
         """Views of a step's flat int32 [values]."""
         users, times, rows, positions = self
-        shapes = ((users, times, rows), (users, positions), (users, positions), (users,), (1,))
+        shapes = ((users, times, rows), (users, positions), (users, positions), (users,), (1,), (2 * SCALARS,))
         views, first = [], 0
         for size, shape in zip(self.sizes, shapes, strict=True):
             views.append(data[first : first + size].view(shape))
             first += _aligned(size)
-        return Parts(*views)
+        parts = Parts(*views)
+        return parts._replace(scalars=parts.scalars.view(torch.float64))
 
 
 EXACT = Shape(1, 1, 1, 1)  # nothing is rounded up
@@ -90,6 +94,7 @@ def pack(
     rounding: Shape = EXACT,
     most: Shape | None = None,
     pin: bool = False,
+    scalars: NDArray[np.float64] | None = None,
 ) -> PackedGroup:
     """All steps of a group of at least one user.
 
@@ -98,6 +103,7 @@ def pack(
         rounding: shapes are rounded up to multiples of these, so that there are few different ones.
         most: but not beyond these.
         pin: whether the data go to pinned memory, from where a GPU copies them by itself.
+        scalars: float64 [steps, 3], see `Parts`.
     """
     users, steps = len(group), max(map(len, group))
     order = np.argsort([-len(member) for member in group], kind="stable")
@@ -116,8 +122,10 @@ def pack(
     begin = np.cumsum(count) - count
     shapes = _shapes(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
     _, times, rows, positions = np.array(shapes, np.int64).reshape(steps, 4).T
-    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64).reshape(-1, 5)
-    first = (np.cumsum(parts) - parts.ravel()).reshape(-1, 5).T  # [part, step]
+    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64).reshape(
+        -1, len(Parts._fields)
+    )
+    first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
 
     def at(part: int, per_user: Ints) -> Ints:
         """Where each segment's user begins in a part of its step."""
@@ -137,6 +145,8 @@ def pack(
     flat[listed + spread((first[2] - first[1])[segment_step])] = targets
     flat[at(3, np.ones(steps, np.int64))] = count
     flat[first[4]] = np.arange(1, steps + 1)
+    if scalars is not None:
+        flat[first[5][:, None] + np.arange(2 * SCALARS)] = scalars.view(np.int32)
     return PackedGroup(order, tokens.tolist(), shapes, data)
 
 

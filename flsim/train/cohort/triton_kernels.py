@@ -9,16 +9,16 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from flsim.train.cohort.kernels import BETAS, EPSILON, TorchKernels
+from flsim.train.cohort.kernels import ALPHA, BETAS, EPSILON, Rule, TorchKernels
 from flsim.train.cohort.packing import Parts
 from flsim.train.cohort.triton_recurrence import Recurrence, block
-from flsim.train.hparams import LocalHParams, Precision
+from flsim.train.hparams import Precision
 
 LOGITS, VALUES, USERS = 4096, 4096, 1024  # of a program at a time: logits, values of a user, values of all users
 
 
 @triton.jit
-def _cross_entropy(logits, bias, targets, counts, losses, N, V, BLOCK: tl.constexpr):
+def _cross_entropy(logits, bias, targets, counts, losses, rate, N, V, RATE: tl.constexpr, BLOCK: tl.constexpr):
     """One position: its largest logit and the sum of exponentials in one pass, the gradient in a second."""
     user = tl.program_id(1).to(tl.int64)
     position = user * N + tl.program_id(0)
@@ -49,6 +49,8 @@ def _cross_entropy(logits, bias, targets, counts, losses, N, V, BLOCK: tl.conste
             x = tl.load(logits + v, v < V, other=float("-inf")).to(tl.float32)
             x += tl.load(bias + v, v < V, other=0.0).to(tl.float32)
             gradient = (tl.exp(x - largest) / total - tl.where(v == target, 1.0, 0.0)) / count
+            if RATE:
+                gradient *= tl.load(rate).to(tl.float32)
             tl.store(logits + v, gradient.to(logits.dtype.element_ty), v < V)
 
 
@@ -156,13 +158,14 @@ def _optimize(
     second_moment,
     scale,
     counts,
-    corrections,
+    scalars,
     size,
-    rate,
     mu,
+    decay,
     momentum,
     BETA: tl.constexpr,
     SECOND_BETA: tl.constexpr,
+    ALPHA: tl.constexpr,
     EPS: tl.constexpr,
     OPTIMIZER: tl.constexpr,
     LOW: tl.constexpr,
@@ -178,6 +181,8 @@ def _optimize(
         if mu != 0:
             g += mu * (w - tl.load(start + i, there, other=0.0))
         g *= tl.load(scale + user).to(tl.float32)
+        if decay != 0:
+            g += decay * w
         if OPTIMIZER == "momentum":
             g += momentum * tl.load(moment + at, there, other=0.0)
             tl.store(moment + at, g, there)
@@ -186,9 +191,13 @@ def _optimize(
             v = SECOND_BETA * tl.load(second_moment + at, there, other=0.0) + (1 - SECOND_BETA) * g * g
             tl.store(moment + at, m, there)
             tl.store(second_moment + at, v, there)
-            spread = tl.sqrt(v / tl.load(corrections + 1).to(tl.float32))
-            g = m / tl.load(corrections).to(tl.float32) / (spread + EPS)
-        w -= rate * g
+            spread = tl.sqrt(v / tl.load(scalars + 2).to(tl.float32))
+            g = m / tl.load(scalars + 1).to(tl.float32) / (spread + EPS)
+        if OPTIMIZER == "rmsprop":
+            v = ALPHA * tl.load(moment + at, there, other=0.0) + (1 - ALPHA) * g * g
+            tl.store(moment + at, v, there)
+            g /= tl.sqrt(v) + EPS
+        w -= tl.load(scalars).to(tl.float32) * g
         tl.store(weight + at, w, there)
         if LOW:
             tl.store(low + at, w.to(low.dtype.element_ty), there)
@@ -231,10 +240,14 @@ class TritonKernels(Recurrence):
     def __init__(self, precision: Precision) -> None:
         super().__init__("tf32" if precision == "tf32" else "ieee")
 
-    def cross_entropy(self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor) -> None:
+    def cross_entropy(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
+    ) -> None:
         users, positions, vocabulary = logits.shape
-        sizes = {"BLOCK": block(vocabulary, LOGITS), "num_warps": 8}
-        _cross_entropy[(positions, users)](logits, bias, targets, counts, losses, positions, vocabulary, **sizes)
+        _cross_entropy[(positions, users)](
+            logits, bias, targets, counts, losses, losses if rate is None else rate, positions, vocabulary,
+            RATE=rate is not None, BLOCK=block(vocabulary, LOGITS), num_warps=8,
+        )  # fmt: skip
 
     def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
         (users, times, batch), positions = parts.tokens.shape, parts.places.shape[1]
@@ -265,15 +278,15 @@ class TritonKernels(Recurrence):
 
     def optimize(
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
-        scale: Tensor, counts: Tensor, corrections: Tensor, hparams: LocalHParams,
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
         first, second = (*moments, weight, weight)[:2]
         size = start.numel()
         _optimize[(triton.cdiv(size, VALUES), len(weight))](
-            weight, weight if low is None else low, gradient, start, first, second, scale, counts, corrections,
-            size, hparams.learning_rate, hparams.proximal, hparams.momentum,
-            BETA=BETAS[0], SECOND_BETA=BETAS[1], EPS=EPSILON, OPTIMIZER=hparams.optimizer, LOW=low is not None,
-            BLOCK=VALUES, num_warps=8,
+            weight, weight if low is None else low, gradient, start, first, second, scale, counts, scalars,
+            size, rule.proximal, rule.decay, rule.momentum,
+            BETA=BETAS[0], SECOND_BETA=BETAS[1], ALPHA=ALPHA, EPS=EPSILON, OPTIMIZER=rule.optimizer,
+            LOW=low is not None, BLOCK=VALUES, num_warps=8,
         )  # fmt: skip
 
     def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ from flsim.data.vocabulary import Layout
 from flsim.model.cifg import ModelHParams
 from flsim.rng import stream
 from flsim.train.cohort import triton_kernels, triton_recurrence
-from flsim.train.cohort.kernels import Kernels, TorchKernels
+from flsim.train.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.train.cohort.packing import Parts
 from flsim.train.cohort.stacked import StackedTrainer
 from flsim.train.cohort.triton_kernels import TritonKernels
@@ -68,7 +68,7 @@ def parts() -> Parts:
     for user, count in enumerate(COUNTS.tolist()):
         places[user, :count] = torch.from_numpy(B + rng.permutation(T * B)[:count]).int()
     targets = torch.from_numpy(rng.integers(0, V, (U, N))).int()
-    return Parts(tokens, places, targets, COUNTS, torch.tensor([3], dtype=torch.int32))
+    return Parts(tokens, places, targets, COUNTS, torch.tensor([3], dtype=torch.int32), torch.zeros(3).double())
 
 
 def check(method: str, *arguments: Any, writes: Sequence[int], tolerance: float = 1e-5) -> None:
@@ -125,7 +125,9 @@ def test_tanh_is_exact_near_zero_too() -> None:
 def test_cross_entropy() -> None:
     """Logits so large that exponentials overflow, and a user without positions."""
     logits, bias = 100 * normal(U, N, V), normal(U, V)
-    check("cross_entropy", logits, bias, parts().targets, COUNTS, torch.full((U, N), torch.nan), writes=(0, 4))
+    given = (logits, bias, parts().targets, COUNTS, torch.full((U, N), torch.nan))
+    check("cross_entropy", *given, writes=(0, 4))
+    check("cross_entropy", *given, torch.tensor([0.3]).double(), writes=(0, 4))
 
 
 @pytest.mark.parametrize("with_low", [False, True])
@@ -160,14 +162,14 @@ def test_descend(turned: bool) -> None:
     check("descend", weight, None, left, right, 0.3, bias, None, writes=(0, 5))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_optimize(optimizer: Any, mu: float) -> None:
-    hparams = LocalHParams(optimizer=optimizer, proximal=mu, learning_rate=0.1)
-    shape, betas = (U, V, D), torch.tensor([0.9, 0.999], dtype=torch.float64)
-    moments = [normal(*shape, seed=seed).abs() for seed in (4, 5)][: {"sgd": 0, "momentum": 1, "adam": 2}[optimizer]]
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
+@pytest.mark.parametrize(("mu", "decay"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.2)])
+def test_optimize(optimizer: str, mu: float, decay: float) -> None:
+    rule = Rule(optimizer, 0.9, mu, decay)
+    shape, scalars = (U, V, D), torch.tensor([0.1, 1 - 0.9**3, 1 - 0.999**3]).double()
+    moments = [normal(*shape, seed=4 + place).abs() for place in range(len(rule.moments))]
     weight, scale = normal(*shape), torch.tensor([0.5, 1.0, 0.01], dtype=torch.float64)
-    given = (normal(*shape, seed=1), normal(V, D), moments, scale, COUNTS, 1 - betas**3, hparams)
+    given = (normal(*shape, seed=1), normal(V, D), moments, scale, COUNTS, scalars, rule)
     check("optimize", weight, None, *given, writes=(0, 4))
 
 
