@@ -19,8 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from flsim import central, checkpoint, federated
 from flsim.canaries.planted import planting_of, settled
 from flsim.canaries.population import Population, open_population, write_population
@@ -272,8 +270,6 @@ def _foresee_training(settings: Config, train: Split) -> None:
         draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
         shard_ranges(len(train), settings.system.shards)
     elif isinstance(settings, CentralConfig):
-        if settings.system.device == "cuda" and not torch.cuda.is_available():
-            raise InputError('system.device is "cuda", but torch finds no GPU here; set system.device = "cpu"')
         _central_training(settings, train, settings.rounds_over(train))
     _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train))
 

@@ -1,17 +1,21 @@
-"""A central run: records in this process, without Flower; only the evaluation beside it is on Ray."""
+"""A central run, without Flower: training and the evaluation beside it are on Ray; this process looks after them."""
 
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import closing
 
-import torch
-
-from flsim.central import CentralState, CentralTraining, train_central
+from flsim.checkpoint import checkpoint_name
 from flsim.config import CentralSystemHParams
-from flsim.errors import InputError
+from flsim.errors import RunFailed
 from flsim.privacy import report
-from flsim.progress import say
+from flsim.progress import Advance, progress, say
 from flsim.runs import Run
-from server.cluster import cluster
-from server.supervision import Evaluations, keep, supervised
+from server.attempts import attempt, refuse_what_does_not_fit
+from server.cluster import cluster, nodes
+from server.steps import Lost, News, opened
+from server.supervision import Evaluations, supervised
+from server.together import STORAGE
 
 EVALUATION_SHARE = 0.05  # of a GPU: Ray counts nothing else on it, and the evaluation leaves most of it to the training
 
@@ -21,48 +25,80 @@ def simulate(run: Run, address: str | None = None) -> None:
 
     Args:
         run: the run; its status, checkpoints, rows and log are kept up to date.
-        address: of a Ray cluster that runs already ("auto" finds it), to evaluate on; else a local one is started.
+        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
 
     Raises:
-        InputError: no cluster at that address, or what `Run.central_training` refuses.
+        InputError: no cluster at that address, none that the training fits on, or what `opened` refuses.
         Diverged: values that are not finite; names the step and the last good checkpoint.
-        RunFailed: an evaluation failed, or an interrupt from the keyboard.
+        RunFailed: training or an evaluation failed, or an interrupt from the keyboard.
     """
-    system, training, state = run.central.system, run.central_training(), run.latest_state()
-    if not isinstance(state, CentralState):
-        raise InputError(f"{run.path}: its newest checkpoint is of federated training; start a new run")
-    torch.set_num_threads(system.threads)
-    with cluster(address), supervised(run, evaluation_gpus(system)) as evaluations:
-        train_steps(run, state, training, evaluations)
+    _, state = opened(run)
+    gpus, evaluation_gpus = gpu_shares(run.central.system)
+    with cluster(address):
+        refuse_what_does_not_fit(run.central.system, gpus, nodes())
+        with supervised(run, evaluation_gpus) as evaluations:
+            train_on_ray(run, state.step, gpus, evaluations)
 
 
-def evaluation_gpus(system: CentralSystemHParams) -> float:
-    """GPUs of an evaluator: by default it follows the training."""
-    if system.gpus_for_evaluation is None:
-        return EVALUATION_SHARE if system.device == "cuda" else 0.0
-    return system.gpus_for_evaluation
+def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
+    """GPUs of a training process and of an evaluator: by default a process fills a GPU together with its evaluators."""
+    is_on_gpu = system.device == "cuda"
+    training, evaluation = system.gpus, system.gpus_for_evaluation
+    if evaluation is None:
+        evaluation = EVALUATION_SHARE if is_on_gpu else 0.0
+    if training is None:
+        left = 1.0 - evaluation * system.evaluators
+        training = left if is_on_gpu and left > 0 else float(is_on_gpu)
+    return training, evaluation
 
 
-def train_steps(run: Run, state: CentralState, training: CentralTraining, evaluations: Evaluations) -> CentralState:
-    """All steps from `state` on; every state that is saved has a line in the log, about the steps since the last."""
-    began, spent = time.monotonic(), run.epsilons(state)
-    for state, log in train_central(state, training, run.rounds, run.is_saved_at, run.name):  # noqa: B020
-        evaluated = run.is_evaluated_at(state.step)
-        if evaluated:  # accounting takes a second or so
-            spent = run.epsilons(state)
-        now = time.monotonic()
-        run.log_round(
-            round=state.step,
-            loss=log.loss / log.tokens if log.tokens else None,
-            records=log.records,
-            record_epsilon=spent if evaluated and spent else None,
-            seconds=round(now - began, 3),
-        )
-        began = now
-        keep(run, state, evaluations)
-        evaluations.poll()
-        if evaluated and spent and state.step < run.rounds:
-            say(f"{run.name}: {report.note(spent, run.config.unit)} by step {state.step:,}")
+def train_on_ray(run: Run, start: int, gpus: float, evaluations: Evaluations) -> None:
+    """All attempts: where a process dies, training starts again from the newest checkpoint, after 1, 2, 4, ... seconds.
+
+    Args:
+        run: the run.
+        start: number of steps that were completed before.
+        gpus: of each process that trains.
+        evaluations: of the run.
+
+    Raises:
+        RunFailed: processes died `system.retries` + 1 times without a checkpoint in between.
+    """
+    failures, retries = 0, run.central.system.retries
+    with progress(run.name, run.rounds, start, unit="steps") as advance:
+        while True:
+            evaluations.submit_unevaluated()
+            try:
+                for news in _attempt(run, gpus, evaluations, advance):
+                    failures = 0 if news.saved else failures
+                return
+            except Lost as error:
+                failures += 1
+                if failures > retries:
+                    raise RunFailed(f"training failed {failures} times, last with: {error}") from error
+                say(f"{run.name}: training goes on from the newest checkpoint: {error}")
+                time.sleep(2.0 ** (failures - 1))
+
+
+def _attempt(run: Run, gpus: float, evaluations: Evaluations, advance: Advance) -> Iterator[News]:
+    """Show what there is to know, and have checkpoints evaluated, while it trains."""
+    config, spent = run.config, dict[str, float]()
+    try:
+        with closing(attempt(run.path.resolve(), run.name, run.central.system, gpus)) as told:
+            for news in told:
+                evaluations.poll()
+                if news is None:
+                    continue
+                advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
+                if news.saved:
+                    run.mark("running", evaluations.complaint)
+                    if run.is_evaluated_at(news.step):
+                        evaluations.submit(run.path / "checkpoints" / checkpoint_name(news.step))
+                spent = news.spent or spent
+                if news.spent and news.saved and news.step < run.rounds:
+                    say(f"{run.name}: {report.note(spent, config.unit)} by step {news.step:,}")
+                yield news
+    finally:
+        shutil.rmtree(run.path / STORAGE, ignore_errors=True)
     if spent:
-        say(f"{run.name}: {report.sentence(spent, run.config.sampler, run.delta, run.config.unit)}")
-    return state
+        say(f"{run.name}: {report.sentence(spent, config.sampler, run.delta, config.unit)}")

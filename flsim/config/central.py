@@ -40,27 +40,45 @@ class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
 
 @dataclass(frozen=True)
 class CentralSystemHParams(CommonSystemHParams):
-    """How a central run uses the machine: one process trains. Changes nothing in its results but float rounding.
+    """How a central run uses the machines. Changes nothing in its results but float rounding.
 
-    A run resumes to the same bits where device, threads and physical_batch are what they were.
+    A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
 
     Attributes:
         engine: "fused", or "autograd", which is its slow oracle and does DP-SGD.
         device: "cpu" or "cuda", of the training.
-        threads: torch threads of the training.
+        workers: processes that train, by Ray Train; more than one share every batch. Each takes `threads` CPU cores.
+        threads: torch threads, and CPU cores, of a training process.
+        gpus: GPUs of a training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator; it may
+            fill so much of the GPU's memory. By default what the evaluators leave of one, where device is "cuda".
+        retries: times in a row that training starts again from the newest checkpoint where a process died, before the
+            run fails; with a pause of 1, 2, 4, ... seconds before each.
         physical_batch: with clip or noise, records whose gradients are in memory at a time: about 40 MB each for the
             paper's model.
     """
 
     engine: EngineName = "fused"
     device: Literal["cpu", "cuda"] = "cpu"
+    workers: int = 1
     threads: int = 1
+    gpus: float | None = None
+    retries: int = 3
     physical_batch: int = 8
     checkpoint_every: int = 1_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(threads=self.threads, physical_batch=self.physical_batch)
+        at_least_one(workers=self.workers, threads=self.threads, physical_batch=self.physical_batch)
+        if self.retries < 0:
+            raise InputError(f"retries must not be negative, found {self.retries}")
+        if self.gpus is None:
+            return
+        if self.device != "cuda":
+            raise InputError('gpus is for device "cuda"; remove it, or set device = "cuda"')
+        if not 0 < self.gpus <= 1:
+            raise InputError(f"gpus must be above 0 and at most 1, found {self.gpus:g}")
+        if self.workers > 1 and self.gpus <= 0.5:
+            raise InputError(f"workers need a GPU each: with workers = {self.workers} gpus must be above 0.5")
 
 
 @dataclass(frozen=True)
@@ -80,6 +98,8 @@ class CentralConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self._is_private and self.system.workers > 1:
+            raise InputError("system.workers must be 1 with clip or noise: DP-SGD trains in one process")
         world, order = self.data.world, self.training.order
         if order in (None, self.order):
             return
