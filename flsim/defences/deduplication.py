@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import BLOCK
 from flsim.data.windows import piece, windows
-from flsim.defences.dropping import drop_records, records_to_judge
+from flsim.defences.dropping import drop_records, train_records
 from flsim.errors import InputError, at_least_one
 from flsim.progress import progress
 from flsim.rng import stream
@@ -52,7 +52,7 @@ def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Cor
     Raises:
         InputError: `out` exists, or there are no train records.
     """
-    train = records_to_judge(corpus, out)
+    train = train_records(corpus, out)
     kept = first_of_equal(train, hparams.within)
     dropped = {"records_duplicated": int(np.count_nonzero(~kept))}
     if hparams.near is not None:

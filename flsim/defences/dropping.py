@@ -13,12 +13,12 @@ from flsim.errors import InputError
 from flsim.files import refuse_existing
 
 
-def records_to_judge(corpus: Corpus, out: Path, at_least: int = 1) -> Split:
+def train_records(corpus: Corpus, out: Path, at_least: int = 1) -> Split:
     """The train split, of at least so many records. Raises InputError where it has fewer, or `out` exists."""
     refuse_existing(out)
     train = corpus.split("train")
     if train.records < at_least:
-        raise InputError(f"{corpus.path}: has {train.records} train records; import a corpus with more text")
+        raise InputError(f"{corpus.path}: has {train.records} train records, but needs {at_least}; import a larger one")
     return train
 
 

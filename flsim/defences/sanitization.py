@@ -17,7 +17,7 @@ from torch import Tensor
 from flsim.central import CentralHParams, CentralTraining, init, train_central
 from flsim.data.corpus import Corpus
 from flsim.data.records import Batch, RecordSource, Subset, batch
-from flsim.defences.dropping import drop_records, records_to_judge
+from flsim.defences.dropping import drop_records, train_records
 from flsim.errors import Diverged, InputError
 from flsim.model.cifg import CIFGLanguageModel, ModelHParams
 from flsim.model.loss import predictions
@@ -61,7 +61,7 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
         InputError: `out` exists, there are fewer than two train records, or the device is away.
         Diverged: a model did.
     """
-    train = records_to_judge(corpus, out, at_least=2)
+    train = train_records(corpus, out, at_least=2)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but torch finds no GPU here; take cpu")
     differences = log_perplexity_differences(train, hparams, seed, device)

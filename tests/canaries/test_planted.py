@@ -58,7 +58,7 @@ def test_it_is_the_population_that_is_planted_lazily(experiment: Experiment, pla
     assert runs[0].canaries == runs[1].canaries
     rosters = [pd.read_parquet(run.path / "planted" / "roster.parquet") for run in runs]
     assert rosters[0]["insertions"].sum() > 0
-    pd.testing.assert_frame_equal(*rosters)
+    pd.testing.assert_frame_equal(rosters[0], rosters[1])
     assert runs[0].config.digest == runs[1].config.digest
     if world == "non-iid":
         assert texts(planted.split("train")) == lazy

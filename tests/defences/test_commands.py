@@ -1,0 +1,117 @@
+"""Defences as a user meets them: planted, deduplicated, sanitized, trained on; refused in one line; killed half way."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from dumps import wait_until
+from helpers import Experiment, MakeCorpus
+
+from flsim import cli
+from flsim.canaries.planted import Planted
+from flsim.config import load
+from flsim.data.corpus import Corpus
+from flsim.runs import Run
+
+SMALL = ["--embedding", "6", "--units", "8", "--epochs", "2"]
+
+
+def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -> None:
+    """A real run over what is left, with users whose every record is gone."""
+    experiment.flsim("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")
+    distinct = experiment.flsim("data", "deduplicate", "planted", "--near", "0.8", "--out", "distinct").stdout
+    sane = experiment.flsim("data", "sanitize", "distinct", "--out", "sane", "--share", "0.2", *SMALL, "--json").stdout
+    assert "that repeat an earlier one" in distinct
+    assert max(map(len, distinct.splitlines())) <= 80
+
+    before, after = (Corpus.open(experiment.folder / name, verify=True) for name in ("planted", "sane"))
+    had, has = Planted.read(before), Planted.read(after)
+    assert had is not None
+    assert has is not None
+    about = json.loads(sane)
+    assert about["digest"] == after.digest
+    assert [step["step"] for step in about["parameters"]["steps"]] == ["plant", "deduplicate", "sanitize"]
+    assert about["parameters"]["steps"][-1]["planted"]["copies"] == has.copies <= had.present
+    assert f"deduplicate: left {had.present} of {had.copies} canary copies" in distinct
+    dropped = after.manifest["dropped"]
+    assert before.split("train").records - about["records"] == sum(dropped.values())
+    assert dropped["records_sanitized"] > 0
+
+    run = Run.open(experiment.run("run", "data.corpus=sane", "training.cohort=24", "training.rounds=2"))
+    assert not all(len(run.users[user]) for user in range(len(run.users)))
+    assert [canary.id for canary in run.canaries] == [canary.id for canary in had.planting.canaries]
+    assert run.config.digest == load(experiment.config, ["training.cohort=24"]).digest
+    assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize("command", ["plant", "deduplicate", "sanitize"])
+def test_help_has_an_example_and_fits_the_terminal(experiment: Experiment, command: str) -> None:
+    done = experiment.flsim("data", command, "--help")
+    assert f"Example: flsim data {command}" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["deduplicate", "corpus", "--near", "1.2"], "near must be a similarity above 0 and at most 1, found 1.2"),
+        (["deduplicate", "corpus", "--near", "0"], "near must be a similarity above 0 and at most 1, found 0"),
+        (["deduplicate", "corpus", "--within", "x"], "'x' is not one of 'corpus', 'user'"),
+        (["deduplicate", "empty"], "empty: has 0 train records, but needs 1"),
+        (["deduplicate", "nowhere"], "nowhere: not a corpus"),
+        (["sanitize", "corpus", "--share", "1"], "share must be above 0 and below 1, found 1"),
+        (["sanitize", "corpus", "--share", "nan"], "share must be above 0 and below 1, found nan"),
+        (["sanitize", "corpus", "--learning-rate", "0"], "learning_rate must be above 0, found 0"),
+        (["sanitize", "corpus", "--units", "0"], "units must be at least 1, found 0"),
+        (["sanitize", "corpus", "--threads", "0"], "threads must be at least 1, found 0"),
+        (["sanitize", "empty"], "empty: has 0 train records, but needs 2"),
+        (["plant", "corpus", "--config", "none.toml"], "none.toml: cannot be read"),
+        (["plant", "corpus", "--config", "tiny.toml", "--set", "canaries.length=30"], "of 30 words would be cut"),
+        (["plant", "empty", "--config", "tiny.toml"], "empty: has no train records to plant"),
+        (["plant", "corpus", "--config", "tiny.toml", "--out", "corpus"], "corpus: exists already"),
+        (["deduplicate", "corpus", "--out", "corpus"], "corpus: exists already"),
+        (["sanitize", "corpus", "--epochs", "1e9", "--out", "corpus"], "corpus: exists already"),  # before it trains
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    experiment: Experiment,
+    make_corpus: MakeCorpus,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    make_corpus([[]], name="empty")
+    monkeypatch.chdir(experiment.folder)
+    monkeypatch.setattr("sys.argv", ["flsim", "data", arguments[0], "--out", "made", *arguments[1:]])
+    before = sorted(experiment.folder.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr()
+    assert (stop.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith("flsim: ")
+    assert message in said.err
+    assert sorted(experiment.folder.iterdir()) == before
+
+
+def test_sigkill_half_way_leaves_nothing(experiment: Experiment) -> None:
+    """While the second model trains, as long as the first did; while records are written, beside their place."""
+    made = experiment.folder / "made"
+    command = [sys.executable, "-m", "flsim", "data", "sanitize", "corpus", "--out", "made", *SMALL[:-1], "1000"]
+    training = subprocess.Popen(command, cwd=experiment.folder, stderr=subprocess.PIPE, text=True)
+    assert training.stderr is not None
+    assert training.stderr.readline().startswith("training on half 1 of 2: ")
+    assert training.poll() is None
+    training.kill()
+    training.communicate()
+    assert sorted(path.name for path in experiment.folder.iterdir()) == ["corpus", "tiny.toml"]
+
+    command = [sys.executable, "-m", "flsim", "data", "deduplicate", "corpus", "--out", "made"]
+    writing = subprocess.Popen(command, cwd=experiment.folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wait_until(lambda: any(experiment.folder.glob(".made.partial-*/train")) or writing.poll() is not None)
+    writing.kill()
+    if writing.wait() == 0:  # it was faster: what is there is whole
+        Corpus.open(made, verify=True)
+    else:
+        assert not made.exists()
