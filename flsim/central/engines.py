@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flsim.central.state import CentralState, Moments
 from flsim.data.records import Records
+from flsim.errors import InputError
 from flsim.model.cifg import Params
 
 if TYPE_CHECKING:
@@ -65,16 +66,33 @@ def engine_of(training: "CentralTraining", state: CentralState) -> Engine:
 
     "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
     each record's gradient, always takes it. "fused" is a gradient written out: on a CPU without padding, elsewhere with
-    the kernels and graphs of the cohort engine, as one user.
+    the kernels and graphs of the cohort engine, as one user, which is also how bfloat16 is trained anywhere.
+
+    Raises:
+        InputError: the engine, or the device, has not the precision that is asked for.
     """
+    refuse_precision(training)
     if training.engine == "autograd" or training.privacy.mechanism != "none":
         from flsim.central.autograd import AutogradEngine
 
         return AutogradEngine(training, state)
-    if training.device == "cpu":
+    if training.device == "cpu" and training.hparams.precision == "float32":
         from flsim.central.packed import PackedEngine
 
         return PackedEngine(training, state)
     from flsim.central.stacked import StackedEngine
 
     return StackedEngine(training, state)
+
+
+def refuse_precision(training: "CentralTraining") -> None:
+    """Raises InputError where neither engine nor device has it."""
+    precision = training.hparams.precision
+    if precision == "float32":
+        return
+    if training.engine == "autograd" or training.privacy.mechanism != "none":
+        raise InputError(
+            f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
+        )
+    if precision == "tf32" and training.device == "cpu":
+        raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')

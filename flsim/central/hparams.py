@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flsim.errors import InputError, at_least_one
+from flsim.train.hparams import Precision
 from flsim.train.records import steps_per_epoch
 
 
@@ -37,6 +38,8 @@ class CentralHParams:
         weight_decay: lambda of a penalty lambda / 2 ||w||^2 (Krogh and Hertz, 1992).
         dropout: probability to drop each value of what the cell reads, and of what words are predicted from; the
             recurrence is left alone (Zaremba et al., 2014).
+        precision: of matrix products, as of `flsim.train.hparams.LocalHParams`; other than "float32" it needs engine
+            "fused" and no DP-SGD.
     """
 
     epochs: float = 1.0
@@ -52,6 +55,7 @@ class CentralHParams:
     gradient_clip: float | None = None
     weight_decay: float = 0.0
     dropout: float = 0.0
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         at_least_one(batch_size=self.batch_size)

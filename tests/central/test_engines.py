@@ -2,58 +2,21 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import LAYOUT, hparams_strategy, records_strategy, source, start, trained
 
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population, Twin, _reordered
-from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.central import CentralHParams
 from flsim.central.engines import EngineName
-from flsim.data.corpus import Split
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
 from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
 from flsim.train.dropout import factors
-
-LAYOUT = Layout(12, record_words=6)
-SIZES = ModelHParams(embedding=3, units=5)
-
-records_strategy = st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=9)
-hparams_strategy = st.builds(
-    CentralHParams,
-    batch_size=st.integers(1, 5),
-    optimizer=st.sampled_from(("sgd", "momentum", "adam", "rmsprop")),
-    learning_rate=st.sampled_from((0.01, 0.2)),
-    steps=st.just(7),
-    tuned_at=st.none() | st.just(2),
-    schedule=st.sampled_from(("constant", "linear", "cosine")),
-    warmup=st.sampled_from((0, 3)),
-    gradient_clip=st.none() | st.sampled_from((0.01, 0.3, 100.0)),
-    weight_decay=st.sampled_from((0.0, 0.1)),
-    dropout=st.sampled_from((0.0, 0.4)),
-)
-
-
-def source(records: list[list[int]]) -> Split:
-    flat = Records.of(records)
-    return Split(LAYOUT, flat.tokens, flat.offsets, np.array([0, len(records)]), Path("nowhere"))
-
-
-def start() -> CentralState:
-    state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    return replace(state, params={name: value.double() for name, value in state.params.items()})
-
-
-def trained(records: list[list[int]], hparams: CentralHParams, engine: EngineName, until: int = 7) -> CentralState:
-    training = CentralTraining(source(records), hparams, 0, engine=engine)
-    ((state, _),) = train_central(start(), training, until)
-    return state
 
 
 @settings(max_examples=60, deadline=None)

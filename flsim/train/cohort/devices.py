@@ -11,8 +11,14 @@ from flsim.train.cohort.kernels import Kernels, TorchKernels
 from flsim.train.hparams import Precision
 
 
-def kernels_for(like: Params, precision: Precision) -> Kernels:
-    """Triton's where they run: on NVIDIA GPUs, in float32, for embeddings that are not too wide."""
+def kernels_for(like: Params, precision: Precision, alone: bool = False) -> Kernels:
+    """Triton's where they run: on NVIDIA GPUs, in float32, for embeddings that are not too wide.
+
+    Args:
+        like: parameters of the model.
+        precision: of products.
+        alone: whether for a single user, which is to fill the GPU.
+    """
     value = like["embedding"]
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
     if nvidia and value.dtype == torch.float32 and importlib.util.find_spec("triton") is not None:
