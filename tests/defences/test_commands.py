@@ -98,7 +98,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 def test_sigkill_half_way_leaves_nothing(experiment: Experiment) -> None:
     """While the second model trains, as long as the first did; while records are written, beside their place."""
     made = experiment.folder / "made"
-    command = [sys.executable, "-m", "flsim", "data", "sanitize", "corpus", "--out", "made", *SMALL[:-1], "1000"]
+    command = [sys.executable, "-m", "flsim", "data", "sanitize", "corpus", "--out", "made", *SMALL[:-1], "200"]
     training = subprocess.Popen(command, cwd=experiment.folder, stderr=subprocess.PIPE, text=True)
     assert training.stderr is not None
     assert training.stderr.readline().startswith("training on half 1 of 2: ")
