@@ -27,8 +27,9 @@ from flsim.central import CentralTraining
 from flsim.checkpoint import State
 from flsim.config import CentralConfig, Config, FederatedConfig, dump, load
 from flsim.data.corpus import Corpus, Split
+from flsim.data.rewriting import labelled_steps
 from flsim.errors import InputError
-from flsim.files import new_file, new_folder, write_json
+from flsim.files import digest, new_file, new_folder, write_json
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.progress import say
@@ -98,6 +99,16 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def setting(self) -> str:
+        """The row's name in a table: the configuration's, and what was done to the corpus."""
+        return ", ".join([self.config.setting, *(step["label"] for step in labelled_steps(self.corpus))])
+
+    @property
+    def series(self) -> str:
+        """A digest that runs share which differ in nothing but seeds: of the run, or of how the corpus was made."""
+        return digest(self.config.series, json.dumps(labelled_steps(self.corpus), sort_keys=True))
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -228,14 +239,14 @@ class Run:
         newest = checkpoint.latest(self.path / "checkpoints")
         about = {
             "name": self.name,
-            "setting": self.config.setting,
+            "setting": self.setting,
             "status": status,
             "reason": reason,
             "round": checkpoint.round_of(newest) if newest else 0,
             "rounds": self.rounds,
             "rounds_per_epoch": self.rounds_per_epoch,
             "seed": self.config.seed,
-            "series": self.config.series,
+            "series": self.series,
         }
         write_json(self.path / "run.json", about)
 

@@ -34,7 +34,7 @@ def rewrite_corpus(
     Args:
         corpus: the old one.
         out: folder of the new one; whole, or absent after any error.
-        step: what was done, and how.
+        step: what was done, and how; with a ``label``, runs over the new corpus are named by it.
         source: where train records are read, as many as there were; the corpus' own where None.
         kept: bool [records], which of them are written; all where None.
         dropped: reason -> count.
@@ -60,6 +60,13 @@ def rewrite_corpus(
         notes = [*before.get("notes", []), *notes]
         writer.finish(drops, before["sources"], parameters, before.get("warnings", []), notes)
     return Corpus.open(out)
+
+
+def labelled_steps(corpus: Corpus) -> list[dict[str, Any]]:
+    """Steps that a table names, such as defences: those with a ``label``, without the corpus and the seed of each."""
+    steps = corpus.manifest["parameters"].get("steps", [])
+    common = [{name: value for name, value in step.items() if name not in ("corpus", "seed")} for step in steps]
+    return [step for step in common if "label" in step]
 
 
 def blocks(user_offsets: NDArray[np.int64], size: int | None = None) -> Iterator[tuple[int, int]]:

@@ -45,6 +45,11 @@ class DeduplicationHParams:
             raise InputError(f"within must be corpus or user, found {self.within}")
         at_least_one(ngram=self.ngram)
 
+    @property
+    def label(self) -> str:
+        """In a table, of runs over what is left."""
+        return "deduplicated" if self.near is None else f"deduplicated at {self.near:g}"
+
 
 def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Corpus:
     """Write the corpus without repeated train records.
@@ -61,7 +66,7 @@ def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Cor
         distinct = kept
         kept = first_of_near(train, distinct, hparams.near, hparams.ngram, hparams.within == "user")
         dropped["records_near_duplicated"] = int(np.count_nonzero(distinct & ~kept))
-    return drop_records(corpus, out, kept, {"step": "deduplicate", **asdict(hparams)}, dropped)
+    return drop_records(corpus, out, kept, {"step": "deduplicate", "label": hparams.label, **asdict(hparams)}, dropped)
 
 
 def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> NDArray[np.bool_]:

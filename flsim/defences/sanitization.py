@@ -46,6 +46,11 @@ class SanitizationHParams:
         if not 0 < self.share < 1:
             raise InputError(f"share must be above 0 and below 1, found {self.share:g}")
 
+    @property
+    def label(self) -> str:
+        """In a table, of runs over what is left."""
+        return f"sanitized {self.share:.0%}"
+
 
 def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int, device: str = "cpu") -> Corpus:
     """Write the corpus without the share of train records whose log-perplexity difference is largest.
@@ -67,7 +72,7 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     differences = log_perplexity_differences(train, hparams, seed, device)
     kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
-    return drop_records(corpus, out, kept, {"step": "sanitize", "seed": seed, **asdict(hparams)}, dropped)
+    return drop_records(corpus, out, kept, {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}, dropped)
 
 
 def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
