@@ -1,6 +1,8 @@
 """The steps of a central run, in the process that trains: what it writes, and what it tells the driver."""
 
 import fcntl
+import os
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from flsim.errors import InputError, RunFailed
 from flsim.runs import Run
 
 NEWS_EVERY = 0.5  # seconds
+LOCK = ".training"  # in the run's folder: the node and the process that train it
 LOCK_DEADLINE = 60.0  # seconds in which a process that trained the run before has to end
 
 
@@ -83,19 +86,23 @@ def alone(run: Run) -> Iterator[None]:
     Raises:
         RunFailed: someone does, and goes on.
     """
-    with (run.path / ".training").open("w") as file:
+    with (run.path / LOCK).open("a+") as file:
         until = time.monotonic() + LOCK_DEADLINE
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise RunFailed(f"{run.path}: another process trains it; end that first") from None
+                    file.seek(0)
+                    raise RunFailed(f"{run.path}: is trained by {file.read()}; end that process first") from None
                 time.sleep(0.1)
                 continue
             except OSError:
                 pass  # a filesystem without locks
             break
+        file.truncate(0)
+        file.write(f"{socket.gethostname()}/{os.getpid()}")
+        file.flush()
         yield
 
 

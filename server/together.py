@@ -40,7 +40,7 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
         _work,
         train_loop_config={"path": path, "gpus": gpus, "told": told},
         torch_config=TorchConfig(timeout_s=TIMEOUT),
-        scaling_config=ScalingConfig(system.workers, use_gpu=gpus > 0, resources_per_worker=resources),
+        scaling_config=ScalingConfig(num_workers=system.workers, use_gpu=gpus > 0, resources_per_worker=resources),
         run_config=RunConfig(name=path.name, storage_path=str(path / STORAGE)),
     )
     failure: Exception | None = None
