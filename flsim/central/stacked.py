@@ -5,6 +5,7 @@ fits every step of its shape. Nothing waits for the device before the chunk's lo
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ class StackedEngine:
 
     def pack(self, chunk: Chunk) -> PackedChunk:
         record, step = np.arange(len(chunk.records)), np.repeat(np.arange(len(chunk)), chunk.counts)
-        steps = lay_out(chunk.records, self._training.records.layout, record, step, len(chunk))
+        steps = _by_token(lay_out(chunk.records, self._training.records.layout, record, step, len(chunk)))
         scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.end)])
         group = pack([steps], self._rounding, self._largest, self._device.type == "cuda", scalars.reshape(-1, SCALARS))
         tokens: list[int] = np.diff(steps.ends, prepend=0).tolist()
@@ -182,6 +183,13 @@ class StackedEngine:
 def _rule(hparams: CentralHParams) -> Rule:
     optimizer = "sgd" if hparams.optimizer == "momentum" and not hparams.momentum else hparams.optimizer  # as torch
     return Rule(optimizer, hparams.momentum, decay=hparams.weight_decay)
+
+
+def _by_token(steps: Steps) -> Steps:
+    """Those with positions of the same input next to each other, as `SpreadKernels` needs them."""
+    order = np.lexsort((steps.inputs, steps.step))
+    sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
+    return replace(steps, **sorted_)
 
 
 def _factor(dropout: float) -> float:

@@ -17,16 +17,17 @@ def kernels_for(like: Params, precision: Precision, alone: bool = False) -> Kern
     Args:
         like: parameters of the model.
         precision: of products.
-        alone: whether for a single user, which is to fill the GPU.
+        alone: whether for a single user, which is to fill the GPU; its positions of the same token are neighbors.
     """
     value = like["embedding"]
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
     if nvidia and value.dtype == torch.float32 and importlib.util.find_spec("triton") is not None:
         from flsim.train.cohort.triton_kernels import TritonKernels
         from flsim.train.cohort.triton_recurrence import WIDEST
+        from flsim.train.cohort.triton_spread import SpreadKernels
 
         if value.shape[1] <= WIDEST:
-            return TritonKernels(precision)
+            return SpreadKernels(precision) if alone else TritonKernels(precision)
     return TorchKernels()
 
 

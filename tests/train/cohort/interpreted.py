@@ -25,11 +25,12 @@ from triton.runtime import interpreter  # type: ignore[import-untyped]
 from flsim.data.vocabulary import Layout
 from flsim.model.cifg import ModelHParams
 from flsim.rng import stream
-from flsim.train.cohort import triton_kernels, triton_recurrence
+from flsim.train.cohort import triton_kernels, triton_recurrence, triton_spread
 from flsim.train.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.train.cohort.packing import Parts
 from flsim.train.cohort.stacked import StackedTrainer
 from flsim.train.cohort.triton_kernels import TritonKernels
+from flsim.train.cohort.triton_spread import SpreadKernels
 from flsim.train.hparams import LocalHParams
 from flsim.train.local import train_cohort
 
@@ -51,6 +52,9 @@ interpreter._patch_lang_tensor = _patch
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_recurrence, "BLOCK", 16 * 32 * 4)
+    monkeypatch.setattr(triton_spread, "BLOCK", 16 * 32 * 4)
+    monkeypatch.setattr(triton_spread, "LEFT", 2 * 16 * 32)
+    monkeypatch.setattr(triton_spread, "SAME", 2)
     monkeypatch.setattr(triton_kernels, "LOGITS", 32)
     monkeypatch.setattr(triton_kernels, "VALUES", 512)
     monkeypatch.setattr(triton_kernels, "USERS", 512)
@@ -71,15 +75,21 @@ def parts() -> Parts:
     return Parts(tokens, places, targets, COUNTS, torch.tensor([3], dtype=torch.int32), torch.zeros(3).double())
 
 
-def check(method: str, *arguments: Any, writes: Sequence[int], tolerance: float = 1e-5) -> None:
+def check(
+    method: str,
+    *arguments: Any,
+    writes: Sequence[int],
+    tolerance: float = 1e-5,
+    kernels: type[TritonKernels] = TritonKernels,
+) -> None:
     """Both kernels on the same arguments, PyTorch's in float64: they write, or return, the same.
 
     The tolerance is relative to the largest value of a tensor, or 1; by default it is 80 roundings of float32.
     """
 
-    def run(kernels: Kernels, dtype: torch.dtype) -> list[Tensor]:
+    def run(those: Kernels, dtype: torch.dtype) -> list[Tensor]:
         own = [copied(value, dtype) for value in arguments]
-        returned = getattr(kernels, method)(*own)
+        returned = getattr(those, method)(*own)
         written = [own[place] if isinstance(own[place], list) else [own[place]] for place in writes]
         return [*itertools.chain(*written), *([] if returned is None else [returned])]
 
@@ -90,25 +100,26 @@ def check(method: str, *arguments: Any, writes: Sequence[int], tolerance: float 
             return torch.empty_like(value, dtype=dtype).copy_(value)
         return value.clone() if isinstance(value, Tensor) else value
 
-    found, expected = run(TritonKernels("float32"), torch.float32), run(TorchKernels(), torch.float64)
+    found, expected = run(kernels("float32"), torch.float32), run(TorchKernels(), torch.float64)
     assert found
     for one, other in zip(found, expected, strict=True):
         atol = tolerance * max(1.0, float(other.abs().max()))
         torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(("times", "rows", "width", "units"), [(T, B, D, H), (2, 67, 3, 5)])
-def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
+@pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
+@pytest.mark.parametrize(("times", "rows", "width", "units"), [(T, B, D, H), (2, 67, 3, 5), (1, 17, 3, 20)])
+def test_recurrence(kernels: type[TritonKernels], times: int, rows: int, width: int, units: int) -> None:
     """Forwards, and backwards from there; 67 rows are more than a program takes. NaN is what nobody wrote."""
     gates, bias = normal(U, times, rows, 3 * units), normal(U, 3 * units)
     recurrent, projection = normal(U, width, 3 * units) / 4, normal(U, units, width) / 4
     outputs = torch.full((U, times + 1, rows, width), torch.nan)
     cells, hidden = (torch.full((U, times + n, rows, units), torch.nan) for n in (1, 0))
     states = (gates, bias, recurrent, projection, outputs, cells, hidden)
-    check("recur", *states, writes=(0, 4, 5, 6))
+    check("recur", *states, writes=(0, 4, 5, 6), kernels=kernels)
     TorchKernels().recur(*states)
     d_outputs = normal(U, times + 1, rows, width, seed=1)
-    check("recur_back", gates, recurrent, projection, d_outputs, cells, writes=(0, 3))
+    check("recur_back", gates, recurrent, projection, d_outputs, cells, writes=(0, 3), kernels=kernels)
 
 
 def test_tanh_is_exact_near_zero_too() -> None:
@@ -130,17 +141,24 @@ def test_cross_entropy() -> None:
     check("cross_entropy", *given, torch.tensor([0.3]).double(), writes=(0, 4))
 
 
+@pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize("with_low", [False, True])
-def test_add_rows(with_low: bool) -> None:
-    """More positions than a program takes; of those that are none, rows are NaN and must not be read."""
+def test_add_rows(kernels: type[TritonKernels], with_low: bool) -> None:
+    """More positions than a program takes; of those that are none, rows are NaN and must not be read.
+
+    For the kernels that want it so, in the order of their tokens.
+    """
     given, rows = parts(), normal(U, T * B, D)
+    if kernels is SpreadKernels:
+        for user, count in enumerate(COUNTS.tolist()):
+            at = given.places[user, :count].long() - B
+            given.places[user, :count] = given.places[user, :count][given.tokens[user].flatten()[at].argsort()]
     for user, count in enumerate(COUNTS.tolist()):
         unused = set(range(T * B)) - {place - B for place in given.places[user, :count].tolist()}
         rows[user, sorted(unused)] = torch.nan
     table = normal(U, 7, D)
-    check(
-        "add_rows", table, table.clone() if with_low else None, rows, given, -0.3, writes=(0, 1) if with_low else (0,)
-    )
+    arguments = table, table.clone() if with_low else None, rows, given, -0.3
+    check("add_rows", *arguments, writes=(0, 1) if with_low else (0,), kernels=kernels)
 
 
 def test_add_rows_keeps_the_same_in_bfloat16() -> None:
@@ -151,15 +169,16 @@ def test_add_rows_keeps_the_same_in_bfloat16() -> None:
     assert bool(((low.float() - table).abs() <= 2**-7 * table.abs()).all())
 
 
+@pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
 @pytest.mark.parametrize("turned", [False, True])
-def test_descend(turned: bool) -> None:
+def test_descend(kernels: type[TritonKernels], turned: bool) -> None:
     """With strided factors and a transposed weight, as the trainer has them."""
     weight = normal(U, V, D).mT if turned else normal(U, D, V)
     left, right = normal(U, T + 1, B, D)[:, :T].flatten(1, 2), normal(U, T + 1, B, V)[:, 1:].flatten(1, 2)
     bias = normal(U, V, seed=2)
-    check("descend", weight, weight * 0, left, right, 0.3, bias, bias * 0, writes=(0, 1, 5, 6))
-    check("descend", weight, weight * 0, left, right, 0.3, writes=(0, 1))
-    check("descend", weight, None, left, right, 0.3, bias, None, writes=(0, 5))
+    check("descend", weight, weight * 0, left, right, 0.3, bias, bias * 0, writes=(0, 1, 5, 6), kernels=kernels)
+    check("descend", weight, weight * 0, left, right, 0.3, writes=(0, 1), kernels=kernels)
+    check("descend", weight, None, left, right, 0.3, bias, None, writes=(0, 5), kernels=kernels)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
