@@ -1,0 +1,256 @@
+"""Central runs on one real Ray cluster of two CPUs: at once, one after another, in two processes, and when they die."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Experiment, rows
+from test_central_run import CENTRAL, LONG, assert_same_state, log_of, settings, state_of, wait_for_step
+
+from flsim.central import CentralState, init, train_central
+from flsim.config import CentralSystemHParams
+from flsim.errors import InputError
+from flsim.runs import Run
+from server.attempts import refuse_what_does_not_fit
+from server.central import gpu_shares
+from server.steps import LOCK
+from server.together import STORAGE
+
+DEADLINE = 240.0
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of two CPUs, and of a GPU that it only claims to have, as a user would start one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--port={port}", "--block"]
+    process = subprocess.Popen(
+        [*command, "--num-cpus=2", "--num-gpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false"],
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@dataclass
+class Started:
+    """A run in the background."""
+
+    path: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def said(self) -> str:
+        return self.path.with_suffix(".said").read_text()
+
+    def finish(self) -> tuple[int, str]:
+        return self.process.wait(timeout=DEADLINE), self.said
+
+
+Begin = Callable[..., Started]
+
+
+@pytest.fixture
+def begin(experiment: Experiment, address: str) -> Iterator[Begin]:
+    """Start `flsim run` on the cluster."""
+    experiment.config.write_text(CENTRAL)
+    begun = []
+
+    def begin(name: str, *overrides: str, options: Sequence[str] = ()) -> Started:
+        path = experiment.folder / name
+        command = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", name, "--address", address]
+        with path.with_suffix(".said").open("wb") as said:
+            process = subprocess.Popen(
+                [*command, *settings(*overrides), *options],
+                cwd=experiment.folder,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+        begun.append(process)
+        return Started(path, process)
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def trainer_of(run: Path) -> int:
+    """The process that trains a run, and writes."""
+    host, process = (run / LOCK).read_text().split("/")
+    assert host == socket.gethostname()
+    return int(process)
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def other_worker(trainer: int) -> int:
+    """The process of Ray Train that trains together with it, on the same node of Ray."""
+    node, found = parent_of(trainer), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, process = (folder / "cmdline").read_text(), int(folder.name)
+            if "RayTrainWorker" in name and process != trainer and parent_of(process) == node:
+                found.append(process)
+        except OSError:  # it has ended
+            continue
+    (other,) = found
+    return other
+
+
+def start_of(run: Run) -> CentralState:
+    return init(run.corpus.layout.vocabulary_size, run.config.model, run.config.seed)
+
+
+def alone(path: Path) -> CentralState:
+    """The run's last state, trained in this process in one go."""
+    run = Run.open(path)
+    ((state, _),) = train_central(start_of(run), run.central_training(), run.rounds)
+    return state
+
+
+def status_of(path: Path) -> str:
+    return str(json.loads((path / "run.json").read_text())["status"])
+
+
+def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
+    """Three of them, of one CPU each, on two CPUs."""
+    for run in [begin(f"run{seed}", f"seed={seed}") for seed in range(3)]:
+        assert run.finish()[0] == 0, run.said
+        assert_same_state(state_of(run.path), alone(run.path))
+        assert sorted(rows(run.path)["round"].unique()) == [20, 40]
+        assert status_of(run.path) == "completed"
+
+
+def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(begin: Begin) -> None:
+    """The first one holds all CPUs, for ever: the second can only train once the first one's task has ended."""
+    first = begin("first", "system.threads=2", *LONG)
+    wait_for_step(first.path, 14)
+    second = begin("second")
+    wait_until(lambda: "second: waits for 1 CPU\n" in second.said)
+    assert not (second.path / "rounds.jsonl").exists()
+    first.process.send_signal(signal.SIGINT)
+    code, said = first.finish()
+    assert code == 1
+    assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
+    assert second.finish()[0] == 0, second.said
+    assert_same_state(state_of(second.path), alone(second.path))
+
+
+def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> None:
+    """Killed once without retries, and once with; then it equals the run that nothing happened to."""
+    long = ("training.steps=1500", "evaluation.every=1500")
+    run = begin("run", "system.retries=0", *long)
+    wait_for_step(run.path, 35)
+    os.kill(trainer_of(run.path), signal.SIGKILL)
+    code, said = run.finish()
+    assert code == 1
+    assert said.splitlines()[-1].startswith("flsim: training failed 1 times, last with: its process died")
+    assert status_of(run.path) == "failed"
+    kept = state_of(run.path).step
+    again = begin("run", *long, options=["--resume"])
+    wait_for_step(run.path, kept + 70)
+    os.kill(trainer_of(run.path), signal.SIGKILL)
+    code, said = again.finish()
+    assert code == 0, said
+    assert said.count("run: training goes on from the newest checkpoint: its process died") == 1
+    assert "Traceback" not in said
+    assert_same_state(state_of(run.path), alone(run.path))
+    steps = [line["round"] for line in log_of(run.path)]
+    assert steps == [*range(7, 1500, 7), 1500]
+
+
+def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -> None:
+    """Killed and not: equal bit for bit. Against one process: the loss of the first 20 steps, to float32's rounding."""
+    options = ("system.workers=2", "training.steps=600", "evaluation.every=600", "system.checkpoint_every=20")
+    hurt = begin("hurt", *options)
+    wait_for_step(hurt.path, 60)
+    os.kill(other_worker(trainer_of(hurt.path)), signal.SIGKILL)
+    code, said = hurt.finish()
+    assert code == 0, said
+    assert said.count("hurt: training goes on from the newest checkpoint: ") == 1
+    whole = begin("whole", *options)
+    code, said = whole.finish()
+    assert code == 0, said
+    assert all(line.startswith("whole: ") for line in said.splitlines()), said  # Ray Train is silent
+    assert_same_state(state_of(hurt.path), state_of(whole.path))
+    assert log_of(hurt.path) == log_of(whole.path)
+    assert rows(hurt.path).equals(rows(whole.path))
+    assert not (whole.path / STORAGE).exists()
+    run = Run.open(whole.path)
+    ((_, log),) = train_central(start_of(run), run.central_training(), 20)
+    assert log_of(whole.path)[0]["loss"] == pytest.approx(log.loss / log.tokens, rel=1e-5)
+
+
+def test_what_only_the_training_process_can_see_is_still_one_line(begin: Begin) -> None:
+    """The cluster says that it has a GPU; torch says that there is none."""
+    run = begin("run", "system.device=cuda")
+    code, said = run.finish()
+    if torch.cuda.is_available():
+        assert code == 0, said
+        return
+    assert code == 2
+    assert said == 'flsim: system.device is "cuda", but torch finds no GPU on the node that Ray chose\n'
+    assert not run.path.exists()
+
+
+def test_a_process_fills_a_gpu_together_with_its_evaluators() -> None:
+    assert gpu_shares(CentralSystemHParams()) == (0.0, 0.0)
+    assert gpu_shares(CentralSystemHParams(device="cuda")) == (0.95, 0.05)
+    assert gpu_shares(CentralSystemHParams(device="cuda", evaluators=2, gpus_for_evaluation=0.25)) == (0.5, 0.25)
+    assert gpu_shares(CentralSystemHParams(device="cuda", gpus=0.2)) == (0.2, 0.05)
+    assert gpu_shares(CentralSystemHParams(device="cuda", gpus_for_evaluation=1)) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("system", "nodes", "message"),
+    [
+        (
+            CentralSystemHParams(threads=3),
+            [{"CPU": 2.0}, {"CPU": 2.0}],
+            "training needs 3 CPUs, and the Ray nodes have",
+        ),
+        (CentralSystemHParams(workers=4), [{"CPU": 2.0}, {"CPU": 1.0}], "needs 4 times 1 CPU, .* room for 3 of 4 "),
+        (CentralSystemHParams(device="cuda"), [{"CPU": 2.0}], 'system.device is "cuda", but no Ray node has a GPU'),
+        (
+            CentralSystemHParams(device="cuda", workers=2),
+            [{"CPU": 8.0, "GPU": 1.0}],
+            "needs 2 times 1 CPU and 0.95 GPUs, .* room for 1 of 2 processes",
+        ),
+    ],
+)
+def test_what_never_fits_is_refused(system: CentralSystemHParams, nodes: list[dict[str, float]], message: str) -> None:
+    gpus, _ = gpu_shares(system)
+    with pytest.raises(InputError, match=message):
+        refuse_what_does_not_fit(system, gpus, nodes)
+    refuse_what_does_not_fit(system, gpus, [{"CPU": 4.0, "GPU": 2.0}])
