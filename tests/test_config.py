@@ -291,6 +291,18 @@ def test_evaluation_at_equal_epochs() -> None:
         ScheduledEvaluationHParams(every_epochs=0.0)
 
 
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("evaluation", {"every": 20, "every_epochs": 2.0}, r"every_epochs \(2\) and every \(20\) both say when"),
+        ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both say how long"),
+    ],
+)
+def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse({"data": {"corpus": "c"}, section: values}, "x")
+
+
 def test_what_changes_results_is_in_the_digest() -> None:
     """How long is not, but for a schedule that knows the end; the seed is not in what a series has in common."""
 

@@ -51,6 +51,10 @@ class ScheduledEvaluationHParams(EvaluationHParams):
         at_least_one(every=self.every)
         if self.every_epochs is not None and not 0 < self.every_epochs < math.inf:
             raise InputError(f"every_epochs must be above 0, found {self.every_epochs:g}")
+        if self.every_epochs is not None and self.every != type(self).every:
+            raise InputError(
+                f"every_epochs ({self.every_epochs:g}) and every ({self.every}) both say when; set one of them"
+            )
 
     def is_due(self, round_: int, rounds_per_epoch: float) -> bool:
         """Whether to evaluate after so many rounds."""

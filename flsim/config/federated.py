@@ -33,6 +33,8 @@ class TrainingHParams(FedAvgHParams):
         super().__post_init__()
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise InputError(f"epochs must be above 0, found {self.epochs:g}")
+        if self.epochs is not None and self.rounds != type(self).rounds:
+            raise InputError(f"epochs ({self.epochs:g}) and rounds ({self.rounds}) both say how long; set one of them")
 
 
 @dataclass(frozen=True)
