@@ -6,8 +6,10 @@ from pathlib import Path
 
 import ray
 import torch
+from ray._raylet import PlacementGroupID
 from ray.exceptions import RayError, RayTaskError
-from ray.util import placement_group, remove_placement_group
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flsim.config import CentralSystemHParams
@@ -72,7 +74,15 @@ def attempt(path: Path, name: str, system: CentralSystemHParams, gpus: float) ->
     finally:
         if stream is not None:
             ray.cancel(stream, force=True)
-        remove_placement_group(group)
+        _give_back()
+
+
+def _give_back() -> None:
+    """What this driver reserved; Ray Train's reservation would outlive its task where that is killed."""
+    job = ray.get_runtime_context().get_job_id()
+    for name, about in placement_group_table().items():
+        if name.endswith(job) and about["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(name))))
 
 
 def refuse_what_does_not_fit(system: CentralSystemHParams, gpus: float, nodes: list[dict[str, float]]) -> None:

@@ -29,14 +29,14 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
         Lost: a process died, or failed in another way.
     """
     from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchConfig
     from ray.train.v2.api.exceptions import TrainingFailedError
     from ray.util.queue import Empty, Queue
 
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", LOOK)
     system, told = Run.open(path).central.system, Queue(actor_options={"num_cpus": 0})
     resources = {"CPU": float(system.threads)} | ({"GPU": gpus} if gpus else {})
-    trainer = TorchTrainer(
+    trainer = _trainer()(
         _work,
         train_loop_config={"path": path, "gpus": gpus, "told": told},
         torch_config=TorchConfig(timeout_s=TIMEOUT),
@@ -63,6 +63,19 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
         fit.result()
     except TrainingFailedError as error:
         raise failure or Lost(str(error).strip().splitlines()[-1]) from error
+
+
+def _trainer() -> Any:
+    """Ray Train's, without the process that cleans up after a dead controller: the driver does, and for certain."""
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+    class Trainer(TorchTrainer):  # type: ignore[misc]
+        def _create_default_callbacks(self) -> list[Any]:
+            callbacks = super()._create_default_callbacks()
+            return [each for each in callbacks if not isinstance(each, PlacementGroupCleanerCallback)]
+
+    return Trainer
 
 
 def _work(settings: dict[str, Any]) -> None:
