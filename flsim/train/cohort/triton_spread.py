@@ -14,24 +14,25 @@ from torch import Tensor
 
 from flsim.train.cohort.packing import Parts
 from flsim.train.cohort.triton_kernels import TritonKernels
-from flsim.train.cohort.triton_recurrence import DOT, ROWS, _tanh, block
+from flsim.train.cohort.triton_recurrence import DOT, _tanh, block
 
 BLOCK = 2**13  # bytes of a block of weights
-LEFT = 2**14  # values that are read at once of what programs have left
-SHARES = 8  # of the rows: programs for each block of units
+AT_ONCE = 8  # programs of which it is read at once what they have left
+MANY = 128  # rows; of more, a program takes as many as registers suffice for
+STATE = 2**13  # values of r that they suffice for
 SAME = 32  # positions of a token that are read at once
 
 
 @triton.jit
-def _summed(left, row, B, K, D: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr):
-    """The sum of what all blocks of units have left for some rows [BB, BD]."""
+def _summed(left, row, B, K, D: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr, AT_ONCE: tl.constexpr):
+    """The sum of what all blocks of units have left for some rows [BB, BD]; a few loads are under way at a time."""
     d = tl.arange(0, BD)
+    at = row[:, None] * D + d[None, :]
+    real = (row < B)[:, None] & (d < D)[None, :]
     total = tl.zeros((BB, BD), tl.float32)
-    for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        at = (k[:, None, None] * B + row[None, :, None]) * D + d[None, None, :]
-        there = (k < K)[:, None, None] & (row < B)[None, :, None] & (d < D)[None, None, :]
-        total += tl.sum(tl.load(left + at, there, other=0.0), 0)
+    for first in range(0, K, AT_ONCE):
+        for k in tl.static_range(AT_ONCE):
+            total += tl.load(left + (first + k) * B * D + at, real & (first + k < K), other=0.0)
     return total
 
 
@@ -53,7 +54,7 @@ def _cell(
     BB: tl.constexpr,
     BD: tl.constexpr,
     BH: tl.constexpr,
-    BK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One time forwards. r of the time before is summed here, and kept by the programs of the first block of units."""
@@ -69,7 +70,7 @@ def _cell(
     low = gates.dtype.element_ty
     output = tl.zeros((BB, BD), low)
     if time > 0:
-        output = _summed(left + ((time - 1) % 2 * users + user) * K * B * D, row, B, K, D, BB, BD, BK).to(low)
+        output = _summed(left + ((time - 1) % 2 * users + user) * K * B * D, row, B, K, D, BB, BD, AT_ONCE).to(low)
         if tl.program_id(0) == 0:
             tl.store(outputs + before * D + d[None, :], output, real)
     gate = gates + now * (3 * H) + h[None, :]
@@ -114,7 +115,7 @@ def _cell_back(
     BB: tl.constexpr,
     BD: tl.constexpr,
     BH: tl.constexpr,
-    BK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One time backwards. What the time after adds to the gradient by r is summed here, and kept in `later`.
@@ -132,7 +133,7 @@ def _cell_back(
     low = gates.dtype.element_ty
     d_output = tl.load(d_outputs + (before + B) * D + d[None, :], real, other=0.0).to(tl.float32)
     if time + 1 < T:
-        added = _summed(left + ((time + 1) % 2 * users + user) * K * B * D, row, B, K, D, BB, BD, BK)
+        added = _summed(left + ((time + 1) % 2 * users + user) * K * B * D, row, B, K, D, BB, BD, AT_ONCE)
         d_output += added
         if tl.program_id(0) == 0:
             tl.store(later + now * D + d[None, :], added, real)
@@ -262,11 +263,11 @@ class SpreadKernels(TritonKernels):
     def _spread(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int, int], dict[str, int | str], Tensor]:
         """Grid, sizes, and room for what programs leave: float32 [2, u, blocks of units, B, D]."""
         (users, times, rows, _), (_, units, width) = gates.shape, projection.shape
-        row_block, width_block = block(triton.cdiv(rows, SHARES), ROWS), block(width)
+        width_block = block(width)
+        row_block = DOT if rows <= MANY else block(rows, max(DOT, STATE // width_block))
         unit_block = block(units, max(DOT, BLOCK // (width_block * gates.element_size())))
         blocks = triton.cdiv(units, unit_block)
         sizes: dict[str, int | str] = {"T": times, "B": rows, "D": width, "H": units, "PRECISION": self._precision}
-        sizes |= {"BB": row_block, "BD": width_block, "BH": unit_block, "num_warps": 8}
-        sizes |= {"BK": max(1, LEFT // (row_block * width_block))}
+        sizes |= {"BB": row_block, "BD": width_block, "BH": unit_block, "AT_ONCE": AT_ONCE, "num_warps": 8}
         left = torch.empty(2, users, blocks, rows, width, dtype=torch.float32, device=gates.device)
         return (blocks, triton.cdiv(rows, row_block), users), sizes, left

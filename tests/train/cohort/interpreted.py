@@ -6,6 +6,7 @@ Triton is imported. Sizes are no powers of two, and blocks are made small, so th
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,12 +20,16 @@ from stacking import (
     start_of,
     train_stacked,
 )
+from stepping import LAYOUT, training_of
 from torch import Tensor
 from triton.runtime import interpreter  # type: ignore[import-untyped]
 
+from flsim.central import CentralHParams, init, train_central
+from flsim.central.stacked import StackedEngine
 from flsim.data.vocabulary import Layout
 from flsim.model.cifg import ModelHParams
 from flsim.rng import stream
+from flsim.train.clip import global_norm
 from flsim.train.cohort import triton_kernels, triton_recurrence, triton_spread
 from flsim.train.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.train.cohort.packing import Parts
@@ -53,7 +58,8 @@ interpreter._patch_lang_tensor = _patch
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_recurrence, "BLOCK", 16 * 32 * 4)
     monkeypatch.setattr(triton_spread, "BLOCK", 16 * 32 * 4)
-    monkeypatch.setattr(triton_spread, "LEFT", 2 * 16 * 32)
+    monkeypatch.setattr(triton_spread, "AT_ONCE", 2)
+    monkeypatch.setattr(triton_spread, "MANY", 20)
     monkeypatch.setattr(triton_spread, "SAME", 2)
     monkeypatch.setattr(triton_kernels, "LOGITS", 32)
     monkeypatch.setattr(triton_kernels, "VALUES", 512)
@@ -225,3 +231,32 @@ def test_stacked_users_equal_the_local_engine(hparams: LocalHParams) -> None:
     assert relative_error(found.delta, exact.delta) < rounding("float32", start_of(model), norm, 2)
     assert found.loss == pytest.approx(exact.loss, rel=1e-6)
     assert_same_counts(found, exact)
+
+
+@pytest.mark.parametrize(
+    "hparams",
+    [
+        CentralHParams(learning_rate=0.5, schedule="linear"),
+        CentralHParams(learning_rate=0.1, optimizer="momentum", gradient_clip=0.2, dropout=0.3),
+        CentralHParams(learning_rate=0.1, weight_decay=0.1, warmup=2),
+    ],
+    ids=["plain", "momentum", "decay"],
+)
+def test_central_training_equals_the_autograd_engine(hparams: CentralHParams) -> None:
+    """Units that are no multiple of 16, an epoch's smaller last batch; the tolerance that `rounding` derives.
+
+    A plain step adds products to weights one after another, as many as there are rows and times: 4 times 6.
+    """
+    roundings = 3 * (4 * 6 if hparams.is_plain else 1)
+    hparams, state = replace(hparams, batch_size=4, steps=3), init(LAYOUT.vocabulary_size, ModelHParams(6, 19), 0)
+    training = training_of([[1, 2, 3], [4, 4], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]], hparams)
+    exact_start = replace(state, params={name: value.double() for name, value in state.params.items()})
+    ((exact, log),) = train_central(exact_start, replace(training, engine="autograd"), 3)
+    engine = StackedEngine(training, state, SpreadKernels("float32"))
+    losses, _ = engine.train(engine.pack(training.chunk(0, 3)))
+    assert sum(losses) == pytest.approx(log.loss, rel=1e-6)
+    found, expected = (
+        {name: after[name].double() - value for name, value in exact_start.params.items()}
+        for after in (engine.params(), exact.params)
+    )
+    assert relative_error(found, expected) < rounding("float32", state.params, global_norm(expected), roundings)

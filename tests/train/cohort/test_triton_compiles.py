@@ -3,12 +3,17 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from flsim.central import CentralHParams, CentralTraining, init
+from flsim.central.stacked import StackedEngine
+from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.model.cifg import CIFGLanguageModel, ModelHParams
@@ -68,6 +73,23 @@ def stack(machine_code: bytes, folder: Path) -> int:
     return int(re.findall(r"STACK:(\d+)", said.stdout)[0])
 
 
+def compilers_in(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[Compiler]:
+    """In the place of all kernels of these modules that are launched."""
+    compilers = []
+    for module in modules:
+        for name, kernel in list(vars(module).items()):
+            if type(kernel).__name__ == "JITFunction" and name not in ("_tanh", "_summed"):
+                compilers.append(Compiler(kernel))
+                monkeypatch.setattr(module, name, compilers[-1])
+    return compilers
+
+
+def assert_within_limits(compilers: list[Compiler], folder: Path) -> None:
+    for compiled in (compiled for compiler in compilers for compiled in compiler.compiled.values()):
+        assert compiled.metadata.shared <= SHARED, compiled.name
+        assert stack(compiled.asm["cubin"], folder) <= STACK, compiled.name
+
+
 @pytest.mark.parametrize(
     ("hparams", "users", "words"),
     [
@@ -87,12 +109,7 @@ def test_a_whole_step_compiles(
     """
     from flsim.train.cohort import triton_kernels, triton_recurrence
 
-    compilers = []
-    for module in (triton_recurrence, triton_kernels):
-        for name, kernel in list(vars(module).items()):
-            if type(kernel).__name__ == "JITFunction" and name != "_tanh":
-                compilers.append(Compiler(kernel))
-                monkeypatch.setattr(module, name, compilers[-1])
+    compilers = compilers_in(monkeypatch, triton_recurrence, triton_kernels)
     layout, rng = Layout(5_008), stream(0, "test", "compiles")
     records = Records.of([rng.integers(1, 5_000, words).tolist() for _ in range(hparams.batch_size)])
     start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
@@ -103,6 +120,34 @@ def test_a_whole_step_compiles(
     trainer.add_updates([1.0] * users, sums)
     assert len(compilers) == 8
     assert sum(bool(compiler.compiled) for compiler in compilers) == 7
-    for compiled in (compiled for compiler in compilers for compiled in compiler.compiled.values()):
-        assert compiled.metadata.shared <= SHARED, compiled.name
-        assert stack(compiled.asm["cubin"], tmp_path) <= STACK, compiled.name
+    assert_within_limits(compilers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "hparams",
+    [
+        CentralHParams(precision="bf16"),
+        CentralHParams(batch_size=256, optimizer="rmsprop", precision="tf32", gradient_clip=1.0, weight_decay=0.1),
+        CentralHParams(optimizer="adam", dropout=0.1),
+        CentralHParams(),
+    ],
+    ids=["bf16", "tf32", "adam", "plain"],
+)
+def test_a_whole_step_of_central_training_compiles(
+    hparams: CentralHParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a step of one user launches, whose recurrence has kernels of its own."""
+    from flsim.train.cohort import triton_kernels, triton_spread
+
+    compilers = compilers_in(monkeypatch, triton_kernels, triton_spread)
+    layout, rng = Layout(5_008), stream(0, "test", "compiles")
+    records = Records.of([rng.integers(1, 5_000, 3).tolist() for _ in range(hparams.batch_size)])
+    users = Split(layout, records.tokens, records.offsets, np.array([0, len(records)]), Path("nowhere"))
+    training = CentralTraining(users, replace(hparams, steps=1), 0)
+    state = init(layout.vocabulary_size, ModelHParams(), 0)
+    engine = StackedEngine(training, state, triton_spread.SpreadKernels(hparams.precision))
+    engine.train(engine.pack(training.chunk(0, 1)))
+    used = {compiler.kernel.fn.__name__ for compiler in compilers if compiler.compiled}
+    assert used >= {"_cell", "_cell_back", "_cross_entropy", "_add_neighbors"}
+    assert ("_optimize" in used) == (hparams.optimizer != "sgd")
+    assert_within_limits(compilers, tmp_path)
