@@ -1,4 +1,4 @@
-"""The Flower ServerApp, its loop of rounds, the loop of central steps, and the launch of either on Ray."""
+"""The Flower ServerApp and its loop of rounds; the steps of central training; and the launch of either on Ray."""
 
 import os
 

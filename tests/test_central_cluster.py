@@ -153,8 +153,8 @@ def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
 
 
 def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(begin: Begin) -> None:
-    """The first one holds all CPUs, for ever: the second can only train once the first one's task has ended."""
-    first = begin("first", "system.threads=2", *LONG)
+    """The first one's two processes hold all CPUs, for ever: the second can only train once they have ended."""
+    first = begin("first", "system.workers=2", *LONG)
     wait_for_step(first.path, 14)
     second = begin("second")
     wait_until(lambda: "second: waits for 1 CPU\n" in second.said)
