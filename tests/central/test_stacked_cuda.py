@@ -1,0 +1,122 @@
+"""The stacked engine on an NVIDIA GPU: Triton's kernels as they are compiled, CUDA graphs, states."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stacking import relative_error, rounding
+
+from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.central.packed import PackedEngine
+from flsim.central.stacked import StackedEngine
+from flsim.data.corpus import Split
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.model.cifg import ModelHParams, Params
+from flsim.rng import stream
+from flsim.train.clip import global_norm
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"
+)
+
+LAYOUT, STEPS = Layout(1_000), 6
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"batch_size": 150, "schedule": "cosine", "dropout": 0.2},
+    {"optimizer": "momentum", "momentum": 0.5, "gradient_clip": 1.0, "dropout": 0.2},
+    {"optimizer": "adam", "learning_rate": 0.003, "weight_decay": 0.1, "warmup": 3},
+    {"optimizer": "rmsprop", "learning_rate": 0.003, "schedule": "linear"},
+]
+
+
+def training_of(precision: Any, others: dict[str, Any]) -> CentralTraining:
+    """100 records, so that an epoch of batches of 32 ends with a smaller one after 4 steps."""
+    rng = stream(0, "test", "records")
+    lengths = rng.integers(0, LAYOUT.record_words + 1, 160 if others.get("batch_size") else 100)
+    records = Records.of([rng.integers(1, LAYOUT.last_word, length, endpoint=True).tolist() for length in lengths])
+    split = Split(LAYOUT, records.tokens, records.offsets, np.array([0, len(records)]), Path("nowhere"))
+    hparams = CentralHParams(**{"learning_rate": 0.1, "steps": STEPS, "precision": precision, **others})
+    return CentralTraining(split, hparams, 0, device="cuda")
+
+
+def begin() -> CentralState:
+    return init(LAYOUT.vocabulary_size, ModelHParams(96, 70), 0)
+
+
+def stepped(engine: Any, training: CentralTraining, state: CentralState, *until: int) -> tuple[CentralState, float]:
+    """The state after chunks that end there, and the sum of all losses."""
+    total = 0.0
+    for end in until:
+        losses, _ = engine.train(engine.pack(training.chunk(state.step, end)))
+        total += sum(losses)
+        state = replace(state, step=end, params=engine.params(), moments=engine.moments())
+    return state, total
+
+
+def change(state: CentralState) -> Params:
+    return {name: value.double() - begin().params[name].double() for name, value in state.params.items()}
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("others", OPTIONS, ids=str)
+def test_it_equals_the_autograd_engine(precision: Any, others: dict[str, Any]) -> None:
+    """Within the rounding that is derived where the optimizer is linear; Adam and RMSProp divide by what is rounded.
+
+    A plain step rounds embeddings twice, as what is read and what is predicted are added one after the other.
+    """
+    training = training_of(precision, others)
+    oracle = replace(training, device="cpu", engine="autograd", hparams=replace(training.hparams, precision="float32"))
+    exact_start = replace(begin(), params={name: value.double() for name, value in begin().params.items()})
+    ((exact, log),) = train_central(exact_start, oracle, STEPS)
+    expected = change(exact)
+    tolerance = rounding(precision, begin().params, global_norm(expected), 2 * STEPS)
+    found, loss = stepped(StackedEngine(training, begin()), training, begin(), STEPS)
+    adaptive = training.hparams.optimizer in ("adam", "rmsprop")
+    assert relative_error(change(found), expected) < tolerance * (10 if adaptive else 1)
+    assert loss == pytest.approx(log.loss, rel=tolerance * (10 if adaptive else 1))
+    assert found.moments.keys() == exact.moments.keys()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("others", OPTIONS, ids=str)
+def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
+    """But rounding, as shapes are rounded up under graphs. Nor do graphs that were used before, or a longer chunk."""
+    training = training_of(precision, others)
+    plain, expected = stepped(StackedEngine(training, begin(), graphs=False), training, begin(), STEPS)
+    tolerance = rounding(precision, begin().params, global_norm(change(plain)), 2 * STEPS)
+    adaptive = 10 if training.hparams.optimizer in ("adam", "rmsprop") else 1
+    for until in ((STEPS,), (1, 2, STEPS)):
+        found, loss = stepped(StackedEngine(training, begin(), graphs=True), training, begin(), *until)
+        assert relative_error(change(found), change(plain)) < adaptive * tolerance
+        assert loss == pytest.approx(expected, rel=adaptive * tolerance)
+
+
+@pytest.mark.parametrize("others", OPTIONS, ids=str)
+def test_resuming_is_exact(others: dict[str, Any]) -> None:
+    """A new engine, whose graphs are its own, comes to the same bits from a state in the middle."""
+    training = training_of("bf16", others)
+    whole, _ = stepped(StackedEngine(training, begin()), training, begin(), STEPS)
+    part, _ = stepped(StackedEngine(training, begin()), training, begin(), 2)
+    resumed, _ = stepped(StackedEngine(training, part), training, part, 5, STEPS)
+    assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
+    for slot, moment in whole.moments.items():
+        assert all(torch.equal(resumed.moments[slot][name], value) for name, value in moment.items())
+
+
+@pytest.mark.parametrize("others", OPTIONS, ids=str)
+def test_a_checkpoint_goes_to_a_cpu_and_back(others: dict[str, Any]) -> None:
+    """A plain step on a CPU adds products to weights one after another, as many as a batch has positions at most."""
+    training = training_of("float32", others)
+    at_home = replace(training, device="cpu")
+    expected, _ = stepped(PackedEngine(at_home, begin()), at_home, begin(), STEPS)
+    state, _ = stepped(StackedEngine(training, begin()), training, begin(), 2)
+    state, _ = stepped(PackedEngine(at_home, state), at_home, state, 4)
+    state, _ = stepped(StackedEngine(training, state), training, state, STEPS)
+    roundings = STEPS * (training.hparams.batch_size * LAYOUT.record_words if training.hparams.is_plain else 2)
+    tolerance = rounding("float32", begin().params, global_norm(change(expected)), roundings)
+    adaptive = 10 if training.hparams.optimizer in ("adam", "rmsprop") else 1
+    assert relative_error(change(state), change(expected)) < adaptive * tolerance
