@@ -136,8 +136,9 @@ def pack(
         """A value of each segment for all its positions."""
         return np.repeat(values.astype(np.int32), count)
 
-    data = torch.zeros(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
+    data = torch.empty(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
     flat: NDArray[np.int32] = data.numpy()
+    flat.fill(0)  # by this thread alone: torch's would wait for each other
     place = time * spread(rows[segment_step]) + row
     flat[place + spread(at(0, times * rows))] = inputs
     listed = np.arange(len(inputs), dtype=np.int32) + spread(at(1, positions) - begin)
