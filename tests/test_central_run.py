@@ -241,7 +241,8 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         (("system.device=cuda", "system.gpus=0.5", "system.workers=2"), "workers need a GPU each"),
         (("system.workers=0",), "workers must be at least 1, found 0"),
         (("system.retries=-1",), "retries must not be negative, found -1"),
-        ((*PRIVATE, "system.workers=2"), "system.workers must be 1 with clip or noise"),
+        ((*PRIVATE, "system.workers=2"), "DP-SGD trains in one process; set system.workers = 1"),
+        (("training.precision=bf16", "system.workers=2"), 'training.precision "bf16" is of one process'),
         (("local.epochs=2",), 'local: of federated training, but training.kind is "central"'),
     ],
 )

@@ -22,9 +22,11 @@ from flsim.data.records import batch
 from flsim.errors import InputError
 from flsim.model.cifg import CIFGLanguageModel, Params
 from flsim.model.loss import loss_sum
+from flsim.privacy.mechanism import Mechanism
 from flsim.train.cohort.gradient import PackedBatch, PackedModel, packed_batches
 from flsim.train.cohort.steps import lay_out
 from flsim.train.dropout import factors
+from flsim.train.hparams import Precision
 from flsim.train.local import bound_norm
 
 
@@ -43,6 +45,14 @@ class Share:
     read: tuple[Any, ...]
 
 
+def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision) -> None:
+    """Raises InputError for DP-SGD, which clips each record's gradient, and for low precision, which kernels have."""
+    if mechanism != "none":
+        raise InputError("DP-SGD trains in one process; set system.workers = 1")
+    if precision != "float32":
+        raise InputError(f'training.precision "{precision}" is of one process; set system.workers = 1, or "float32"')
+
+
 class DistributedEngine:
     """A `flsim.central.engines.Engine`, of which each process of the default group has one, of the same state.
 
@@ -52,12 +62,11 @@ class DistributedEngine:
     With engine "fused" on a CPU the gradient is the one that is written out; else it is autograd's.
 
     Raises:
-        InputError: DP-SGD, which clips each record's gradient.
+        InputError: as `refuse_what_trains_alone`.
     """
 
     def __init__(self, training: CentralTraining, state: CentralState) -> None:
-        if training.privacy.mechanism != "none":
-            raise InputError("DP-SGD trains in one process; set system.workers = 1")
+        refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision)
         self._training, self._layout = training, training.records.layout
         self._rank, self._workers = dist.get_rank(), dist.get_world_size()
         model = CIFGLanguageModel.of(state.params).to(training.device)

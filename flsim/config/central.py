@@ -98,8 +98,10 @@ class CentralConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self._is_private and self.system.workers > 1:
-            raise InputError("system.workers must be 1 with clip or noise: DP-SGD trains in one process")
+        if self.system.workers > 1:
+            from flsim.central.distributed import refuse_what_trains_alone
+
+            refuse_what_trains_alone(self.privacy.mechanism, self.training.precision)
         world, order = self.data.world, self.training.order
         if order in (None, self.order):
             return
