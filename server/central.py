@@ -3,13 +3,13 @@
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 from flsim.checkpoint import checkpoint_name
 from flsim.config import CentralSystemHParams
 from flsim.errors import RunFailed
 from flsim.privacy import report
-from flsim.progress import Advance, progress, say
+from flsim.progress import progress, say
 from flsim.runs import Run
 from server.attempts import attempt, refuse_what_does_not_fit
 from server.cluster import cluster, nodes
@@ -32,12 +32,12 @@ def simulate(run: Run, address: str | None = None) -> None:
         Diverged: values that are not finite; names the step and the last good checkpoint.
         RunFailed: training or an evaluation failed, or an interrupt from the keyboard.
     """
-    _, state = opened(run)
+    opened(run)
     gpus, evaluation_gpus = gpu_shares(run.central.system)
     with cluster(address):
         refuse_what_does_not_fit(run.central.system, gpus, nodes())
         with supervised(run, evaluation_gpus) as evaluations:
-            train_on_ray(run, state.step, gpus, evaluations)
+            train_on_ray(run, gpus, evaluations)
 
 
 def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
@@ -52,12 +52,11 @@ def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
     return training, evaluation
 
 
-def train_on_ray(run: Run, start: int, gpus: float, evaluations: Evaluations) -> None:
+def train_on_ray(run: Run, gpus: float, evaluations: Evaluations) -> None:
     """All attempts: where a process dies, training starts again from the newest checkpoint, after 1, 2, 4, ... seconds.
 
     Args:
         run: the run.
-        start: number of steps that were completed before.
         gpus: of each process that trains.
         evaluations: of the run.
 
@@ -65,40 +64,40 @@ def train_on_ray(run: Run, start: int, gpus: float, evaluations: Evaluations) ->
         RunFailed: processes died `system.retries` + 1 times without a checkpoint in between.
     """
     failures, retries = 0, run.central.system.retries
-    with progress(run.name, run.rounds, start, unit="steps") as advance:
-        while True:
-            evaluations.submit_unevaluated()
-            try:
-                for news in _attempt(run, gpus, evaluations, advance):
-                    failures = 0 if news.saved else failures
-                return
-            except Lost as error:
-                failures += 1
-                if failures > retries:
-                    raise RunFailed(f"training failed {failures} times, last with: {error}") from error
-                say(f"{run.name}: training goes on from the newest checkpoint: {error}")
-                time.sleep(2.0 ** (failures - 1))
+    while True:
+        evaluations.submit_unevaluated()
+        try:
+            for news in _attempt(run, gpus, evaluations):
+                failures = 0 if news.saved else failures
+            return
+        except Lost as error:
+            failures += 1
+            if failures > retries:
+                raise RunFailed(f"training failed {failures} times, last with: {error}") from error
+            say(f"{run.name}: training goes on from the newest checkpoint: {error}")
+            time.sleep(2.0 ** (failures - 1))
 
 
-def _attempt(run: Run, gpus: float, evaluations: Evaluations, advance: Advance) -> Iterator[News]:
+def _attempt(run: Run, gpus: float, evaluations: Evaluations) -> Iterator[News]:
     """Show what there is to know, and have checkpoints evaluated, while it trains."""
-    config, spent = run.config, dict[str, float]()
-    try:
-        with closing(attempt(run.path.resolve(), run.name, run.central.system, gpus)) as told:
-            for news in told:
-                evaluations.poll()
-                if news is None:
-                    continue
-                advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
-                if news.saved:
-                    run.mark("running", evaluations.complaint)
-                    if run.is_evaluated_at(news.step):
-                        evaluations.submit(run.path / "checkpoints" / checkpoint_name(news.step))
-                spent = news.spent or spent
-                if news.spent and news.saved and news.step < run.rounds:
-                    say(f"{run.name}: {report.note(spent, config.unit)} by step {news.step:,}")
-                yield news
-    finally:
-        shutil.rmtree(run.path / STORAGE, ignore_errors=True)
+    config, spent, advance = run.config, dict[str, float](), None
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, run.path / STORAGE, ignore_errors=True)
+        told = stack.enter_context(closing(attempt(run.path.resolve(), run.name, run.central.system, gpus)))
+        for news in told:
+            evaluations.poll()
+            if news is None:
+                continue
+            if advance is None:  # it trains from now on
+                advance = stack.enter_context(progress(run.name, run.rounds, news.step, unit="steps"))
+            advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
+            if news.saved:
+                run.mark("running", evaluations.complaint)
+                if run.is_evaluated_at(news.step):
+                    evaluations.submit(run.path / "checkpoints" / checkpoint_name(news.step))
+            spent = news.spent or spent
+            if news.spent and news.saved and news.step < run.rounds:
+                say(f"{run.name}: {report.note(spent, config.unit)} by step {news.step:,}")
+            yield news
     if spent:
         say(f"{run.name}: {report.sentence(spent, config.sampler, run.delta, config.unit)}")
