@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Train one run, evaluating checkpoints meanwhile on Ray, and print its table.
 
-    Federated training is Flower's on Ray; central training (training.kind = "central") is of this process.
+    Federated training is Flower's on Ray; central training (training.kind = "central") a task on Ray.
     """
     from flsim.config import CentralConfig, load
     from flsim.runs import Run

@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
 }
+
+
+def note(text: str, width: int = 80) -> str:
+    """A sentence below a table: lines of at most so many characters, but for words that are longer, such as paths."""
+    return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 @dataclass(frozen=True)

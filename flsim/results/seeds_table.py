@@ -140,7 +140,7 @@ def to_markdown(table: pd.DataFrame, width: int = 80) -> str:
     text = formats.markdown(_shown(table), width) + "\n" + LEGEND.format(of_given) + progress(table)[1]
     if "left_out" in table:
         for row in table.dropna(subset="left_out").itertuples():
-            text += f"Left out of {row.setting}: {row.left_out}\n"
+            text += formats.note(f"Left out of {row.setting}: {row.left_out}", width)
     return text
 
 

@@ -241,7 +241,7 @@ def _legend(table: pd.DataFrame) -> str:
             text += legend.format(", ".join(table[convention].dropna().unique()), ", ".join(deltas))
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
-            text += f"{row.run} {row.status}: {' '.join(str(row.reason).split())}\n"
+            text += formats.note(f"{row.run} {row.status}: {row.reason}")
     return text
 
 
