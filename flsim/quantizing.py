@@ -1,4 +1,4 @@
-"""A run measured anew with weights of few bits, beside the run that it was: the same training, another row in a table."""
+"""A run measured anew with weights of few bits, beside the run that it was: one training, two rows of a table."""
 
 import shutil
 from dataclasses import replace
@@ -21,7 +21,7 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     Its checkpoints hold the trained weights as they are; what is measured is rounded.
 
     Raises:
-        InputError: `out` exists, `bits` is out of range, or the run has no evaluated checkpoint or is quantized already.
+        InputError: `out` exists, `bits` is out of range, the run has no evaluated checkpoint, or is quantized already.
     """
     run = Run.open(source)
     if run.config.evaluation.weight_bits is not None:

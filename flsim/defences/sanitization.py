@@ -72,7 +72,9 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     differences = log_perplexity_differences(train, hparams, seed, device)
     kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
-    return drop_records(corpus, out, kept, {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}, dropped)
+    return drop_records(
+        corpus, out, kept, {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}, dropped
+    )
 
 
 def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
