@@ -19,10 +19,12 @@ def test_a_defence_is_in_the_name_and_in_the_series_and_a_seed_is_not(experiment
         return Run.create(load(experiment.config, [f"data.corpus='{corpus}'", f"seed={seed}"]), folder / name)
 
     corpus = Corpus.open(folder / "corpus")
-    planted = [plant_corpus(corpus, folder / f"planted{seed}", settings.canaries, seed) for seed in (0, 1)]
+    planted = [plant_corpus(corpus, folder / f"planted{seed}", settings.canaries, seed) for seed in (0, 3)]
     deduplicated = [
         deduplicate(each, folder / f"deduplicated{seed}", DeduplicationHParams()) for seed, each in enumerate(planted)
     ]
+    found = [each.manifest["parameters"]["steps"][-1]["planted"] for each in deduplicated]
+    assert found[0] != found[1]  # what a step found is of its seed
     near = deduplicate(planted[0], folder / "near", DeduplicationHParams(near=0.8))
     lazily, by_hand = run("a", corpus.path), run("b", planted[0].path)
     first, second = (run(f"c{seed}", each.path, seed) for seed, each in enumerate(deduplicated))

@@ -63,9 +63,10 @@ def rewrite_corpus(
 
 
 def labelled_steps(corpus: Corpus) -> list[dict[str, Any]]:
-    """Steps that a table names, such as defences: those with a ``label``, without the corpus and the seed of each."""
+    """Steps that a table names, such as defences: those with a ``label``, but for what differs from seed to seed."""
     steps = corpus.manifest["parameters"].get("steps", [])
-    common = [{name: value for name, value in step.items() if name not in ("corpus", "seed")} for step in steps]
+    of_seed = ("corpus", "seed", "planted")
+    common = [{name: value for name, value in step.items() if name not in of_seed} for step in steps]
     return [step for step in common if "label" in step]
 
 
