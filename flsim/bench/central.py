@@ -75,13 +75,16 @@ def bench_central(hparams: CentralBenchHParams = CentralBenchHParams(), device: 
         "hours_of_the_paper": PAPER_STEPS / smallest / 3600,
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "threads": hparams.threads,
-        "unit": f"records of {records.words / records.records:.1f} words on average, {hparams.model}",
+        "unit": (
+            f"records of {records.words / records.records:.1f} words on average, V = {LAYOUT.vocabulary_size:,}, "
+            f"{hparams.model.embedding} x {hparams.model.units} units"
+        ),
     }
 
 
 def describe(measured: dict[str, Any]) -> str:
     """The figures for a person."""
-    lines = [f"{measured['unit']}; {measured['device']}, {measured['threads']} threads"]
+    lines = [f"{measured['unit']}; {measured['device']}, threads: {measured['threads']}"]
     for size, rates in measured["records_per_second"].items():
         lines.append(
             f"batch {size:>4}: {rates['ours']:9,.0f} records/s, plain loop {rates['plain']:9,.0f}: "
