@@ -24,6 +24,7 @@ from flsim.canaries.planted import planting_of, settled
 from flsim.canaries.population import Population, open_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.central import CentralTraining
+from flsim.central.engines import refuse_precision
 from flsim.checkpoint import State
 from flsim.config import CentralConfig, Config, FederatedConfig, dump, load
 from flsim.data.corpus import Corpus, Split
@@ -281,7 +282,7 @@ def _foresee_training(settings: Config, train: Split) -> None:
         draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
         shard_ranges(len(train), settings.system.shards)
     elif isinstance(settings, CentralConfig):
-        _central_training(settings, train, settings.rounds_over(train))
+        refuse_precision(_central_training(settings, train, settings.rounds_over(train)))
     _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train))
 
 

@@ -232,6 +232,7 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         ((*PRIVATE, "training.batch_size=193"), "batch_size must be between 1 and the 192 training records, found 193"),
         ((*PRIVATE, "training.order=sequence"), 'training.order "sequence" has no privacy accounting'),
         ((*PRIVATE, "privacy.target_quantile=0.5"), "central training has a fixed clip"),
+        (("training.precision=tf32",), 'training.precision "tf32" needs an NVIDIA GPU'),
         (("training.order=iid",), 'training.order "iid" contradicts data.world "non-iid"'),
         (("training.cohort=4", "training.rounds=3"), "training.cohort, training.rounds: of federated training, but"),
         (("system.threads=4096",), "training needs 4096 CPUs, and the Ray nodes have room for 0 of 1 processes"),

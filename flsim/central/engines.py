@@ -67,7 +67,11 @@ def engine_of(training: "CentralTraining", state: CentralState) -> Engine:
     "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
     each record's gradient, always takes it. "fused" is a gradient written out: on a CPU without padding, elsewhere with
     the kernels and graphs of the cohort engine, as one user, which is also how bfloat16 is trained anywhere.
+
+    Raises:
+        InputError: the engine, or the device, has not the precision that is asked for.
     """
+    refuse_precision(training)
     if training.engine == "autograd" or training.privacy.mechanism != "none":
         from flsim.central.autograd import AutogradEngine
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flsim.central.engines import Chunk, Engine, EngineName, engine_of, refuse_precision
+from flsim.central.engines import Chunk, Engine, EngineName, engine_of
 from flsim.central.hparams import CentralHParams
 from flsim.central.state import CentralState, Log
 from flsim.data.records import RecordSource
@@ -40,7 +40,7 @@ class CentralTraining:
         physical_batch: under DP-SGD, records whose gradients are in memory at a time.
 
     Raises:
-        InputError: there are no records, or what the engine, the device or DP-SGD over records cannot do is asked for.
+        InputError: there are no records, or what DP-SGD over records cannot do is asked for.
     """
 
     records: RecordSource
@@ -57,7 +57,6 @@ class CentralTraining:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
-        refuse_precision(self)
         if self.privacy.mechanism == "none":
             return
         if self.order == "sequence":
