@@ -100,7 +100,7 @@ class CohortEngine:
         while waiting:
             try:
                 self._train_waiting(start, waiting, seed, round_, clip, parts, delta)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
+            except (MemoryError, RuntimeError) as error:  # of Python, or of torch
                 if not _is_out_of_memory(error):
                     raise
                 self._shrink(error)
@@ -176,8 +176,8 @@ class CohortEngine:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """A CPU's allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -135,6 +135,7 @@ model = CIFGLanguageModel(20_000, ModelHParams(96, 64)).initialize(0)
 start = {name: value.detach() for name, value in model.named_parameters()}
 population = InMemory(layout, users)
 expected = CohortEngine(start, layout, hparams, micro_cohort=1).train(start, population, range(7), 0, 0)
+import flsim.train.cohort.stacked  # code takes memory too, more where it has to be compiled
 room = int(sys.argv[1])
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + room, taken + room))
