@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
@@ -51,3 +52,16 @@ def training_of(records: list[list[int]], hparams: CentralHParams, engine: Engin
 def trained(records: list[list[int]], hparams: CentralHParams, engine: EngineName, until: int = 7) -> CentralState:
     ((state, _),) = train_central(start(), training_of(records, hparams, engine), until)
     return state
+
+
+def tensors(state: CentralState) -> dict[str, torch.Tensor]:
+    moments = {f"{slot}/{name}": value for slot, of in state.moments.items() for name, value in of.items()}
+    return state.params | moments
+
+
+def same(one: CentralState, other: CentralState) -> bool:
+    """Bit for bit."""
+    ours, theirs = tensors(one), tensors(other)
+    return (one.step, one.ledger, ours.keys()) == (other.step, other.ledger, theirs.keys()) and all(
+        torch.equal(value, theirs[name]) for name, value in ours.items()
+    )

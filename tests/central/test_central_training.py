@@ -12,11 +12,12 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
 from safetensors.torch import load, save
 from scipy import stats
+from stepping import same, start, tensors
 from torch.nn.functional import cross_entropy
 
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
-from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.central import CentralHParams, CentralState, CentralTraining, train_central
 from flsim.central.engines import EngineName
 from flsim.data.corpus import Split
 from flsim.data.records import Records, RecordSource, batch
@@ -61,26 +62,9 @@ def read_by(training: CentralTraining, step: int) -> list[list[int]]:
     return [record.tolist() for record in training.chunk(step, step + 1).records]
 
 
-def start() -> CentralState:
-    state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    return replace(state, params={name: value.double() for name, value in state.params.items()})
-
-
 def final(state: CentralState, training: CentralTraining, until_step: int) -> CentralState:
     ((state, _),) = train_central(state, training, until_step)
     return state
-
-
-def tensors(state: CentralState) -> dict[str, torch.Tensor]:
-    moments = {f"{slot}/{name}": value for slot, of in state.moments.items() for name, value in of.items()}
-    return state.params | moments
-
-
-def same(one: CentralState, other: CentralState) -> bool:
-    ours, theirs = tensors(one), tensors(other)
-    return (one.step, one.ledger, ours.keys()) == (other.step, other.ledger, theirs.keys()) and all(
-        torch.equal(value, theirs[name]) for name, value in ours.items()
-    )
 
 
 @pytest.fixture

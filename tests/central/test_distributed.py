@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from stepping import same, tensors
 from torch.multiprocessing.spawn import spawn
 
 from flsim.central import CentralHParams, CentralState, CentralTraining, Log, init, train_central
@@ -111,18 +112,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome
     folder = tmp_path_factory.mktemp("group")
     spawn(worker, (folder,), nprocs=WORKERS)  # type: ignore[no-untyped-call]
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(WORKERS)]
-
-
-def tensors(state: CentralState) -> dict[str, torch.Tensor]:
-    moments = {f"{slot}/{name}": value for slot, of in state.moments.items() for name, value in of.items()}
-    return state.params | moments
-
-
-def same(one: CentralState, other: CentralState) -> bool:
-    ours, theirs = tensors(one), tensors(other)
-    return (one.step, one.ledger, ours.keys()) == (other.step, other.ledger, theirs.keys()) and all(
-        torch.equal(value, theirs[name]) for name, value in ours.items()
-    )
 
 
 @pytest.mark.parametrize("name", CASES)
