@@ -51,7 +51,7 @@ def demo(
 ) -> None:
     """Train on a built-in corpus, IID and non-IID, and show what was memorized.
 
-    Ends with a table of both worlds, a paired test on exposure, and a plot of RS, BS and exposure against rounds.
+    Ends with a table of both worlds, a paired test on exposure, and a plot of RS, BS, exposure and perplexity.
     """
     from flsim.demo import run_demo
 
