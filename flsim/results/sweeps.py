@@ -1,0 +1,155 @@
+"""A sweep's folder, read: which runs it is to have, what each stands for, and what came of it so far.
+
+sweep.json      the runs' names, axes and published values; sessions: when it was at work, and what became of it
+runs/NAME/      run folders
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flsim.errors import InputError
+from flsim.results.store import RunResults, read_run
+
+FILE = "sweep.json"
+RUNS = "runs"
+WORLD = "data.world"  # the axis that makes twins
+
+
+@dataclass(frozen=True, eq=False)
+class SweepRun:
+    """A run of a sweep.
+
+    Attributes:
+        name: of the run, and of its folder.
+        grid: the block of rows that it is in.
+        seed: of everything in it.
+        axes: setting -> value, of those that the sweep varies.
+        published: the published row that it is to be held against, as `flsim.results.published` gives it; or None.
+        results: what is known of it; None before it began.
+    """
+
+    name: str
+    grid: str
+    seed: int
+    axes: Mapping[str, Any]
+    published: Mapping[str, Any] | None
+    results: RunResults | None
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """Equal for the runs of a table's row, over seeds and both worlds: twins have the same row and seed."""
+        return (self.grid, *((axis, value) for axis, value in self.axes.items() if axis != WORLD))
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A sweep on disk.
+
+    Attributes:
+        path: its folder.
+        name, title, question: of the table.
+        tier: the scale that it was run at.
+        about: what that scale is.
+        source: where the published values are from; None without any.
+        command: that made it.
+        versions: of the packages, when it was last at work.
+        sessions: a mapping for each time that it was at work: began, seconds, peak_memory (bytes), cores, at_once,
+            trained (names), failed (name -> why).
+        runs: all, in the table's order.
+    """
+
+    path: Path
+    name: str
+    title: str
+    question: str
+    tier: str
+    about: str
+    source: str | None
+    command: str
+    versions: Mapping[str, str]
+    sessions: Sequence[Mapping[str, Any]]
+    runs: Sequence[SweepRun]
+
+
+def is_sweep(path: Path) -> bool:
+    return (path / FILE).is_file()
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Everything that a sweep has found so far.
+
+    Raises:
+        InputError: not a sweep's folder, or a file of it or of one of its runs is damaged.
+    """
+    about = _read(path)
+    try:
+        runs = [
+            SweepRun(
+                each["name"],
+                each["grid"],
+                int(each["seed"]),
+                each["axes"],
+                each["published"],
+                read_run(_folder(path, each["name"])) if _is_run(_folder(path, each["name"])) else None,
+            )
+            for each in about["runs"]
+        ]
+        texts = {name: str(about[name]) for name in ("name", "title", "question", "tier", "about", "command")}
+        source = None if about["source"] is None else str(about["source"])
+        return Sweep(path, **texts, source=source, versions=about["versions"], sessions=about["sessions"], runs=runs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Run folders as they are; in place of a sweep's folder those of its runs that exist.
+
+    Raises:
+        InputError: a sweep.json that is damaged, or a sweep of which no run has begun.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not is_sweep(path):
+            found.append(path)
+            continue
+        begun = [folder for name in _names(path) if _is_run(folder := _folder(path, name))]
+        if not begun:
+            raise InputError(f"{path}: no run of this sweep has begun; `flsim sweep` goes on with it")
+        found += begun
+    return found
+
+
+def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
+    """Run folder -> the published row that it is to be held against, of the sweeps among the paths."""
+    sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
+    return {_folder(sweep.path, run.name): run.published for sweep in sweeps for run in sweep.runs if run.published}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((path / FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: not a sweep's folder (it has no {FILE}); make one with `flsim sweep`") from error
+    except ValueError as error:
+        raise InputError(f"{path / FILE}: damaged, not JSON; restore it, or sweep again") from error
+    if not isinstance(about, dict):
+        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again")
+    return about
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return [str(each["name"]) for each in _read(path)["runs"]]
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
+
+
+def _folder(path: Path, name: str) -> Path:
+    return path / RUNS / name
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "run.json").is_file()
