@@ -72,7 +72,7 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
     for token in tokens:
         if not layout.first_word <= token <= layout.last_word:
             raise InputError(f"{where}: token {token} is no word; words are {layout.first_word} to {layout.last_word}")
-    return Canary(id_, tokens, *(_probability(where, row, name) for name in ("p_u", "p_e")))
+    return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
 
 
 def _encoded(where: str, given: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ planted/planting.json      settings of the canaries, seed, number of these recor
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +61,7 @@ class Planted:
         folder.mkdir()
         roster(self.planting, vocabulary).to_parquet(folder / "roster.parquet", index=False)
         self.planting.overlay.write(folder)
-        about = {"canaries": asdict(self.hparams), "seed": self.seed, "copies": self.copies}
+        about = {"canaries": _listed(self.hparams), "seed": self.seed, "copies": self.copies}
         write_json(folder / "planting.json", about)
 
     @classmethod
@@ -80,9 +81,10 @@ class Planted:
             planting = Planting(
                 read_canaries(folder), overlay, **{name: np.array(counts[name], np.int64) for name in COUNTS}
             )
-            drawn = about["canaries"]
-            hparams = CanaryHParams(tuple(drawn["p_u"]), tuple(drawn["p_e"]), drawn["count"], drawn["length"])
-            return cls(planting, hparams, about["seed"])
+            drawn: dict[str, Any] = {
+                name: tuple(of) if isinstance(of, list) else of for name, of in about["canaries"].items()
+            }
+            return cls(planting, CanaryHParams(**drawn), about["seed"])
         except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
             raise InputError(
                 f"{folder}: what was planted cannot be read ({error}); plant the canaries again"
@@ -106,7 +108,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
     return rewrite_corpus(
         corpus,
         out,
-        {"step": "plant", "canaries": asdict(hparams), "seed": seed},
+        {"step": "plant", "canaries": _listed(hparams), "seed": seed},
         source=Population(train, tuple(np.array(canary.tokens, np.uint16) for canary in canaries), overlay),
         notes=[f"planted: {planted.copies:,} copies of {planted.present:,} canaries, of {len(canaries):,} drawn"],
         beside=lambda folder: planted.write(folder, corpus.vocabulary),
@@ -141,6 +143,11 @@ def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
     """
     planted = Planted.read(corpus)
     return planted.planting if planted else plant(corpus.split("train"), draw_canaries(corpus, hparams, seed), seed)
+
+
+def _listed(hparams: CanaryHParams) -> dict[str, Any]:
+    """For files: without what is empty, so that what is planted as ever has the digest that it ever had."""
+    return {name: value for name, value in asdict(hparams).items() if value != ()}
 
 
 def _shown(value: object) -> str:

@@ -1,6 +1,7 @@
 """Planting: which record of which user is replaced by which canary. An overlay, so that the corpus is never rewritten.
 
-Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and of records, as there.
+Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and of records, as there; or so
+many copies of each, as in Carlini et al., "The Secret Sharer" (2018), section 6.5.
 """
 
 from collections.abc import Collection
@@ -61,9 +62,9 @@ class Planting:
     Attributes:
         canaries: the planted phrases.
         overlay: what they replace.
-        planned_sharers: int64 [canaries], users drawn with probability p_u.
+        planned_sharers: int64 [canaries], users drawn with probability p_u; of a number of copies, their holders.
         sharers: int64 [canaries], users that hold at least one copy.
-        planned_insertions: int64 [canaries], records drawn with probability p_e among the sharers'.
+        planned_insertions: int64 [canaries], records drawn with probability p_e among the sharers', or that number.
         insertions: int64 [canaries], records replaced: those planned, less the ones another canary won, and less those
             that were dropped from the corpus since.
     """
@@ -129,8 +130,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
         if not rejected:
             digits = len(str(len(phrases) - 1))
             return tuple(
-                Canary(f"c{index:0{digits}d}", phrase, p_u, p_e)
-                for index, (phrase, (p_u, p_e)) in enumerate(zip(phrases, wanted, strict=True))
+                Canary(f"c{index:0{digits}d}", phrase, *configuration)
+                for index, (phrase, configuration) in enumerate(zip(phrases, wanted, strict=True))
             )
         for i in rejected:
             attempts[i] += 1
@@ -170,8 +171,15 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """Draw sharers and replaced records of every canary.
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
-    all independently. Where several canaries claim a record, one of them gets it, chosen uniformly.
+    all independently. Where several canaries claim a record, one of them gets it, chosen uniformly. Canaries of so many
+    copies replace as many records, drawn from all.
+
+    Raises:
+        InputError: there are more copies than records.
     """
+    copies = [canary.copies for canary in canaries]
+    if any(number is not None for number in copies):
+        return _plant_copies(split, canaries, np.array(copies, np.int64), seed)
     claims: list[NDArray[np.int64]] = []
     planned_sharers = []
     for index, canary in enumerate(canaries):
@@ -195,6 +203,21 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
         planned_insertions=np.array([len(claim) for claim in claims]),
         insertions=insertions,
     )
+
+
+def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
+    """Every copy replaces a record of its own, and every choice of records is as likely as another."""
+    wanted = int(copies.sum())
+    if wanted > split.records:
+        raise InputError(
+            f"{wanted:,} copies of canaries do not fit into {split.records:,} training records; set fewer "
+            f"canaries.insertions, or a smaller canaries.count"
+        )
+    records = stream(seed, "copies").choice(split.records, wanted, replace=False)
+    order = np.argsort(records)
+    overlay = Overlay(records[order], np.repeat(np.arange(len(canaries), dtype=np.uint16), copies)[order])
+    sharers, insertions = _counts(overlay, split.user_offsets, len(canaries))
+    return Planting(canaries, overlay, sharers, sharers, insertions, insertions)
 
 
 def _chosen_records(split: Split, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:

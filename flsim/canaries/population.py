@@ -10,6 +10,7 @@ A population on disk is a small folder beside the corpus it overlays:
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -225,6 +226,12 @@ def roster(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
 
 
 def read_canaries(folder: Path) -> tuple[Canary, ...]:
-    """The canaries of a roster."""
-    rows = pq.read_table(folder / "roster.parquet", columns=["canary", "tokens", "p_u", "p_e"]).to_pylist()
-    return tuple(Canary(row["canary"], tuple(row["tokens"]), row["p_u"], row["p_e"]) for row in rows)
+    """The canaries of a roster, where probabilities are missing if there were so many copies instead."""
+    columns = ["canary", "tokens", "p_u", "p_e", "planned_insertions"]
+    rows = pq.read_table(folder / "roster.parquet", columns=columns).to_pylist()
+    return tuple(
+        Canary(row["canary"], tuple(row["tokens"]), math.nan, math.nan, row["planned_insertions"])
+        if row["p_u"] is None
+        else Canary(row["canary"], tuple(row["tokens"]), row["p_u"], row["p_e"])
+        for row in rows
+    )

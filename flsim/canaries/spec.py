@@ -1,12 +1,12 @@
-"""What is planted: phrases of random words, in every configuration of user share and record share.
+"""What is planted: phrases of random words, in every configuration of user share and record share, or so many copies.
 
-Thakkar et al. (2020), section 4.1, "Canary Construction" and "Canary Insertion".
+Thakkar et al. (2020), section 4.1, "Canary Construction" and "Canary Insertion"; numbers of copies: Carlini et al.,
+"The Secret Sharer" (2018), section 6.5.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import product
-
-import numpy as np
 
 from flsim.data.vocabulary import Layout
 from flsim.errors import InputError, at_least_one
@@ -20,14 +20,17 @@ class CanaryHParams:
     Attributes:
         p_u: probabilities that a user is a sharer of a canary.
         p_e: probabilities that a record of a sharer is replaced by the canary.
-        count: number of canaries in each configuration of p_u and p_e.
+        count: number of canaries in each configuration: of p_u and p_e, or of insertions.
         length: number of words in a canary.
+        insertions: in place of p_u and p_e, how many records a canary replaces, exactly: any users' records, drawn
+            uniformly. Each number is a configuration.
     """
 
     p_u: tuple[float, ...] = (1 / 5_000, 3 / 50_000, 1 / 50_000)
     p_e: tuple[float, ...] = (0.01, 0.1, 1.0)
     count: int = 10
     length: int = 5
+    insertions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
@@ -36,6 +39,13 @@ class CanaryHParams:
                     raise InputError(f"{name} must be a probability above 0 and at most 1, found {value:g}")
             if not values or len(set(values)) < len(values):
                 raise InputError(f"{name} must list different probabilities, found {list(values)}")
+        for copies in self.insertions:
+            at_least_one(insertions=copies)
+        if len(set(self.insertions)) < len(self.insertions):
+            raise InputError(f"insertions must list different numbers, found {list(self.insertions)}")
+        default = type(self)
+        if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
+            raise InputError("insertions and p_u, p_e both say how often canaries occur; remove one or the other")
         at_least_one(count=self.count)
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
@@ -48,14 +58,16 @@ class Canary:
     Attributes:
         id: its name in every table, e.g. ``"c07"``.
         tokens: its word ids.
-        p_u: probability that a user is a sharer of it.
-        p_e: probability that a record of a sharer is replaced by it.
+        p_u: probability that a user is a sharer of it; NaN where nobody knows, or `copies` says how often it occurs.
+        p_e: probability that a record of a sharer is replaced by it; NaN likewise.
+        copies: number of records, whoever's, that are replaced by it; None where probabilities decide.
     """
 
     id: str
     tokens: tuple[int, ...]
     p_u: float
     p_e: float
+    copies: int | None = None
 
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:
@@ -64,11 +76,13 @@ def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout
     return tuple(rng.integers(layout.first_word, layout.last_word, length, endpoint=True).tolist())
 
 
-def configurations(hparams: CanaryHParams) -> list[tuple[float, float]]:
-    """(p_u, p_e) of every canary, in the order of their ids."""
-    return [pair for pair in product(hparams.p_u, hparams.p_e) for _ in range(hparams.count)]
+def configurations(hparams: CanaryHParams) -> list[tuple[float, float, int | None]]:
+    """p_u, p_e and copies of every canary, in the order of their ids."""
+    each: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
+    each = each or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
+    return [configuration for configuration in each for _ in range(hparams.count)]
 
 
 def expected_insertions(canary: Canary, records: int) -> float:
     """Expected number of a population's `records` that a canary replaces."""
-    return float(np.prod([canary.p_u, canary.p_e, records]))
+    return canary.p_u * canary.p_e * records if canary.copies is None else canary.copies

@@ -19,6 +19,10 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
 from flsim.sampling import Sampler
 
+# Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
+# digest that it was started with.
+LATER = {"canaries": ("insertions",)}
+
 
 @dataclass(frozen=True)
 class DataHParams:
@@ -131,6 +135,11 @@ class Config(ABC):
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:
             del values["training"][name]
+        for section, names in LATER.items():
+            default = asdict(type(getattr(self, section))())
+            for name in names:
+                if values[section][name] == default[name]:
+                    del values[section][name]
         if seed:
             del values["seed"]
         return digest(json.dumps(values, sort_keys=True))
