@@ -20,12 +20,13 @@ from server.together import STORAGE
 EVALUATION_SHARE = 0.05  # of a GPU: Ray counts nothing else on it, and the evaluation leaves most of it to the training
 
 
-def simulate(run: Run, address: str | None = None) -> None:
+def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> None:
     """Train a run from its newest checkpoint to its last step, and wait for its evaluations.
 
     Args:
         run: the run; its status, checkpoints, rows and log are kept up to date.
         address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
+        cpus: cores of the local one; all where this is None.
 
     Raises:
         InputError: no cluster at that address, none that the training fits on, or what `opened` refuses.
@@ -34,7 +35,7 @@ def simulate(run: Run, address: str | None = None) -> None:
     """
     opened(run)
     gpus, evaluation_gpus = gpu_shares(run.central.system)
-    with cluster(address):
+    with cluster(address, cpus):
         refuse_what_does_not_fit(run.central.system, gpus, nodes())
         with supervised(run, evaluation_gpus) as evaluations:
             train_on_ray(run, gpus, evaluations)

@@ -13,17 +13,18 @@ from flsim.progress import say
 
 
 @contextmanager
-def cluster(address: str | None = None) -> Iterator[None]:
+def cluster(address: str | None = None, cpus: int | None = None) -> Iterator[None]:
     """Ray, initialised in this thread, until the block ends.
 
     Args:
         address: of a cluster that runs already ("auto" finds it); a local one is started where this is None.
+        cpus: cores of the local one; all where this is None.
 
     Raises:
         InputError: no cluster at that address.
         RunFailed: interrupted from the keyboard.
     """
-    _connect(address)
+    _connect(address, cpus)
     try:
         with redirect_stdout(_RayMessages()):
             yield
@@ -38,14 +39,14 @@ def nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _connect(address: str | None) -> None:
+def _connect(address: str | None, cpus: int | None) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address and ":" in address and "://" not in address:
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would try for minutes
         if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
-            ray.init(address="local", include_dashboard=False, **options)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
         else:
             ray.init(address=address, **options)
     except (OSError, ValueError, RuntimeError) as error:

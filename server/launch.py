@@ -22,7 +22,7 @@ from server.cluster import cluster, nodes
 EVALUATION_SHARE = 0.05
 
 
-def simulate(run: Run, address: str | None = None) -> None:
+def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> None:
     """Train a run on Ray, with a Flower node per shard.
 
     Ray is initialised here, in the main thread, before Flower: a Ray call in the server's thread would race with
@@ -31,6 +31,7 @@ def simulate(run: Run, address: str | None = None) -> None:
     Args:
         run: the run; it says the number of shards and the resources of a client.
         address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
+        cpus: cores of the local one; all where this is None.
 
     Raises:
         InputError: no cluster at that address, or no node of it can hold a client.
@@ -40,7 +41,7 @@ def simulate(run: Run, address: str | None = None) -> None:
     system, stop = run.federated.system, Event()
     _say_what_a_cap_leaves_out(run)
     server_app = ServerApp()
-    with cluster(address):
+    with cluster(address, cpus):
         client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         resources = {
             "num_cpus": system.cpus_per_client,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOOR = {"errors", "files", "rng", "progress", "pool"}
+FLOOR = {"errors", "files", "rng", "progress", "pool", "memory"}
 
 # A row may import what it lists, itself, and the floor.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measuring": {"model", "checkpoint", "evaluation", "results", "runs"},
     "quantizing": {"checkpoint", "config", "measuring", "results", "runs"},
     "demo": {"data", "canaries", "config", "runs", "results"},
+    "sweeps": {"data", "config", "results"},
     "bench": {
         "data",
         "canaries",
@@ -74,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "measuring",
         "quantizing",
         "results",
+        "sweeps",
         "demo",
         "bench",
         "defences",

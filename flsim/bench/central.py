@@ -21,7 +21,8 @@ from flsim.central import CentralHParams, CentralState, CentralTraining, init, t
 from flsim.data.corpus import Split
 from flsim.data.records import Records, batch
 from flsim.errors import RunFailed
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.progress import say
 from flsim.train.clip import global_norm
 

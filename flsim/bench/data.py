@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from flsim.bench import writers
-from flsim.bench.memory import PeakMemory
+from flsim.memory import PeakMemory
 from flsim.errors import InputError, RunFailed
 from flsim.progress import say
 from flsim.rng import stream

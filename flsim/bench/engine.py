@@ -16,7 +16,9 @@ import torch
 
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.rng import stream
 from flsim.train.cohort.engine import CohortEngine
 from flsim.train.cohort.stacked import StackedTrainer

@@ -15,7 +15,8 @@ from flsim.data.vocabulary import Layout
 from flsim.errors import InputError, at_least_one
 from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.model.loss import loss_sum
 from flsim.progress import tracked
 from flsim.rng import stream

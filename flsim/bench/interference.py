@@ -19,7 +19,7 @@ from typing import Any
 from flsim.canaries.spec import CanaryHParams
 from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.progress import say
 from flsim.results.evaluations import read_evaluations
 from flsim.runs import Run

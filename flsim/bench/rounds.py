@@ -13,7 +13,7 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.errors import InputError, at_least_one
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.runs import Run
 from flsim.train.hparams import LocalHParams
 

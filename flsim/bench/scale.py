@@ -1,6 +1,6 @@
 """The data side at the size of the paper: 392,000 users of 2,000 words, 90 canaries, cohorts of 5,000.
 
-Memory is that of this process and all its children (`flsim.bench.memory`).
+Memory is that of this process and all its children (`flsim.memory`).
 """
 
 import os
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flsim.bench.memory import PeakMemory
+from flsim.memory import PeakMemory
 from flsim.canaries.planting import Planting, draw_canaries, plant
 from flsim.canaries.population import Population, World, open_population, write_population
 from flsim.canaries.spec import CanaryHParams

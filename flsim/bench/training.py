@@ -22,7 +22,8 @@ from flsim.bench.peers.work import Result
 from flsim.bench.rounds import BenchHParams, new_run, overhead, train
 from flsim.bench.sides import ROOT, train_with_engines, train_with_peer, work_of
 from flsim.errors import RunFailed
-from flsim.model.cifg import ModelHParams, Params
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.progress import say
 from flsim.train.clip import global_norm
 

@@ -64,6 +64,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/ and the configuration's name.")] = None,
     set_: Overrides = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join, e.g. auto; else a local one.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of the local Ray cluster; default all.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out from its newest checkpoint.")
     ] = False,
@@ -80,7 +81,7 @@ def run(
     training = Run.reopen(settings, path) if resume else Run.create(settings, path)
     server = "server.central" if isinstance(settings, CentralConfig) else "server.launch"
     try:
-        importlib.import_module(server).simulate(training, address)
+        importlib.import_module(server).simulate(training, address, cpus)
     except InputError:
         if not (path / "rounds.jsonl").exists():  # nothing was trained: no cluster there, or none large enough
             shutil.rmtree(path)

@@ -31,7 +31,7 @@ def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not TOML: {error}") from error
     for override in overrides:
-        _set(values, override)
+        override_value(values, override)
     return values
 
 
@@ -62,7 +62,8 @@ def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[st
             yield from unknown_keys(hints[key], value, f"{prefix}{key}.")
 
 
-def _set(values: dict[str, Any], override: str) -> None:
+def override_value(values: dict[str, Any], override: str) -> None:
+    """Set what a ``section.key=value`` text says, in place. Raises InputError for one of another form."""
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
     if not equals or not all([*sections, name]):

@@ -14,7 +14,7 @@ from flsim.bench.rounds import BenchHParams, new_run
 from flsim.bench.sides import train_with_engines, train_with_peer, work_of
 from flsim.bench.training import FAR, PROCESSORS, bench_training, describe, distances
 from flsim.errors import InputError, RunFailed
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.runs import Run
 
 SMALL = BenchHParams(users=3 + PROCESSORS, words=60, rounds=3, vocabulary_size=60, model=ModelHParams(4, 6))

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 from flsim.bench.peers.work import UserData, Work
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.model.loss import loss_sum
 
 

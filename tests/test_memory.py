@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flsim.bench.memory import Memory
+from flsim.memory import Memory
 
 MEGABYTE = 2**20
 HOLD = """

@@ -52,15 +52,19 @@ class Memory:
 class PeakMemory:
     """While it is open, the largest that was seen; `anonymous`, `file` and `total` may be of different moments.
 
+    Args:
+        process: its number.
+        every: seconds between two samples.
+
     Raises:
         InputError: this system has no /proc/self/smaps_rollup.
     """
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, every: float = SAMPLE_EVERY) -> None:
         if not Path("/proc/self/smaps_rollup").exists():
             raise InputError("memory is read from /proc/self/smaps_rollup, which this system has not")
         self.anonymous = self.file = self.total = 0
-        self._process = process
+        self._process, self._every = process, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -80,5 +84,5 @@ class PeakMemory:
             self.anonymous = max(self.anonymous, now.anonymous)
             self.file = max(self.file, now.file)
             self.total = max(self.total, now.total)
-            if self._over.wait(SAMPLE_EVERY):
+            if self._over.wait(self._every):
                 return

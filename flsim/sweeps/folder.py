@@ -1,0 +1,158 @@
+"""A sweep's folder: made once, gone on with as often as one likes; `flsim.results.sweeps` reads it.
+
+sweep.json      all runs, what they stand for, and sessions
+sweep.toml      the definition, as it was given
+configs/        the settings of each run
+corpus/         where the tier makes one
+runs/           run folders
+logs/           what each run printed
+"""
+
+import fcntl
+import json
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flsim.config import dump
+from flsim.data.corpus import Corpus
+from flsim.data.synthetic import make_synthetic
+from flsim.errors import InputError
+from flsim.files import new_file, write_json
+from flsim.results.sweeps import FILE, RUNS
+from flsim.sweeps.definition import Definition, Planned, Tier
+
+PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
+CORPUS_SEED = 0
+LOCK = ".sweeping"
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """A sweep on disk."""
+
+    path: Path
+
+    def run(self, name: str) -> Path:
+        return self.path / RUNS / name
+
+    def config(self, name: str) -> Path:
+        return self.path / "configs" / f"{name}.toml"
+
+    def log(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.log"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else goes on with the sweep in the block. Raises InputError where someone does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{self.path}: another `flsim sweep` is at work there; wait for it, or end it"
+                ) from None
+            except OSError:
+                pass  # a filesystem without locks
+            yield
+
+    def write(self, source: Path, definition: Definition, tier: str, planned: Sequence[Planned], command: str) -> None:
+        """Add the runs to those that the sweep has; settings of what is there already must be the same.
+
+        Raises:
+            InputError: it was begun at another tier, or one of these runs with other settings.
+        """
+        known = self._known()
+        if known and (known["tier"], known["name"]) != (tier, source.stem):
+            raise InputError(
+                f"{self.path}: holds sweep {known['name']} at tier {known['tier']}; name another --out for this one"
+            )
+        runs = {each["name"]: each for each in known["runs"]} if known else {}
+        for each in planned:
+            before = runs.get(each.name)
+            if before is not None and before["digest"] != each.config.digest:
+                raise InputError(
+                    f"{self.path}: its run {each.name} has other settings than {source} gives now; name another --out"
+                )
+            runs[each.name] = _entry(each)
+        for name in (RUNS, "configs", "logs"):
+            (self.path / name).mkdir(exist_ok=True)
+        for each in planned:
+            with new_file(self.config(each.name)) as partial:
+                dump(each.config, partial)
+        if source.resolve() != (self.path / "sweep.toml").resolve():
+            shutil.copyfile(source, self.path / "sweep.toml")
+        about = definition.tiers[tier].about
+        published = definition.published
+        write_json(
+            self.path / FILE,
+            {
+                "name": source.stem,
+                "title": definition.title,
+                "question": definition.question,
+                "tier": tier,
+                "about": " ".join(about.split()),
+                "source": published.source if published else None,
+                "command": command,
+                "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+                "sessions": known["sessions"] if known else [],
+                "runs": _in_order(runs, planned),
+            },
+        )
+
+    def add_session(self, session: Mapping[str, Any]) -> None:
+        """Say what came of a time at work."""
+        known = self._known() or {}
+        write_json(self.path / FILE, {**known, "sessions": [*known.get("sessions", []), session]})
+
+    def _known(self) -> dict[str, Any] | None:
+        if not (self.path / FILE).exists():
+            return None
+        try:
+            known: dict[str, Any] = json.loads((self.path / FILE).read_text(encoding="utf-8"))
+            known["runs"], known["sessions"], known["tier"], known["name"]
+            return known
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.path / FILE}: damaged; restore it, or name another --out") from error
+
+
+def corpus_of(tier: Tier, source: Path, folder: Path) -> Path:
+    """Where a tier's corpus is, or will be made. Raises InputError where it should be there and is not."""
+    if tier.corpus.path is None:
+        return folder / "corpus"
+    path = (source.parent / tier.corpus.path).resolve()
+    if not path.exists():
+        how = f"; make it: {tier.corpus.how}" if tier.corpus.how else "; name another with --corpus"
+        raise InputError(f"{path}: no such corpus{how}")
+    return path
+
+
+def make_corpus(tier: Tier, path: Path) -> Corpus:
+    """The tier's corpus, made where it is a synthetic one that is not there yet."""
+    if tier.corpus.synthetic is not None and not path.exists():
+        make_synthetic(path, tier.corpus.synthetic, CORPUS_SEED)
+    return Corpus.open(path)
+
+
+def _entry(run: Planned) -> dict[str, Any]:
+    published = None if run.published is None else dict(run.published)
+    return {
+        "name": run.name,
+        "grid": run.grid,
+        "seed": run.seed,
+        "axes": run.axes,
+        "published": published,
+        "digest": run.config.digest,
+    }
+
+
+def _in_order(runs: Mapping[str, Any], planned: Sequence[Planned]) -> list[Any]:
+    """Those that are planned now as they are planned, then what earlier calls added."""
+    now = [each.name for each in planned]
+    return [runs[name] for name in [*now, *(name for name in runs if name not in now)]]

@@ -1,0 +1,175 @@
+"""Many runs on a Ray cluster, as resources allow: each is `flsim run` in a process of its own, within a Ray task.
+
+The task holds what the run takes of a node, and the run starts a Ray of its own there with as much: Flower's pool
+counts all of a cluster's cores as its own, so two federated runs do not share one. A process for each run also means
+that a failure stays with its run, and that its memory is given back.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+
+from flsim.config import CentralConfig, Config, FederatedConfig
+from flsim.errors import InputError
+from server.central import gpu_shares as central_shares
+from server.cluster import cluster, nodes
+from server.launch import gpu_shares as federated_shares
+
+TRIES = 2  # of a run whose process died
+LOOK = 1.0  # seconds between two looks at how far runs are
+BAD_INPUT = 2  # exit code
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be trained.
+
+    Attributes:
+        name: of the run.
+        config: its settings.
+        file: a TOML file with them.
+        out: its folder; a run that is there already goes on.
+        log: a file for what it prints.
+    """
+
+    name: str
+    config: Config
+    file: Path
+    out: Path
+    log: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a job: why it failed, or None."""
+
+    name: str
+    failure: str | None
+
+
+def train_all(
+    jobs: Sequence[Job],
+    address: str | None = None,
+    at_once: int | None = None,
+    whole_cluster: bool = False,
+    look: Callable[[], None] = lambda: None,
+) -> Iterator[Ended]:
+    """Train all jobs, in their order, as many at once as fit.
+
+    Args:
+        jobs: what to train.
+        address: of a Ray cluster that runs already; a local one is started where this is None.
+        at_once: how many at most.
+        whole_cluster: each run takes all of the cluster, one after another.
+        look: called about once a second.
+
+    Yields:
+        What became of each, as they end.
+
+    Raises:
+        InputError: no cluster at that address, or none with a node that a run fits on.
+        RunFailed: interrupted from the keyboard.
+    """
+    if whole_cluster:
+        for job in jobs:
+            yield _ended(job, *_in_process(_command(job, address), job.log, look))
+        return
+    with cluster(address):
+        shares = {job.name: share(job.config, nodes()) for job in jobs}
+        for job in jobs:
+            _refuse_what_does_not_fit(job, *shares[job.name])
+        waiting, working, tries = list(jobs), dict[ray.ObjectRef, Job](), dict.fromkeys(shares, 0)
+        while waiting or working:
+            while waiting and (at_once is None or len(working) < at_once):
+                job = waiting.pop(0)
+                tries[job.name] += 1
+                cpus, gpus = shares[job.name]
+                task = ray.remote(_in_process).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
+                working[task.remote(_command(job, cpus=cpus), job.log)] = job
+            done, _ = ray.wait(list(working), timeout=LOOK)
+            for reference in done:
+                job = working.pop(reference)
+                try:
+                    code, said = ray.get(reference)
+                except RayError as error:
+                    code, said = -signal.SIGKILL, f"its process died ({type(error).__name__})"
+                if code not in {0, 1, BAD_INPUT} and tries[job.name] < TRIES:
+                    waiting.insert(0, job)
+                else:
+                    yield _ended(job, code, said)
+            look()
+
+
+def share(config: Config, of: Sequence[dict[str, float]]) -> tuple[int, float]:
+    """CPU cores and GPUs that a run holds, of nodes with such resources; its evaluators' GPUs are counted."""
+    system = config.system
+    if isinstance(config, FederatedConfig):
+        training, evaluation = federated_shares(config.system, [node.get("GPU", 0.0) for node in of])
+        processes, cpus = config.system.shards, config.system.cpus_per_client
+    elif isinstance(config, CentralConfig):
+        training, evaluation = central_shares(config.system)
+        processes, cpus = config.system.workers, config.system.threads
+    gpus = processes * training + system.evaluators * evaluation
+    return processes * cpus, round(gpus, 4) if gpus <= 1 else float(-(-gpus // 1))
+
+
+def _refuse_what_does_not_fit(job: Job, cpus: int, gpus: float) -> None:
+    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes()):
+        raise InputError(
+            f"run {job.name} takes {cpus} CPUs and {gpus:g} GPUs, and no Ray node has them; lower system.shards, "
+            f"system.workers or their shares by --set"
+        )
+
+
+def _command(job: Job, address: str | None = None, cpus: int | None = None) -> list[str]:
+    command = [sys.executable, "-m", "flsim", "run", str(job.file), "--out", str(job.out)]
+    command += ["--resume"] if (job.out / "config.toml").exists() else []
+    command += ["--address", address] if address else []
+    return [*command, "--cpus", str(cpus)] if cpus else command
+
+
+def _in_process(command: list[str], log: Path, look: Callable[[], None] | None = None) -> tuple[int, str]:
+    """Exit code and last line of a command that dies with this process. Ray's variables stay out of it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            while True:
+                try:
+                    code = process.wait(LOOK)
+                    break
+                except subprocess.TimeoutExpired:
+                    if look is not None:
+                        look()
+        finally:
+            process.kill()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return code, next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _end_with_parent() -> None:
+    """Linux kills this process when the one that started it ends, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _ended(job: Job, code: int, said: str) -> Ended:
+    if code == 0:
+        return Ended(job.name, None)
+    why = said.removeprefix("flsim: ") if code in {1, BAD_INPUT} else f"its process ended with {code}: {said}"
+    return Ended(job.name, " ".join(why.split()))
