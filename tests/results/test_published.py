@@ -1,0 +1,146 @@
+"""Published numbers: the same as in the papers' tables, consistent with each other and with the papers' words."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from flsim.errors import InputError
+from flsim.results.published import matching, published_rows
+
+GIVEN = Path(__file__).parents[3] / "shared" / "data" / "paper_tables.csv"
+THAKKAR, CARLINI = "thakkar2020.csv", "carlini2018.csv"
+Row = dict[str, object]
+
+
+def thakkar(*tables: str) -> list[Row]:
+    return [row for table in tables for row in published_rows(THAKKAR, table)]
+
+
+def numbers(rows: list[Row], name: str) -> list[float]:
+    return [float(str(row[name])) for row in rows]
+
+
+@pytest.mark.skipif(not GIVEN.is_file(), reason="no published tables in ../shared/data/paper_tables.csv")
+def test_thakkar_equals_another_transcript() -> None:
+    with GIVEN.open(newline="") as lines:
+        given = list(csv.DictReader(lines))
+    ours = thakkar("1", "2", "3", "4")
+    assert len(given) == len(ours) == 52
+    for theirs, row in zip(given, ours, strict=True):
+        for name in ("table", "data", "optimizer", "batch_unit", "budget"):
+            assert row[name] == theirs[name]
+        for name, column in (("batch_size", "batch_size"), ("rs", "rs_of_90"), ("bs", "bs_of_90")):
+            assert row[name] == int(theirs[column])
+        for metric in ("rs", "bs"):
+            pair = [theirs[f"{metric}_lowest_{name}"] for name in ("p_u", "p_e")]
+            assert row[f"{metric}_lowest"] == (", ".join(pair) if any(pair) else "-")
+        assert row["accuracy"] == pytest.approx(float(theirs["recall_at_1_pct"]) / 100, rel=1e-12)
+        assert row["perplexity"] == float(theirs["perplexity"])
+        for name, column in (("epsilon_paper", "epsilon"), ("delta", "delta")):
+            assert row.get(name) == (float(theirs[column]) if theirs[column] else None)
+
+
+# Budgets that are the same training: section 4.2 has 8000 rounds of 5000 users for 100 epochs, so of 500 for 10.
+SAME = {("8000 rounds", 5000): "100 epochs", ("8000 rounds", 500): "10 epochs"}
+
+
+def test_rows_that_two_tables_share_agree() -> None:
+    found: dict[tuple[object, ...], list[Row]] = {}
+    for row in thakkar("1", "2", "3", "4"):
+        budget = SAME.get((str(row["budget"]), int(str(row["batch_size"]))), row["budget"])
+        key = (row["data"], row["optimizer"], row["batch_unit"], row["batch_size"], budget)
+        found.setdefault(key, []).append({name: row[name] for name in row if name not in ("table", "budget")})
+    shared = [rows for rows in found.values() if len(rows) > 1]
+    # Per world: Table 1 with 2 (5000 users), with 3 (32 records, 500 users) and with 4 (500 users).
+    assert sum(len(rows) for rows in shared) == 2 * (2 + 2 + 3)
+    assert all(row == rows[0] for rows in shared for row in rows)
+
+
+def test_thakkar_is_as_its_text_says() -> None:
+    """Section 4.2 has the ranges of each regime; everything extracted by beam search is also memorized by sampling."""
+    ranges = {
+        ("IID", "SGD"): ((52, 54), (42, 45)),
+        ("IID", "FedAvg"): ((65, 69), (56, 58)),
+        ("Non-IID", "SGD"): ((37, 51), (19, 39)),
+        ("Non-IID", "FedAvg"): ((19, 26), (0, 2)),
+    }
+    for (data, optimizer), (rs, bs) in ranges.items():
+        rows = [row for row in thakkar("1") if (row["data"], row["optimizer"]) == (data, optimizer)]
+        assert [row["batch_size"] for row in rows] == (
+            [32, 64, 128, 256] if optimizer == "SGD" else [500, 1000, 2000, 5000]
+        )
+        for name, (low, high) in (("rs", rs), ("bs", bs)):
+            assert (min(numbers(rows, name)), max(numbers(rows, name))) == (low, high)
+    rows = thakkar("1", "2", "3", "4")
+    assert all(0 <= bs <= rs <= 90 for bs, rs in zip(numbers(rows, "bs"), numbers(rows, "rs"), strict=True))
+    assert {row["canaries"] for row in rows} == {90}
+    for row in rows:
+        for metric in ("rs", "bs"):
+            assert (row[metric] == 0) == (row[f"{metric}_lowest"] == "-")
+        assert ("epsilon_paper" in row) == ("delta" in row) == (row["optimizer"] == "DP-FedAvg")
+        assert 0.2 < float(str(row["accuracy"])) < 0.25
+
+
+def test_every_row_of_thakkar_has_a_twin_that_memorizes_no_more() -> None:
+    """Section 4.3: "the amount of memorization observed is always lower when the data is Non-IID"."""
+    for table in "1234":
+        rows = thakkar(table)
+        for iid in rows[: len(rows) // 2]:
+            keys = {name: iid[name] for name in ("optimizer", "batch_unit", "batch_size", "budget")}
+            twin = matching(rows, keys | {"data": "non-iid"})
+            assert iid["data"] == "IID"
+            assert twin is not None
+            assert numbers([twin], "rs") < numbers([iid], "rs")
+            assert numbers([twin], "bs") < numbers([iid], "bs")
+
+
+def test_carlini_is_as_its_text_says() -> None:
+    """Captions and sections 6 and 8: shapes of the tables, six private models, recurrent networks memorize most."""
+    architectures, sizes, secrets, private = (published_rows(CARLINI, table) for table in "1247")
+    assert [len(rows) for rows in (architectures, sizes, secrets, private)] == [9, 35, 20, 9]
+    recurrent = [row for row in architectures if row["architecture"] in ("LSTM", "GRU")]
+    others = [row for row in architectures if row not in recurrent]
+    assert min(numbers(recurrent, "mean_exposure")) > max(numbers(others, "mean_exposure"))
+    assert max(numbers(recurrent, "test_loss")) < min(numbers(others, "test_loss"))
+    assert {(row["batch_size"], row["units"]) for row in sizes} == {
+        (2**power, units) for power in range(4, 11) for units in range(50, 300, 50)
+    }
+    for one in secrets:
+        assert 0 < float(str(one["extracted"])) <= 1
+        for other in secrets:
+            if one["insertions"] == other["insertions"] and numbers([one], "secrets") < numbers([other], "secrets"):
+                assert numbers([one], "extracted") >= numbers([other], "extracted")
+    noisy = [row for row in private if math.isfinite(float(str(row.get("epsilon", "inf"))))]
+    assert len(noisy) == 6
+    assert {row["optimizer"] for row in noisy} == {"RMSProp"}
+    assert max(numbers(noisy, "mean_exposure")) < 9.5 < 31
+
+
+def test_a_row_is_found_by_value_and_without_case() -> None:
+    rows = published_rows(THAKKAR, "1")
+    found = matching(rows, {"data": "non-iid", "optimizer": "fedavg", "batch_size": 500.0})
+    assert found is not None
+    assert (found["rs"], found["bs"], found["accuracy"]) == (21, 0, 0.244)
+    assert matching(rows, {"batch_size": 501}) is None
+    private = published_rows(CARLINI, "7")
+    for epsilon, exposure in (("", 31.0), (2e8, 3.2), ("2e8", 3.2)):
+        found = matching(private, {"optimizer": "RMSProp", "epsilon": epsilon})
+        assert found is not None
+        assert found["mean_exposure"] == exposure
+    clipped = matching(private, {"epsilon": math.inf})
+    assert clipped is not None
+    assert clipped["optimizer"] == "SGD"
+
+
+def test_what_names_no_one_row_is_one_line() -> None:
+    rows = published_rows(THAKKAR, "1")
+    with pytest.raises(InputError, match="8 rows of the published table have data IID; name more of table, data, opt"):
+        matching(rows, {"data": "IID"})
+    with pytest.raises(InputError, match="cohort: no column of the published table; choose of table, data, optimizer"):
+        matching(rows, {"cohort": 500})
+    with pytest.raises(InputError, match=r"thakkar2020\.csv: has no table 5; choose of 1, 2, 3, 4"):
+        published_rows(THAKKAR, "5")
+    with pytest.raises(InputError, match=r"other\.csv: no file of published numbers; choose of carlini2018\.csv, th"):
+        published_rows("other.csv", "1")
