@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-from scipy import stats
 
-from flsim.errors import InputError
-from flsim.results.store import RunResults, refuse_two_points
-
-ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so that equal differences tie
+from flsim.results.inference import ROUNDING, discordant_interval, mcnemar_p
+from flsim.results.inference import paired_t_p as paired_t_p
+from flsim.results.inference import signed_rank_p as signed_rank_p
+from flsim.results.inference import t_interval as t_interval
+from flsim.results.pairing import paired_canaries
+from flsim.results.store import RunResults
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,30 @@ class PairedExposure:
         )
 
 
+@dataclass(frozen=True)
+class PairedCounts:
+    """How many of the same canaries were memorized in run a and in run b.
+
+    Attributes:
+        n: number of canaries.
+        a, b: how many were memorized in each.
+        only_a, only_b: the discordant ones, memorized in that run and not in the other.
+        p: two-sided p-value of McNemar's exact test.
+        share: of the discordant ones that are a's; NaN without any.
+        share_low, share_high: its exact 95% interval (Clopper and Pearson), given how many are discordant.
+    """
+
+    n: int
+    a: int
+    b: int
+    only_a: int
+    only_b: int
+    p: float
+    share: float
+    share_low: float
+    share_high: float
+
+
 def paired_exposure(
     a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None
 ) -> PairedExposure:
@@ -63,95 +87,51 @@ def paired_exposure(
     1e-9 bits first, as scipy advises, so that rounding error breaks no tie. The t interval and both tests take
     canaries as independent, and say nothing about other seeds of the training.
 
-    Args:
-        a: one run.
-        b: another over the same canaries.
-        round: the evaluated round of both; default each run's last, as in a table.
-        epoch: instead of a round: after how many epochs.
-
     Raises:
-        InputError: fewer than two canaries, other canaries, another |R|, a run that diverged, one not evaluated there,
-            or both a round and an epoch.
+        InputError: as `paired_canaries`.
     """
-    refuse_two_points(round, epoch)
-    _refuse_other_canaries(a, b)
-    round_a, round_b = _round_of(a, round, epoch), _round_of(b, round, epoch)
-    references = a.of_model("references", round_a), b.of_model("references", round_b)
-    if references[0] != references[1] or references[0] is None:
-        sizes = " and ".join("unknown" if size is None else f"{size:.0f}" for size in references)
-        raise InputError(
-            f"runs {a.name} and {b.name}: ranked among different numbers of references ({sizes}), so their exposures "
-            f"do not compare; evaluate both with the same evaluation.references"
-        )
-    joined = pd.concat([_exposure(a, round_a), _exposure(b, round_b)], axis=1, join="inner", keys=["a", "b"])
-    differences = np.round((joined["a"] - joined["b"]).to_numpy(), ROUNDING)
-    low, high = t_interval(differences)
+    pair = paired_canaries(a, b, round, epoch)
     return PairedExposure(
         a=f"{a.setting} ({a.name})",
         b=f"{b.setting} ({b.name})",
-        round_a=round_a,
-        round_b=round_b,
-        n=len(differences),
-        mean_difference=float(differences.mean()),
-        ci_low=low,
-        ci_high=high,
-        p_wilcoxon=signed_rank_p(differences),
-        p_t=paired_t_p(differences),
+        round_a=pair.round_a,
+        round_b=pair.round_b,
+        **differences_of(pair.canaries),
     )
 
 
-def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t confidence interval of the mean of float64 [n] values; NaN below two of them."""
-    if len(values) < 2:
-        return math.nan, math.nan
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return float(values.mean()) - half, float(values.mean()) + half
+def differences_of(canaries: pd.DataFrame) -> dict[str, Any]:
+    """Of `PairedCanaries.canaries`, or some of its rows: what `PairedExposure` says of differences in exposure."""
+    differences = np.round((canaries["exposure_a"] - canaries["exposure_b"]).to_numpy(), ROUNDING)
+    low, high = t_interval(differences)
+    return {
+        "n": len(differences),
+        "mean_difference": float(differences.mean()),
+        "ci_low": low,
+        "ci_high": high,
+        "p_wilcoxon": signed_rank_p(differences),
+        "p_t": paired_t_p(differences),
+    }
 
 
-def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
-    """Two-sided p-value of the t test that float64 [n] differences have mean zero; 1 where all are zero."""
-    if not differences.any():
-        return 1.0
-    # The spread of equal differences is rounding error, which must not become a statistic.
-    if np.ptp(differences) == 0:
-        return 0.0
-    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+def counts_of(canaries: pd.DataFrame, metric: str) -> PairedCounts | None:
+    """Of `PairedCanaries.canaries`, or some of its rows, by ``rs`` or ``bs``; None where it was not measured in both.
 
-
-def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
-    """Two-sided p-value of the signed-rank test that float64 [n] differences lie symmetric about zero; 1 if all are 0.
-
-    Exact up to 50 differences without ties or zeros and up to 13 with them, else the tie-corrected normal
-    approximation.
+    Like `paired_exposure`, this takes canaries as independent, and says nothing about other seeds of the training.
     """
-    if not differences.any():
-        return 1.0
-    return float(stats.wilcoxon(differences, zero_method="pratt", correction=False, method="auto").pvalue)
-
-
-def _refuse_other_canaries(a: RunResults, b: RunResults) -> None:
-    phrases_a, phrases_b = (
-        {canary: tuple(tokens) for canary, tokens in zip(run.roster["canary"], run.roster["tokens"], strict=True)}
-        for run in (a, b)
+    if f"{metric}_a" not in canaries or f"{metric}_b" not in canaries:
+        return None
+    a, b = (canaries[f"{metric}_{run}"].to_numpy() == 1 for run in "ab")
+    only_a, only_b = int((a & ~b).sum()), int((~a & b).sum())
+    low, high = discordant_interval(only_a, only_b)
+    return PairedCounts(
+        n=len(a),
+        a=int(a.sum()),
+        b=int(b.sum()),
+        only_a=only_a,
+        only_b=only_b,
+        p=mcnemar_p(only_a, only_b),
+        share=only_a / (only_a + only_b) if only_a + only_b else math.nan,
+        share_low=low,
+        share_high=high,
     )
-    differing = sorted(c for c in {*phrases_a, *phrases_b} if phrases_a.get(c) != phrases_b.get(c))
-    if differing:
-        raise InputError(
-            f"runs {a.name} and {b.name}: planted different canaries, the first {differing[0]}; compare runs with the "
-            f"same corpus, seed and [canaries]"
-        )
-    if len(phrases_a) < 2:
-        raise InputError(f"runs {a.name} and {b.name}: one canary has no spread; plant at least two")
-
-
-def _round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
-    if run.status == "diverged":
-        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
-    return run.at(round, epoch)
-
-
-def _exposure(run: RunResults, round: int) -> "pd.Series[float]":
-    exposure = run.of_canaries("exposure", round)
-    if exposure is None:
-        raise InputError(f"run {run.name}, round {round}: exposure was not measured; evaluate that checkpoint again")
-    return exposure

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.errors import InputError
-from flsim.results.compare import ROUNDING, paired_exposure, paired_t_p, t_interval
+from flsim.results.compare import paired_exposure
+from flsim.results.inference import ROUNDING, paired_t_p, t_interval
 from flsim.results.seeds import by_series, sample
 from flsim.results.store import RunResults
 

@@ -1,0 +1,96 @@
+"""Intervals and tests, of numbers alone: what two settings' differences say of canaries, or seeds, not looked at."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so that equal differences tie
+
+
+def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t confidence interval of the mean of float64 [n] values; NaN below two of them."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
+    """Two-sided p-value of the t test that float64 [n] differences have mean zero; 1 where all are, NaN of only one."""
+    if len(differences) < 2:
+        return math.nan
+    if not differences.any():
+        return 1.0
+    # The spread of equal differences is rounding error, which must not become a statistic.
+    if np.ptp(differences) == 0:
+        return 0.0
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
+    """Two-sided p-value of the signed-rank test that float64 [n] differences lie symmetric about zero; 1 if all are 0.
+
+    Exact up to 50 differences without ties or zeros and up to 13 with them, else the tie-corrected normal
+    approximation.
+    """
+    if not differences.any():
+        return 1.0
+    return float(stats.wilcoxon(differences, zero_method="pratt", correction=False, method="auto").pvalue)
+
+
+def mcnemar_p(only_a: int, only_b: int) -> float:
+    """Two-sided p-value of McNemar's exact test: whether a canary found in one model only is as likely in either.
+
+    The binomial test of one half on the discordant pairs (McNemar, 1947); 1 without any.
+    """
+    discordant = only_a + only_b
+    return float(stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
+
+
+def discordant_interval(only_a: int, only_b: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact interval of the probability that a canary found in one model only is a's: Clopper and Pearson (1934).
+
+    Conditional on the number of discordant pairs, so that it leaves out one half exactly where `mcnemar_p` is below
+    1 - confidence. Its ends' odds are an exact interval of the conditional odds ratio (Breslow and Day, 1980, 5.2).
+    (0, 1) without any.
+    """
+    discordant = only_a + only_b
+    if not discordant:
+        return 0.0, 1.0
+    interval = stats.binomtest(only_a, discordant).proportion_ci(confidence, method="exact")
+    return float(interval.low), float(interval.high)
+
+
+def sign_flip_p(differences: Sequence[int]) -> float:
+    """Exact two-sided p-value that each of [n] whole differences was as likely to have the other sign; NaN of only one.
+
+    Fisher's (1935) randomization test: of all 2^n ways to exchange the settings within seeds, the share whose sum is as
+    far from zero. It supposes nothing of how differences are distributed, and is never below 2 / 2^n.
+    """
+    if len(differences) < 2:
+        return math.nan
+    share = np.ones(1)  # of the ways whose sum is its index less the middle
+    for size in np.abs(differences).tolist():
+        kernel = np.zeros(2 * size + 1)
+        kernel[[0, -1]] += 0.5 if size else 1.0
+        share = np.convolve(share, kernel)
+    middle = len(share) // 2
+    return float(min(1.0, share[np.abs(np.arange(len(share)) - middle) >= abs(sum(differences))].sum()))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """P-values [n] of one family, corrected by Holm (1979): any below 0.05 is false with a chance of at most 5%.
+
+    Whatever their dependence. NaN, where nothing was tested, stays NaN and does not count.
+    """
+    corrected = [math.nan] * len(p)
+    tested = sorted((value, index) for index, value in enumerate(p) if not math.isnan(value))
+    largest = 0.0
+    for place, (value, index) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - place) * value))
+        corrected[index] = largest
+    return corrected
