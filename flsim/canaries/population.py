@@ -11,6 +11,7 @@ A population on disk is a small folder beside the corpus it overlays:
 
 import json
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -120,11 +121,12 @@ class Population:
 
 
 def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overlay]:
-    """Shuffle all planted records and deal them in sequence to synthetic users of about equal numbers of words.
+    """Shuffle all planted records and deal them in sequence to synthetic users as large as the real ones, in words.
 
-    Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. There are as many synthetic
-    users as real ones, each of the mean real size, so that both worlds have the same cohorts and epochs and no record
-    is left over: the twin is a permutation. Needs 5 bytes of memory a record, 6 where records hold over 255 words.
+    Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
+    many words as the real user of its number has, canaries in place, up to a record, so that both worlds have the same
+    users in a round and as much of each. No record is left over: the twin is a permutation. Needs 5 bytes of memory a
+    record, 6 where records hold over 255 words.
 
     Returns:
         The twin, and what is planted, counted in its order.
@@ -133,22 +135,32 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
     lengths = np.empty(split.records, np.min_scalar_type(longest))
     for start, offsets in windows(split.record_offsets, overlap=1):
         lengths[start : start + len(offsets) - 1] = np.diff(offsets)
+    overlay = planting.overlay
     phrase_lengths = np.array([len(canary.tokens) for canary in planting.canaries])
-    lengths[planting.overlay.records] = phrase_lengths[planting.overlay.canaries]
+    lengths[overlay.records] = phrase_lengths[overlay.canaries]
+
+    real = np.asarray(split.user_offsets[1:-1])
+    until = np.zeros(len(real), np.int64)  # words of a real user and all before
+    for start, words in _words_so_far(piece for _, piece in windows(lengths)):
+        here = np.flatnonzero((start <= real) & (real < start + len(words)))
+        until[here] = words[real[here] - start]
 
     order = np.arange(split.records, dtype=order_dtype(split.records))
     stream(seed, "iid-twin").shuffle(order)
-    words = int(lengths.sum(dtype=np.int64))
-    share = np.arange(1, len(split)) * (words / len(split))
-    inner = np.empty(len(share), np.int64)
-    done = dealt = 0
-    for start, piece in windows(order):
-        cumulative = dealt + np.cumsum(lengths[piece], dtype=np.int64)
-        dealt = int(cumulative[-1])
-        until = done + int(np.searchsorted(share[done:], dealt, side="right"))
-        inner[done:until] = start + np.searchsorted(cumulative, share[done:until], side="left") + 1
-        done = until
-    return Twin(order, np.concatenate([[0], inner, [split.records]])), _reordered(planting.overlay, order)
+    synthetic = np.zeros(len(real), np.int64)
+    for start, words in _words_so_far(lengths[piece] for _, piece in windows(order)):
+        here = np.flatnonzero((words[0] < until) & (until <= words[-1]))
+        synthetic[here] = start + words.searchsorted(until[here])
+    return Twin(order, np.concatenate([[0], synthetic, [split.records]])), _reordered(overlay, order)
+
+
+def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """For each piece of records' lengths: where it starts, and the words before each of them and up to its end."""
+    start = words = 0
+    for piece in pieces:
+        so_far = np.append(words, words + np.cumsum(piece, dtype=np.int64))
+        yield start, so_far
+        start, words = start + len(piece), int(so_far[-1])
 
 
 def order_dtype(records: int) -> str:

@@ -6,7 +6,8 @@ A run is a row; every format shows the same frame:
     round                    number of completed rounds of the evaluated model; of central training, steps
     epochs                   how often they read as many records as there are; blank for older runs
     rs, bs                   canaries memorized by Random Sampling and by Beam Search
-    rs_lowest, bs_lowest     least (p_u, p_e) with a memorized canary, by expected insertions; "-" where none is
+    rs_lowest, bs_lowest     least (p_u, p_e) with a memorized canary, by expected insertions; "-" where none is;
+                             where canaries have a number of copies, the fewest
     canaries                 planted canaries
     mean_exposure            mean over canaries, bits
     exposure_low, _high      its 95% confidence interval over canaries, Student's t
@@ -86,6 +87,7 @@ TYPES = COLUMNS | SPACE | PRIVACY | RECORD_PRIVACY | REASON
 LEGEND = """Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary.
 Bits: mean exposure of all canaries.
 """
+COPIES_LEGEND = "Copies: the fewest with a memorized canary, where their number was set.\n"
 PRIVACY_LEGEND = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}.\n"
 RECORD_LEGEND = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}.\n"
 ROUND_LEGEND = "Round: completed rounds; of central training (b_r), steps.\n"
@@ -167,12 +169,20 @@ def _privacy(run: RunResults, at: int) -> dict[str, Any]:
 def lowest(roster: pd.DataFrame) -> str:
     """The lowest configuration among canaries, as the paper prints it, e.g. ``"3/50K, 1%"``; ``"-"`` without any.
 
-    Ordered by expected insertion frequency p_u * p_e, then by expected sharers p_u (section 4.2).
+    Ordered by expected insertion frequency p_u * p_e, then by expected sharers p_u (section 4.2). Where canaries have
+    a number of copies instead, the fewest, e.g. ``"2 copies"``.
     """
+    if len(roster) and roster["p_u"].isna().all():
+        return copies(int(roster["planned_insertions"].min()))
     pairs = zip(roster["p_u"].astype(float), roster["p_e"].astype(float), strict=True)
     # Products that are equal on paper, such as 1/10 * 10% and 1 * 1%, can differ in their last bit.
     pair = min(pairs, key=lambda pair: (float(f"{pair[0] * pair[1]:.12g}"), pair[0]), default=None)
     return "-" if pair is None else f"{user_share(pair[0])}, {100 * pair[1]:.6g}%"
+
+
+def copies(number: int) -> str:
+    """``"1 copy"``, ``"2 copies"``."""
+    return f"{number:,} {'copy' if number == 1 else 'copies'}"
 
 
 def user_share(p_u: float) -> str:
@@ -232,6 +242,8 @@ def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[Column |
 
 def _legend(table: pd.DataFrame) -> str:
     text = LEGEND + progress(table, _is_unfinished(table))[1]
+    if any(table[name].str.contains(" cop").any() for name in ("rs_lowest", "bs_lowest")):
+        text += COPIES_LEGEND
     for epsilon, convention, delta, legend in (
         ("epsilon_sound", "sound_convention", "delta", PRIVACY_LEGEND),
         ("record_epsilon", "record_convention", "record_delta", RECORD_LEGEND),

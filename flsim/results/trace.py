@@ -89,7 +89,12 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     for canary in table["canary"].unique():
         of = about[canary]
         held = f"; copies {of['insertions']}" if "insertions" in of else ""
-        lines = [f"{canary}: p_u {user_share(of['p_u'])}, p_e {100 * of['p_e']:.6g}%{held}", HEADING]
+        shares = (
+            f"planned copies {of['planned_insertions']}"
+            if math.isnan(of["p_u"])
+            else f"p_u {user_share(of['p_u'])}, p_e {100 * of['p_e']:.6g}%"
+        )
+        lines = [f"{canary}: {shares}{held}", HEADING]
         lines += [_line(row) for row in table[table["canary"] == canary].to_dict("records")]
         blocks.append("\n".join(lines))
     references = run.of_model("references", run.evaluated[-1])

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, write_figure
 from flsim.results.store import RunResults
-from flsim.results.tables import user_share
+from flsim.results.tables import copies, user_share
 
 ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of the lines above, width of both
 BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
@@ -38,15 +38,15 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
 
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
-    """A panel for each configuration (p_u, p_e), and below it a row for each of its canaries, which is its legend too.
+    """A panel for each configuration, and below it a row for each of its canaries, which is its legend too.
 
     Lines are told apart by marker and dashes, which stand beside the canary's id. A marker is filled where Random
     Sampling says memorized, and has a ring where Beam Search does.
     """
     shown = run.roster[run.roster["canary"].isin(table["canary"])]
-    pairs = list(dict.fromkeys(zip(shown["p_u"].astype(float), shown["p_e"].astype(float), strict=True)))
-    groups = [(pair, shown[(shown["p_u"] == pair[0]) & (shown["p_e"] == pair[1])]) for pair in pairs]
-    columns = _columns(pairs)
+    of_copies = ["planned_insertions"] if shown["p_u"].isna().any() else []
+    groups: list[tuple[Any, pd.DataFrame]] = list(shown.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
+    columns = _columns([(p_u, p_e) for (p_u, p_e, *_), _ in groups])
     rows, longest = math.ceil(len(groups) / columns), max(len(group) for _, group in groups)
     strip_height = ROW * longest
     block = TITLE + PANEL + GAP + strip_height + BELOW
@@ -54,14 +54,15 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     FigureCanvasAgg(figure)
     figure.suptitle(f"{run.setting} [{run.name}]".replace("$", r"\$"), y=1 - 0.4 * TOP / figure.get_figheight())
     first: Axes | None = None
-    for index, ((p_u, p_e), group) in enumerate(groups):
+    for index, ((p_u, p_e, *number), group) in enumerate(groups):
         row, column = divmod(index, columns)
         x, y = BESIDE + column * (BESIDE + WIDTH), LEGEND + (rows - row - 1) * block + BELOW
         lines = _axes(figure, x, y + strip_height + GAP, PANEL, first)
         strip = _axes(figure, x, y, strip_height, None)
         strip.sharex(lines)
         first = first or lines
-        lines.set_title(f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%", loc="left", fontsize=10)
+        title = copies(*number) if number else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
+        lines.set_title(title, loc="left", fontsize=10)
         lines.set_ylabel("exposure, bits")
         lines.tick_params(labelbottom=False)
         for place, canary in enumerate(group["canary"]):

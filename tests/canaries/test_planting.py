@@ -144,15 +144,6 @@ def test_the_twin_is_a_permutation_of_the_planted_records(sizes: list[int], p_u:
     assert everything[0] == everything[1]
 
 
-def test_synthetic_users_of_the_twin_have_equal_numbers_of_words() -> None:
-    """Each is within one record (20 words at most) of the mean on either side."""
-    split = split_of(100, 50, words=7)
-    planting = plant(split, canaries_of((0.2, 0.5)), seed=8)
-    twin = twin_of(split, planting, 8)
-    words = np.array([twin[user].words for user in range(100)])
-    assert abs(words - words.mean()).max() <= 20
-
-
 def test_the_twin_scatters_a_sharers_copies() -> None:
     split = split_of(200, 50)
     planting = plant(split, canaries_of((0.01, 1.0)), seed=9)

@@ -21,8 +21,8 @@ from flsim.files import new_folder
 from flsim.rng import stream
 
 Sentences = list[list[int]]
-RECORDS = st.lists(st.lists(st.integers(1, 95), max_size=6), min_size=1, max_size=9)
-USERS = st.lists(RECORDS, min_size=1, max_size=8)
+RECORDS = st.lists(st.lists(st.integers(1, 95), max_size=6), max_size=9)
+USERS = st.lists(RECORDS, min_size=1, max_size=8).filter(any)
 PHRASES = ((90, 91, 92, 93, 94), (1, 2), (95,) * 7)
 
 
@@ -50,21 +50,23 @@ def population_of(split: Split, planting: Planting, seed: int | None) -> Populat
 
 
 def naive_worlds(users: list[Sentences], replaced: dict[int, int], seed: int) -> tuple[list[Sentences], ...]:
-    """Both worlds by lists: replace records; shuffle all; deal each user on until its share of all words is reached."""
+    """Both worlds by lists: replace records; shuffle all; deal until there are as many words as in real users so far."""
     records = [record for user in users for record in user]
     planted = [list(PHRASES[replaced[i]]) if i in replaced else record for i, record in enumerate(records)]
     rest = iter(planted)
     real = [[next(rest) for _ in user] for user in users]
     shuffled = [planted[index] for index in stream(seed, "iid-twin").permutation(len(planted))]
-    words = sum(map(len, planted))
     twin: list[Sentences] = []
-    place = dealt = 0
-    for user in range(1, len(users) + 1):
-        began = place
-        while place < len(shuffled) and (user == len(users) or place == 0 or dealt < user * (words / len(users))):
-            dealt += len(shuffled[place])
-            place += 1
-        twin.append(shuffled[began:place])
+    dealt = wanted = 0
+    for user in real:
+        wanted += sum(map(len, user))
+        hand: Sentences = []
+        while dealt < wanted:
+            record = shuffled.pop(0)
+            hand.append(record)
+            dealt += len(record)
+        twin.append(hand)
+    twin[-1] += shuffled  # records without words may be left
     return real, twin
 
 
