@@ -1,0 +1,146 @@
+"""Tables against the papers: which rows agree with the published ones that they stand for, in size and in direction.
+
+    METRIC_size     is the published share of canaries in the 95% interval of ours: same; else ours is lower or higher
+    METRIC_pairs    of all pairs of this row with another that the paper tells apart: which share differs with its sign
+    METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie where ours are equal
+
+*Size* is compared with Thakkar et al. (2020) alone, who count canaries as we do. The secrets, spaces and models of
+Carlini et al. (2019) are others, so that bits and shares of extracted secrets are compared in direction alone.
+
+*Direction* is that of published rows, each with the mean of all our runs that stand for it. Nothing here says that a
+difference of ours is more than chance: for that there are intervals, tests over canaries, and seeds.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from flsim.results.agreement import Order, order, size
+
+COUNTED = ("rs", "bs")
+# Extracted secrets are held against Beam Search, which searches for the likeliest continuation as their extraction
+# does; Random Sampling only ranks.
+METRICS = {"rs": "RS", "bs": "BS", "extracted": "BS against extracted", "exposure": "Exposure"}
+AGAINST = {
+    **{f"{metric}_size": "string" for metric in COUNTED},
+    **{f"{metric}_pairs": "Float64" for metric in METRICS},
+    **{f"{metric}_twin": "string" for metric in METRICS},
+}
+ROW = ["published_table", "published_data", "published_setting"]  # name a published row
+WORLDS = ("IID", "Non-IID")
+ROUNDING = 9  # decimals of a share or a bit, so that means that are equal on paper tie
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the rows of one published table agree in one metric.
+
+    Attributes:
+        metric: of `METRICS`.
+        table: the published table.
+        order: of its rows that some run was measured for.
+        twins: setting -> METRIC_twin.
+    """
+
+    metric: str
+    table: str
+    order: Order
+    twins: dict[str, str]
+
+    def __str__(self) -> str:
+        order = self.order
+        said = f"{METRICS[self.metric]}, Table {self.table}: "
+        if not order.pairs:
+            return said + "no two rows whose published values differ."
+        said += f"{order.agreeing:g} of {order.pairs} pairs of rows differ in the published direction"
+        said += f" (tau-b {order.tau:.2f}, p = {order.p:.2g})" if math.isfinite(order.tau) else ""
+        if self.twins:
+            found = list(self.twins.values())
+            ties = f" ({found.count('tie')} tied)" if "tie" in found else ""
+            said += f"; IID less Non-IID has the published sign in {found.count('yes')} of {len(found)} twins{ties}"
+        return said + "."
+
+
+def agreements(table: pd.DataFrame) -> list[Agreement]:
+    """One for each published table and metric of which a table of runs or over seeds has values of both."""
+    return [agreement for metric in METRICS for agreement, _ in _judged(table, metric)]
+
+
+def against(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the columns of `AGAINST` that have anything to say.
+
+    Args:
+        table: of runs or over seeds.
+    """
+    more: dict[str, list[object]] = {}
+    for metric in COUNTED:
+        published = measured(table, metric)[1]
+        intervals = zip(table[f"{metric}_share_low"], table[f"{metric}_share_high"], published, strict=True)
+        more[f"{metric}_size"] = [None if pd.isna([*each]).any() else size(*each) for each in intervals]
+    for metric in METRICS:
+        found = {key: said for _, points in _judged(table, metric) for key, said in points.items()}
+        ours, theirs = measured(table, metric)
+        keys = [key if has else None for key, has in zip(_keys(table), ours.notna() & theirs.notna(), strict=True)]
+        more[f"{metric}_pairs"] = [None if key is None else found[key][0] for key in keys]
+        more[f"{metric}_twin"] = [None if key is None else found[key][1] for key in keys]
+    kept = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
+    marks = pd.DataFrame(kept, index=table.index).astype({name: AGAINST[name] for name in kept})
+    return pd.concat([table, marks], axis=1)
+
+
+def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Series[float]]":
+    """Ours and the published value of each row, as shares of canaries or in bits; missing where there is none."""
+
+    def column(name: str) -> "pd.Series[float]":
+        return table[name].astype("Float64") if name in table else pd.Series(pd.NA, table.index, "Float64")
+
+    if metric == "exposure":
+        theirs, ours = column("published_exposure"), column("mean_space_exposure")
+        # Over the whole space, as theirs, where all have it: two kinds of exposure have no common order.
+        return (column("mean_exposure") if ours[theirs.notna()].isna().any() else ours), theirs
+    if metric == "extracted":
+        return column("bs") / column("canaries"), column("published_extracted")
+    return column(metric) / column("canaries"), column(f"published_{metric}") / column("published_canaries")
+
+
+Key = tuple[str, ...]  # cells of `ROW`
+Points = dict[Key, tuple[float, float]]  # ours, the mean over runs, and theirs
+
+
+def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[Key, tuple[float | None, str | None]]]]:
+    """Of each published table: the agreement of its rows, and of each row the cells of METRIC_pairs and METRIC_twin."""
+    found: dict[Key, list[tuple[float, float]]] = {}
+    for key, ours, theirs in zip(_keys(table), *measured(table, metric), strict=True):
+        if not pd.isna(ours) and not pd.isna(theirs):
+            found.setdefault(key, []).append((ours, theirs))
+    for name in dict.fromkeys(key[0] for key in found):
+        points: Points = {}
+        for key, values in found.items():
+            if key[0] == name:
+                points[key] = round(float(np.mean([ours for ours, _ in values])), ROUNDING), values[0][1]
+        rows = order(*zip(*points.values(), strict=True))
+        twins = _twins(points)
+        cells = {
+            key: (None if math.isnan(share) else share, twins.get(key[2]) if key[1] in WORLDS else None)
+            for key, share in zip(points, rows.of_rows, strict=True)
+        }
+        yield Agreement(metric, name, rows, twins), cells
+
+
+def _twins(points: Points) -> dict[str, str]:
+    """Setting -> METRIC_twin, of those whose worlds differ in the paper."""
+    found = {}
+    for name, _, setting in points:
+        iid, non_iid = (points.get((name, world, setting)) for world in WORLDS)
+        if iid and non_iid and iid[1] != non_iid[1]:
+            ours, theirs = iid[0] - non_iid[0], iid[1] - non_iid[1]
+            found[setting] = "tie" if not ours else "yes" if (ours > 0) == (theirs > 0) else "no"
+    return found
+
+
+def _keys(table: pd.DataFrame) -> list[Key]:
+    columns = [table[name].fillna("") if name in table else [""] * len(table) for name in ROW]
+    return list(zip(*columns, strict=True))
