@@ -1,6 +1,5 @@
 """Two settings compared over seeds: the same canaries in both runs of a seed, other ones in another's."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,18 +70,16 @@ def paired_over_seeds(
         InputError: no seed has a run of both, a seed has two or is unknown, or two runs do not compare; see
             `paired_exposure`.
     """
-    runs_a, runs_b = _of_seeds(a), _of_seeds(b)
-    seeds = sorted({*runs_a} & {*runs_b})
-    if not seeds:
-        raise InputError(f"no seed has a run of both: {sorted(runs_a)} and {sorted(runs_b)}; train both with one seed")
-    pairs = [paired_exposure(runs_a[seed], runs_b[seed], round, epoch) for seed in seeds]
-    differences = np.round([pair.mean_difference for pair in pairs], ROUNDING)
+    pairs = pairs_of_seeds(a, b)
+    seeds = [seed for seed, _, _ in pairs]
+    found = [paired_exposure(run_a, run_b, round, epoch).mean_difference for _, run_a, run_b in pairs]
+    differences = np.round(found, ROUNDING)
     mean, low, high, p = t_test_over_seeds(differences)
     return PairedOverSeeds(
         a=a[0].setting,
         b=b[0].setting,
         seeds=tuple(seeds),
-        unpaired=tuple(sorted({*runs_a} ^ {*runs_b})),
+        unpaired=tuple(sorted({run.seed for run in (*a, *b) if run.seed is not None} - {*seeds})),
         differences=tuple(differences.tolist()),
         mean_difference=mean,
         ci_low=low,
@@ -97,8 +94,20 @@ def t_test_over_seeds(differences: NDArray[np.float64]) -> tuple[float, float, f
 
     Interval and p are NaN below two seeds.
     """
-    p = paired_t_p(differences) if len(differences) > 1 else math.nan
-    return float(differences.mean()), *t_interval(differences), p
+    return float(differences.mean()), *t_interval(differences), paired_t_p(differences)
+
+
+def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tuple[int, RunResults, RunResults]]:
+    """Runs of two series with one seed: (seed, run of a, run of b), by ascending seed.
+
+    Raises:
+        InputError: no seed has a run of both, a seed has two or is unknown.
+    """
+    runs_a, runs_b = _of_seeds(a), _of_seeds(b)
+    seeds = sorted({*runs_a} & {*runs_b})
+    if not seeds:
+        raise InputError(f"no seed has a run of both: {sorted(runs_a)} and {sorted(runs_b)}; train both with one seed")
+    return [(seed, runs_a[seed], runs_b[seed]) for seed in seeds]
 
 
 def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:

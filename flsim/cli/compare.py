@@ -1,0 +1,94 @@
+"""`flsim compare`: two runs canary by canary, the worlds of a sweep, or two sweeps, and how sure differences are."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flsim.cli.results import Format
+from flsim.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EPILOG = """Two runs, canary by canary: flsim compare runs/iid runs/non-iid --epoch 10
+
+IID against non-IID in every row of a sweep: flsim compare sweeps/table1
+
+The same runs of two sweeps: flsim compare sweeps/plain sweeps/clipped --format csv"""
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="Run folder, or sweep folder.")],
+    b: Annotated[Path | None, typer.Argument(help="Another; without it, IID against non-IID of sweep A.")] = None,
+    round: Annotated[int | None, typer.Option(help="Evaluated round to look at; default each run's last.")] = None,
+    epoch: Annotated[
+        float | None,
+        typer.Option(help="Look after so many epochs; one reads as many records as there are."),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="Of the result.")] = Format.md,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File to write; needed for parquet, else standard output.")] = None,
+) -> None:
+    """Compare exposure, RS, BS and utility, paired canary by canary: differences, 95% intervals, p-values.
+
+    Of two runs: over all canaries, and by configuration (p_u, p_e).
+
+    Of sweeps: a row for each pair of settings, over seeds, or over canaries where there is one seed.
+
+    P-values of several rows are corrected for their number (Holm).
+    """
+    from flsim.files import new_file
+    from flsim.results import formats
+
+    if as_json and format is not Format.md:
+        raise InputError(f"--json and --format {format}: choose one of them")
+    if format is Format.parquet and out is None:
+        raise InputError("--format parquet: not for a terminal; name a file with --out")
+    table, texts, as_object = _compared(a, b, round, epoch)
+    if format is Format.parquet and out is not None:
+        formats.write_parquet(table, out)
+        return
+    text = json.dumps(as_object, indent=2, allow_nan=False, ensure_ascii=False) + "\n" if as_json else texts[format]
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        with new_file(out) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def _compared(
+    a: Path, b: Path | None, round: int | None, epoch: float | None
+) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
+    """The frame of a comparison, its text in each format, and all of it as a JSON object."""
+    from flsim.results import compare_pairs, compare_pairs_text, compare_runs, formats
+    from flsim.results.compare_text import json_rows
+    from flsim.results.store import read_run
+    from flsim.results.sweep_pairs import same_names, twins
+    from flsim.results.sweeps import is_sweep, read_sweep
+
+    are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
+    if not any(are_sweeps):
+        first = read_run(a)
+        if b is None:
+            raise InputError(f"{a}: one run has nothing to be compared with; name another run, or a sweep folder")
+        found = compare_runs.compare_runs(first, read_run(b), round, epoch)
+        texts = {Format.md: compare_runs.to_markdown(found), Format.latex: compare_runs.to_latex(found)}
+        return found.table, texts | {Format.csv: formats.to_csv(found.table)}, compare_runs.to_json(found)
+    if not all(are_sweeps):
+        raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
+    if b is None:
+        sweep = read_sweep(a)
+        pairs = twins(sweep)
+        heading, about = f"{sweep.title}: IID (a) less non-IID (b)", {"compared": "worlds", "a": "IID", "b": "non-IID"}
+    else:
+        pairs = same_names(read_sweep(a), read_sweep(b))
+        heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
+    table = compare_pairs.compare_pairs(pairs, round, epoch)
+    texts = {
+        Format.md: f"{formats.note(heading)}\n{compare_pairs_text.to_markdown(table)}",
+        Format.latex: compare_pairs_text.to_latex(table),
+        Format.csv: formats.to_csv(table),
+    }
+    return table, texts, {**about, "rows": json_rows(table)}

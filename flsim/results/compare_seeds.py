@@ -1,0 +1,63 @@
+"""Counts of memorized canaries in two settings, compared over seeds; exposure is in `flsim.results.worlds`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flsim.results.compare import counts_of
+from flsim.results.inference import sign_flip_p, t_interval
+from flsim.results.pairing import paired_canaries
+from flsim.results.store import RunResults
+from flsim.results.worlds import pairs_of_seeds
+
+
+@dataclass(frozen=True)
+class CountsOverSeeds:
+    """Memorized canaries in setting a and in setting b, over the seeds that have a run of both.
+
+    Attributes:
+        a, b: mean over seeds.
+        differences: of each seed, a less b.
+        ci_low, ci_high: 95% interval of their mean, from Student's t over seeds, which takes them as normal; NaN below
+            two seeds, and where all are equal: a few whole numbers often are, which says nothing of their spread.
+        p: `flsim.results.inference.sign_flip_p`, exact; NaN below two seeds.
+    """
+
+    a: float
+    b: float
+    differences: tuple[int, ...]
+    ci_low: float
+    ci_high: float
+    p: float
+
+
+def counts_over_seeds(
+    a: Sequence[RunResults],
+    b: Sequence[RunResults],
+    metric: str,
+    round: int | None = None,
+    epoch: float | None = None,
+) -> CountsOverSeeds | None:
+    """Compare counts of ``rs`` or ``bs`` of two series, seed by seed; None where it was not measured in all runs.
+
+    Seeds are what is independent, not canaries: one model's are memorized or not together.
+
+    Raises:
+        InputError: as `flsim.results.worlds.paired_over_seeds`.
+    """
+    pairs = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs_of_seeds(a, b)]
+    counts = [found for pair in pairs if (found := counts_of(pair.canaries, metric)) is not None]
+    if len(counts) < len(pairs):
+        return None
+    differences = np.array([each.a - each.b for each in counts])
+    low, high = t_interval(differences.astype(float)) if np.ptp(differences) else (math.nan, math.nan)
+    return CountsOverSeeds(
+        a=float(np.mean([each.a for each in counts])),
+        b=float(np.mean([each.b for each in counts])),
+        differences=tuple(differences.tolist()),
+        ci_low=low,
+        ci_high=high,
+        p=sign_flip_p(differences.tolist()),
+    )

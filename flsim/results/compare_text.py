@@ -1,0 +1,40 @@
+"""How comparisons are written: p-values, differences with their intervals, and JSON."""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+
+def p_text(p: float) -> str:
+    """A p-value in at most five characters, e.g. ``"0.054"`` or ``"2e-08"``; empty where there is none."""
+    if pd.isna(p):
+        return ""
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}" if p > 0 else "0"
+
+
+def difference_text(table: pd.DataFrame) -> list[str]:
+    """Of each row, its mean_difference and half its interval, e.g. ``"+2.38 ±1.40"``."""
+    halves = (table["ci_high"] - table["ci_low"]) / 2
+    return [
+        "" if pd.isna(mean) else f"{mean:+.2f}" + ("" if pd.isna(half) else f" ±{half:.2f}")
+        for mean, half in zip(table["mean_difference"], halves, strict=True)
+    ]
+
+
+def counts_text(table: pd.DataFrame, name: str, template: str) -> list[str]:
+    """Of each row, a number in a and in b, e.g. ``"27/14"``."""
+    pairs = zip(table[f"{name}_a"], table[f"{name}_b"], strict=True)
+    return ["" if pd.isna(a) or pd.isna(b) else f"{template.format(a)}/{template.format(b)}" for a, b in pairs]
+
+
+def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """A mapping per row; None where something is unknown or not finite, which JSON has no number for."""
+    rows = table.astype(object).where(table.notna(), None).to_dict("records")
+    return [
+        {
+            str(name): None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]

@@ -1,0 +1,63 @@
+"""Which runs of sweeps are held against which: the two worlds of a row, or runs of the same name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flsim.errors import InputError
+from flsim.results.sweeps import WORLD, Sweep, SweepRun
+
+IID, NON_IID = "iid", "non-iid"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two settings, each with a run or one for each of several seeds.
+
+    Attributes:
+        row: what the two have in common.
+        a, b: their runs, those that are not begun among them.
+    """
+
+    row: str
+    a: list[SweepRun]
+    b: list[SweepRun]
+
+
+def twins(sweep: Sweep) -> list[Pair]:
+    """IID (a) and non-IID (b) of each row of a sweep that has both.
+
+    Raises:
+        InputError: no row has both.
+    """
+    rows: dict[tuple[Any, ...], Pair] = {}
+    for run in sweep.runs:
+        pair = rows.setdefault(run.row, Pair(_label(run), [], []))
+        if run.axes.get(WORLD) in (IID, NON_IID):
+            (pair.a if run.axes[WORLD] == IID else pair.b).append(run)
+    pairs = [pair for pair in rows.values() if pair.a and pair.b]
+    if not pairs:
+        raise InputError(f"{sweep.path}: no row of this sweep has both worlds; name a second sweep to compare it with")
+    return pairs
+
+
+def same_names(a: Sweep, b: Sweep) -> list[Pair]:
+    """The runs of two sweeps that have the same names, those that differ in nothing but the seed together.
+
+    Raises:
+        InputError: no name is in both.
+    """
+    others = {run.name: run for run in b.runs}
+    rows: dict[tuple[Any, ...], Pair] = {}
+    for run in a.runs:
+        if run.name in others:
+            pair = rows.setdefault((*run.row, run.axes.get(WORLD)), Pair(_label(run, True), [], []))
+            pair.a.append(run)
+            pair.b.append(others[run.name])
+    if not rows:
+        raise InputError(f"{a.path} and {b.path}: no run has the same name in both; compare sweeps of one definition")
+    return list(rows.values())
+
+
+def _label(run: SweepRun, has_world: bool = False) -> str:
+    axes = [f"{axis.split('.')[-1]}={value}" for axis, value in run.axes.items() if has_world or axis != WORLD]
+    return " ".join([run.grid, *axes])
