@@ -2,11 +2,12 @@
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
 Metadata     round and clip ("" without one), or step, where training is central; ledger (JSON), and the fields of
-             `Provenance`
+             `Provenance` and of its model; what a model's settings lack is at its default, as in older checkpoints
 """
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -15,7 +16,9 @@ from flsim.central import CentralState
 from flsim.errors import InputError
 from flsim.federated import ServerState
 from flsim.files import new_file
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.architectures import build
+from flsim.model.hparams import Architecture, ModelHParams
+from flsim.model.language_model import NextWordModel, Params
 from flsim.privacy.ledger import Ledger
 
 SUFFIX = ".safetensors"
@@ -30,15 +33,24 @@ class Provenance:
         run: the run's name.
         config: digest of the configuration.
         corpus: digest of the corpus.
-        vocabulary_size, embedding, units: sizes of the model.
+        vocabulary_size: V.
+        model: the network's settings.
     """
 
     run: str
     config: str
     corpus: str
     vocabulary_size: int
-    embedding: int
-    units: int
+    model: ModelHParams
+
+    @property
+    def sizes(self) -> str:
+        """Of the network, in words."""
+        model = self.model
+        kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
+        heads = f", heads {model.heads}" if model.architecture == "transformer" else ""
+        sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
+        return kind + sizes + heads
 
 
 def checkpoint_name(round_: int) -> str:
@@ -53,7 +65,8 @@ def round_of(path: Path) -> int:
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``; it is whole or absent. Returns the path."""
     path = folder / checkpoint_name(state.round)
-    metadata = {name: str(value) for name, value in asdict(provenance).items()}
+    about = asdict(provenance)
+    metadata = {name: str(value) for name, value in (about | about.pop("model")).items()}
     if isinstance(state, CentralState):
         metadata |= {"step": str(state.step)}
     else:
@@ -83,7 +96,8 @@ def load(path: Path) -> tuple[State, Provenance]:
             metadata["run"],
             metadata["config"],
             metadata["corpus"],
-            *(int(metadata[name]) for name in ("vocabulary_size", "embedding", "units")),
+            int(metadata["vocabulary_size"]),
+            _model_named_in(metadata),
         )
         params = _tensors_under("", tensors)
         moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
@@ -97,6 +111,12 @@ def load(path: Path) -> tuple[State, Provenance]:
         if shapes != (counts if slot == "step" else expected):
             raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
     return state, provenance
+
+
+def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
+    sizes = {name: int(metadata[name]) for name in ("layers", "heads") if name in metadata}
+    architecture = cast(Architecture, metadata.get("architecture", "cifg"))
+    return ModelHParams(int(metadata["embedding"]), int(metadata["units"]), architecture, **sizes)
 
 
 def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Params]) -> State:
@@ -115,9 +135,9 @@ def _tensors_under(prefix: str, tensors: Params) -> Params:
     return {name.rpartition("/")[2]: value for name, value in tensors.items() if _prefix(name) == prefix}
 
 
-def model_of(provenance: Provenance) -> CIFGLanguageModel:
-    """A model of the checkpoint's sizes, all zeros."""
-    return CIFGLanguageModel(provenance.vocabulary_size, ModelHParams(provenance.embedding, provenance.units))
+def model_of(provenance: Provenance) -> NextWordModel:
+    """A model of the checkpoint's settings, all zeros."""
+    return build(provenance.vocabulary_size, provenance.model)
 
 
 def latest(folder: Path) -> Path | None:

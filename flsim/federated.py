@@ -10,7 +10,9 @@ import torch
 
 from flsim import optimizers
 from flsim.errors import Diverged, at_least_one
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.architectures import build
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.optimizers import Moments, ServerOptimizerHParams
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
@@ -66,7 +68,7 @@ def init(
     privacy: PrivacyHParams | None = None,
 ) -> ServerState:
     """The state before the first round; by default that of plain FedAvg."""
-    network = CIFGLanguageModel(vocabulary_size, model).initialize(seed)
+    network = build(vocabulary_size, model).initialize(seed)
     params = {name: value.detach() for name, value in network.named_parameters()}
     moments = optimizers.init(params, training or FedAvgHParams())
     return ServerState(0, params, moments, privacy.clip if privacy else None)

@@ -11,7 +11,7 @@ from flsim import checkpoint
 from flsim.checkpoint import State
 from flsim.errors import Diverged, InputError
 from flsim.evaluation.evaluate import evaluate
-from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.language_model import NextWordModel
 from flsim.results.rows import DIVERGED, Row
 from flsim.results.store import write_rows
 from flsim.runs import Run
@@ -55,14 +55,14 @@ def evaluate_checkpoint(
     return rows
 
 
-def _load(run: Run, path: Path, device: str) -> tuple[State, CIFGLanguageModel]:
+def _load(run: Run, path: Path, device: str) -> tuple[State, NextWordModel]:
     state = run.load(path)
     model = checkpoint.model_of(run.provenance)
     model.load_state_dict(state.params)
     return state, model.to(torch.device(device))
 
 
-def _without(run: Run, path: Path, device: str) -> CIFGLanguageModel:
+def _without(run: Run, path: Path, device: str) -> NextWordModel:
     """A model that tells what to expect of one that never saw the run's canaries."""
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")

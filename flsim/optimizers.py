@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsim.errors import InputError
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 
 ServerOptimizer = Literal["sgd", "momentum", "adam", "yogi", "adagrad"]
 Moments = dict[str, Params]

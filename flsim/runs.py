@@ -10,11 +10,12 @@ evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds
 rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained;
                  of central training a line per saved step: loss since the line before, records, epsilon, seconds
 run.json         name, setting, status, round
+tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.tracking)
 """
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.progress import say
 from flsim.sampling import draw_cohort, shard_ranges
+from flsim.tracking import flat, refuse_missing
 
 Status = Literal["running", "completed", "diverged", "failed"]
 
@@ -53,6 +55,7 @@ class Run:
         Raises:
             InputError: anything that can be known to be wrong before training.
         """
+        refuse_missing(settings.system.tracking)
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
@@ -79,6 +82,7 @@ class Run:
         Raises:
             InputError: there is no such run, or it was started with settings that give other results.
         """
+        refuse_missing(settings.system.tracking)
         started = cls.open(path)
         corpus = Corpus.open(settings.data.corpus)
         settings = replace(settings, canaries=settled(corpus, settings.canaries))
@@ -111,6 +115,11 @@ class Run:
         """A digest that runs share which differ in nothing but seeds: of the run, or of how the corpus was made."""
         return digest(self.config.series, json.dumps(labelled_steps(self.corpus), sort_keys=True))
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All settings by name, such as ``training.cohort``, for those that list runs."""
+        return {"setting": self.setting, "series": self.series, **dict(flat(asdict(self.config)))}
+
     @cached_property
     def corpus(self) -> Corpus:
         return Corpus.open(self.config.data.corpus)
@@ -130,14 +139,12 @@ class Run:
 
     @property
     def provenance(self) -> checkpoint.Provenance:
-        sizes = self.config.model
         return checkpoint.Provenance(
             self.name,
             self.config.digest,
             self.corpus.digest,
             self.corpus.layout.vocabulary_size,
-            sizes.embedding,
-            sizes.units,
+            self.config.model,
         )
 
     @property
@@ -190,15 +197,9 @@ class Run:
             InputError: it is damaged, of another model, of another configuration, or of another corpus.
         """
         state, found = checkpoint.load(path)
-        sizes = ("vocabulary_size", "embedding", "units")
         ours, theirs = self.provenance, found
-        if any(getattr(ours, name) != getattr(theirs, name) for name in sizes):
-            raise InputError(
-                f"{path}: a checkpoint of another model ("
-                + ", ".join(f"{name} {getattr(theirs, name):,}" for name in sizes)
-                + f"); {self.path} has "
-                + ", ".join(f"{name} {getattr(ours, name):,}" for name in sizes)
-            )
+        if (ours.vocabulary_size, ours.model) != (theirs.vocabulary_size, theirs.model):
+            raise InputError(f"{path}: a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}")
         if ours.corpus != theirs.corpus:
             raise InputError(
                 f"{path}: trained on another corpus than {self.config.data.corpus} is now; restore it or train again"
@@ -301,6 +302,7 @@ def _central_training(settings: CentralConfig, records: Split | Population, step
         settings.system.device,
         settings.system.engine,
         settings.system.physical_batch,
+        settings.model,
     )
 
 

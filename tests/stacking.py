@@ -8,7 +8,9 @@ from helpers import InMemory
 from hypothesis import strategies as st
 
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.rng import stream
 from flsim.train.clip import global_norm
 from flsim.train.cohort.stacked import StackedTrainer

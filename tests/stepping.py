@@ -12,7 +12,7 @@ from flsim.central.engines import EngineName
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)

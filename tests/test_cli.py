@@ -16,7 +16,7 @@ from flsim.checkpoint import save
 from flsim.config import load
 from flsim.federated import ServerState, init
 from flsim.measuring import evaluate_checkpoint
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.runs import Run
 
 Refuse = Callable[..., str]
@@ -175,7 +175,7 @@ def test_a_corpus_without_test_users_is_refused(
 
 def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
     run = Run.open(trained)
-    other = replace(run.provenance, embedding=4)
+    other = replace(run.provenance, model=ModelHParams(4, 12))
     (experiment.folder / "elsewhere").mkdir()
     path = save(experiment.folder / "elsewhere", init(40, ModelHParams(4, 12), 0), other)
     said = refuse("evaluate", path, "--run", trained)

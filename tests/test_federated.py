@@ -11,7 +11,8 @@ import torch
 from flsim import federated, optimizers
 from flsim.errors import Diverged
 from flsim.federated import FedAvgHParams, ServerState
-from flsim.model.cifg import ModelHParams, Params
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
 from flsim.rng import stream

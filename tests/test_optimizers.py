@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flsim import optimizers
 from flsim.errors import InputError
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.optimizers import ServerOptimizer, ServerOptimizerHParams
 from flsim.rng import stream
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flsim import federated
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.train.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, decode_request, encode_reply, encode_requests
 

@@ -10,7 +10,9 @@ from flsim.central.engines import Chunk
 from flsim.central.state import CentralState, Moments, load_moments, moments_of
 from flsim.central.training import CentralTraining
 from flsim.data.records import Batch, batch
-from flsim.model.cifg import CIFGLanguageModel, Params
+from flsim.model.architectures import restore
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.language_model import Params
 from flsim.model.loss import loss_sum
 from flsim.train.dropout import factors
 from flsim.train.local import bound_norm
@@ -23,7 +25,8 @@ class AutogradEngine:
 
     def __init__(self, training: CentralTraining, state: CentralState) -> None:
         self._training, self._layout = training, training.records.layout
-        self._model = CIFGLanguageModel.of(state.params).to(training.device)
+        params, sizes = state.params, training.model
+        self._model = (CIFGLanguageModel.of(params) if sizes is None else restore(params, sizes)).to(training.device)
         self._named = dict(self._model.named_parameters())
         self._optimizer = training.hparams.optimizer_over(self._named.values())
         load_moments(self._optimizer, self._params, state.moments)

@@ -20,7 +20,9 @@ from flsim.central.state import CentralState, Moments, load_moments, moments_of
 from flsim.central.training import CentralTraining
 from flsim.data.records import batch
 from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel, Params
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import Architecture
+from flsim.model.language_model import NextWordModel, Params
 from flsim.model.loss import loss_sum
 from flsim.privacy.mechanism import Mechanism
 from flsim.train.cohort.gradient import PackedBatch, PackedModel, packed_batches
@@ -45,8 +47,13 @@ class Share:
     read: tuple[Any, ...]
 
 
-def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision) -> None:
-    """Raises InputError for DP-SGD, which clips each record's gradient, and for low precision, which kernels have."""
+def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision, architecture: Architecture = "cifg") -> None:
+    """Raises InputError for DP-SGD, which clips each record's gradient, and for low precision, which kernels have.
+
+    And for other architectures than the CIFG.
+    """
+    if architecture != "cifg":
+        raise InputError(f'architecture "{architecture}" trains in one process; set system.workers = 1')
     if mechanism != "none":
         raise InputError("DP-SGD trains in one process; set system.workers = 1")
     if precision != "float32":
@@ -66,7 +73,7 @@ class DistributedEngine:
     """
 
     def __init__(self, training: CentralTraining, state: CentralState) -> None:
-        refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision)
+        refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
         self._training, self._layout = training, training.records.layout
         self._rank, self._workers = dist.get_rank(), dist.get_world_size()
         model = CIFGLanguageModel.of(state.params).to(training.device)
@@ -172,7 +179,7 @@ def shared(state: CentralState | None) -> CentralState:
 class PlainLoss(nn.Module):
     """`loss_sum` as a module, which is what DDP takes."""
 
-    def __init__(self, model: CIFGLanguageModel, pad: int) -> None:
+    def __init__(self, model: NextWordModel, pad: int) -> None:
         super().__init__()
         self.model, self._pad = model, pad
 

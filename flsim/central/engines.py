@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flsim.central.state import CentralState, Moments
 from flsim.data.records import Records
 from flsim.errors import InputError
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 
 if TYPE_CHECKING:
     from flsim.central.training import CentralTraining
@@ -65,14 +65,15 @@ def engine_of(training: "CentralTraining", state: CentralState) -> Engine:
     """The engine that the training asks for, at that state.
 
     "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
-    each record's gradient, always takes it. "fused" is a gradient written out: on a CPU without padding, elsewhere with
-    the kernels and graphs of the cohort engine, as one user, which is also how bfloat16 is trained anywhere.
+    each record's gradient, always takes it, and so do other architectures than the CIFG. "fused" is a gradient written
+    out: on a CPU without padding, elsewhere with the kernels and graphs of the cohort engine, as one user, which is also
+    how bfloat16 is trained anywhere.
 
     Raises:
         InputError: the engine, or the device, has not the precision that is asked for.
     """
     refuse_precision(training)
-    if training.engine == "autograd" or training.privacy.mechanism != "none":
+    if training.engine == "autograd" or training.privacy.mechanism != "none" or training.architecture != "cifg":
         from flsim.central.autograd import AutogradEngine
 
         return AutogradEngine(training, state)
@@ -90,6 +91,10 @@ def refuse_precision(training: "CentralTraining") -> None:
     precision = training.hparams.precision
     if precision == "float32":
         return
+    if training.architecture != "cifg":
+        raise InputError(
+            f'architecture "{training.architecture}" trains in float32; training.precision "{precision}" needs "cifg"'
+        )
     if training.engine == "autograd" or training.privacy.mechanism != "none":
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'

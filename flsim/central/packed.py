@@ -9,7 +9,7 @@ import torch
 from flsim.central.engines import Chunk
 from flsim.central.state import CentralState, Moments, load_moments, moments_of
 from flsim.central.training import CentralTraining
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.cohort.gradient import PackedBatch, PackedModel, packed_batches
 from flsim.train.cohort.steps import Steps, lay_out
 from flsim.train.dropout import factors

@@ -16,7 +16,7 @@ from flsim.central.engines import Chunk
 from flsim.central.hparams import CentralHParams
 from flsim.central.state import CentralState, Moments
 from flsim.central.training import CentralTraining
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.cohort.devices import kernels_for, products
 from flsim.train.cohort.graphs import Graphs
 from flsim.train.cohort.kernels import BETAS, Kernels, Rule, TorchKernels

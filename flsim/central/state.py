@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.architectures import build
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.privacy.ledger import Ledger
 
 Moments = dict[str, Params]
@@ -51,7 +53,7 @@ class Log:
 
 
 def init(vocabulary_size: int, hparams: ModelHParams, seed: int) -> CentralState:
-    model = CIFGLanguageModel(vocabulary_size, hparams).initialize(seed)
+    model = build(vocabulary_size, hparams).initialize(seed)
     return CentralState(0, {name: value.detach() for name, value in model.named_parameters()})
 
 

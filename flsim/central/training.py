@@ -13,7 +13,8 @@ from flsim.central.hparams import CentralHParams
 from flsim.central.state import CentralState, Log
 from flsim.data.records import RecordSource
 from flsim.errors import Diverged, InputError, at_least_one
-from flsim.model.cifg import Params
+from flsim.model.hparams import Architecture, ModelHParams
+from flsim.model.language_model import Params
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.progress import progress
@@ -38,6 +39,7 @@ class CentralTraining:
         device: of torch, where training is.
         engine: see `flsim.central.engines.engine_of`.
         physical_batch: under DP-SGD, records whose gradients are in memory at a time.
+        model: of the states that it trains; None for a CIFG of whatever sizes.
 
     Raises:
         InputError: there are no records, or what DP-SGD over records cannot do is asked for.
@@ -52,6 +54,7 @@ class CentralTraining:
     device: str = "cpu"
     engine: EngineName = "fused"
     physical_batch: int = 8
+    model: ModelHParams | None = None
 
     def __post_init__(self) -> None:
         at_least_one(physical_batch=self.physical_batch)
@@ -67,6 +70,10 @@ class CentralTraining:
             if getattr(self.hparams, name):
                 raise InputError(f"{name} is not for DP-SGD, which clips each record's gradient; remove it")
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
+
+    @property
+    def architecture(self) -> Architecture:
+        return "cifg" if self.model is None else self.model.architecture
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, from 0."""

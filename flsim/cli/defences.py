@@ -119,7 +119,7 @@ def sanitize(
     from flsim.data.inspect import inspect
     from flsim.defences.sanitization import SanitizationHParams
     from flsim.defences.sanitization import sanitize as drop_secrets
-    from flsim.model.cifg import ModelHParams
+    from flsim.model.hparams import ModelHParams
 
     training = CentralHParams(
         epochs=epochs, batch_size=batch_size, optimizer=optimizer.value, learning_rate=learning_rate

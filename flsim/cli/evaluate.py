@@ -39,7 +39,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Any model: package.module:factory or model.py:factory, which is RUN: name no code that you do not "
-            "trust. The factory returns what has start and step, as flsim.model.cifg.LanguageModel."
+            "trust. The factory returns what has start and step, as flsim.model.language_model.LanguageModel."
         ),
     ] = None,
     canaries: Annotated[

@@ -45,7 +45,7 @@ class CentralSystemHParams(CommonSystemHParams):
     A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
 
     Attributes:
-        engine: "fused", or "autograd", which is its slow oracle and does DP-SGD.
+        engine: "fused", or "autograd", which is its slow oracle and does DP-SGD, and other architectures than the CIFG.
         device: "cpu" or "cuda", of the training.
         workers: processes that train, by Ray Train; more than one share every batch. Each takes `threads` CPU cores.
         threads: torch threads, and CPU cores, of a training process.
@@ -101,7 +101,7 @@ class CentralConfig(Config):
         if self.system.workers > 1:
             from flsim.central.distributed import refuse_what_trains_alone
 
-            refuse_what_trains_alone(self.privacy.mechanism, self.training.precision)
+            refuse_what_trains_alone(self.privacy.mechanism, self.training.precision, self.model.architecture)
         world, order = self.data.world, self.training.order
         if order in (None, self.order):
             return
@@ -130,7 +130,7 @@ class CentralConfig(Config):
         training, privacy = self.training, self.privacy
         optimizer = {"sgd": "SGD", "rmsprop": "RMSProp"}.get(training.optimizer, training.optimizer.capitalize())
         algorithm = {"none": f"{self._world}, {optimizer}", "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
-        parts = [algorithm[privacy.mechanism]]
+        parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
         if privacy.clip is not None:
             parts.append(f"C={privacy.clip:g}")
         if privacy.noise_multiplier:

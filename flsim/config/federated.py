@@ -42,7 +42,7 @@ class SystemHParams(CommonSystemHParams):
     """How a federated run uses the machines. Changes nothing in its results but float rounding.
 
     Attributes:
-        engine: "cohort", or "local", which is its slow oracle.
+        engine: "cohort", or "local", which is its slow oracle and trains other architectures than the CIFG.
         micro_cohort: users that the cohort engine trains at once; by default as many as suit the device: on a CPU one.
         shards: Flower nodes; each holds a contiguous range of users and replies once a round.
         cpus_per_client: CPU cores, and torch threads, of a client process.
@@ -88,7 +88,7 @@ class FederatedConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
-        refuse_precision(self.system.engine, self.local)
+        refuse_precision(self.system.engine, self.local, self.model.architecture)
 
     @property
     def _setting(self) -> str:
@@ -96,7 +96,7 @@ class FederatedConfig(Config):
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
         if training.server_optimizer != "sgd":
             algorithm += f"+{training.server_optimizer.capitalize()}"
-        parts = [self._world, algorithm]
+        parts = [self._world, algorithm, *filter(None, [self.model.label])]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:

@@ -19,7 +19,9 @@ from flsim.data.corpus import Corpus
 from flsim.data.records import Batch, RecordSource, Subset, batch
 from flsim.defences.dropping import drop_records, train_records
 from flsim.errors import Diverged, InputError
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.architectures import restore
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import NextWordModel
 from flsim.model.loss import predictions
 from flsim.progress import progress
 from flsim.rng import stream
@@ -108,7 +110,7 @@ def log_perplexity_differences(
 
 
 def record_log_perplexities(
-    models: tuple[CIFGLanguageModel, ...], source: RecordSource, positions: NDArray[np.int64]
+    models: tuple[NextWordModel, ...], source: RecordSource, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """L(x) = -log Pr(x) after BOS, with EOS where the record has one: nats, float64 [models, n].
 
@@ -146,14 +148,14 @@ def largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _trained(half: Subset, hparams: SanitizationHParams, seed: int, device: str, title: str) -> CIFGLanguageModel:
-    training = CentralTraining(half, hparams.training, seed, device=device)
+def _trained(half: Subset, hparams: SanitizationHParams, seed: int, device: str, title: str) -> NextWordModel:
+    training = CentralTraining(half, hparams.training, seed, device=device, model=hparams.model)
     state, steps = init(half.layout.vocabulary_size, hparams.model, seed), hparams.training.steps_over(half.records)
     *_, (trained, _) = train_central(state, training, steps, title=title)
-    return CIFGLanguageModel.of(trained.params).to(device)
+    return restore(trained.params, hparams.model).to(device)
 
 
-def _row_sums(model: CIFGLanguageModel, part: Batch, device: torch.device, pad: int) -> NDArray[np.float64]:
+def _row_sums(model: NextWordModel, part: Batch, device: torch.device, pad: int) -> NDArray[np.float64]:
     inputs, targets = torch.from_numpy(part.inputs).to(device), torch.from_numpy(part.targets).to(device)
     _, nats, _ = predictions(model, inputs, targets, pad)
     rows = (targets != pad).nonzero()[:, 0]

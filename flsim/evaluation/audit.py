@@ -23,7 +23,7 @@ from flsim.evaluation.evaluate import (
     rows_of,
 )
 from flsim.evaluation.utility import predict_by_steps
-from flsim.model.cifg import LanguageModel, State
+from flsim.model.language_model import LanguageModel, State
 from flsim.results.rows import Row
 
 CPU = torch.device("cpu")

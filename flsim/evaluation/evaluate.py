@@ -14,7 +14,7 @@ from flsim.evaluation.utility import Predict, predict_with, utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import RandomSampler, references
-from flsim.model.cifg import CIFGLanguageModel, LanguageModel
+from flsim.model.language_model import LanguageModel, NextWordModel
 from flsim.model.quantization import FEWEST, MOST, quantized
 from flsim.progress import tracked
 from flsim.results.rows import Row
@@ -66,7 +66,7 @@ class EvaluationHParams:
 
 
 def evaluate(
-    model: CIFGLanguageModel,
+    model: NextWordModel,
     canaries: Sequence[Canary],
     test: Users,
     hparams: EvaluationHParams,
@@ -116,9 +116,7 @@ def rows_of(
     return rows + [Row(run, round, name, "", float(value)) for name, value in of_model.items()]
 
 
-def _refuse_mismatch(
-    model: CIFGLanguageModel, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams
-) -> None:
+def _refuse_mismatch(model: NextWordModel, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams) -> None:
     if len(model.embedding) != test.layout.vocabulary_size:
         raise InputError(
             f"the model knows {len(model.embedding):,} tokens, but the test users' corpus has "
@@ -139,7 +137,7 @@ def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None
             )
 
 
-def _refuse_non_finite(model: CIFGLanguageModel) -> None:
+def _refuse_non_finite(model: NextWordModel) -> None:
     """A model with NaN compares false with everything: every canary would come out as memorized."""
     for name, parameter in model.named_parameters():
         bad = parameter.numel() - int(parameter.isfinite().sum())

@@ -28,7 +28,7 @@ from flsim.memorization.importance_sampling import ImportanceHParams, space_expo
 from flsim.memorization.score import log_perplexity
 from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
 from flsim.memorization.template import Template
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 from flsim.rng import stream
 
 Metric = Literal["space", "extrapolation", "path", "generation", "contexts"]

@@ -14,7 +14,7 @@ from flsim.errors import at_least_one
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import TIE
 from flsim.memorization.score import count_at_most, log_perplexity, rows_at_once
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

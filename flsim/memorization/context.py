@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsim.errors import InputError
 from flsim.memorization.random_sampling import RandomSampling, random_sampling
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 
 Sampler = Callable[[LanguageModel, Tensor, Tensor, Tensor], RandomSampling]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from flsim.errors import InputError, at_least_one
 from flsim.memorization.score import nats, rows_at_once
 from flsim.memorization.template import Template, cheapest
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 
 PIECE = 2**13  # continuations that are sampled together: those that begin alike are read once
 

@@ -19,7 +19,7 @@ from flsim.memorization.exposure import CONFIDENCE, Exposure
 from flsim.memorization.proposals import Draws, Floats, best_shares, draw
 from flsim.memorization.random_sampling import TIE
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 from flsim.rng import stream
 
 

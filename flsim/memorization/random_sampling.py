@@ -14,7 +14,7 @@ from torch import Tensor
 from flsim.data.vocabulary import Layout
 from flsim.memorization.score import count_at_most, log_perplexity, nats, rows_at_once
 from flsim.memorization.sift import Clear, Sifter, output_bounds
-from flsim.model.cifg import LanguageModel, LogitModel, State
+from flsim.model.language_model import LanguageModel, LogitModel, State
 from flsim.rng import stream
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score

@@ -20,7 +20,7 @@ from flsim.errors import at_least_one
 from flsim.memorization.beam_search import beam_searches
 from flsim.memorization.score import nats, rows_at_once
 from flsim.memorization.template import Template, cheapest
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 
 Path = tuple[int, ...]
 CHILDREN = 32  # of a node, fetched at once; further ones cost another evaluation of the node

@@ -16,7 +16,7 @@ from torch import Tensor
 from flsim.errors import Diverged
 from flsim.memorization.bounds import OutputBounds
 from flsim.memorization.score import nats, rows_at_once
-from flsim.model.cifg import LogitModel, State, Stepper
+from flsim.model.language_model import LogitModel, State, Stepper
 
 SUMMED = 256  # words of which a bound on log Z sums the exponentials one by one
 WIDE = 0.5  # nats between the bounds on a log Z beyond which it is computed

@@ -5,79 +5,24 @@ and Beaufays, "Long Short-Term Memory Based Recurrent Neural Network Architectur
 Recognition" (2014), section 2. Sizes: Hard et al. (2018), as used by Thakkar et al. (2020), section 4.1.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from flsim.errors import at_least_one
-from flsim.rng import stream
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import NextWordModel, Params, State, Stepper
 
-Params = dict[str, Tensor]
-State = tuple[Tensor, ...]
-Stepper = Callable[[State, Tensor, Tensor], State]
 CPU_GATES, GPU_GATES = 2**20, 2**27  # floats of gates that a stepper holds at once: near a CPU's caches; 0.5 GB
 
 
-@dataclass(frozen=True)
-class ModelHParams:
-    """Sizes of the network.
-
-    Attributes:
-        embedding: D, size of the input embedding and of the recurrent projection, which are tied.
-        units: H, number of cells.
-    """
-
-    embedding: int = 96
-    units: int = 670
-
-    def __post_init__(self) -> None:
-        at_least_one(embedding=self.embedding, units=self.units)
-
-
-class LanguageModel(Protocol):
-    """What an attacker needs of a model; every tensor of a state has one row per sequence."""
-
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read int64 [N, L >= 1] tokens from an empty state; the state and the next token's log-probs [N, V]."""
-        ...
-
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read one more token, int64 [N], each; the new state and the next token's log-probs [N, V]."""
-        ...
-
-
-@runtime_checkable
-class LogitModel(LanguageModel, Protocol):
-    """A model whose logits are linear in an output: r E' + b. Optional: attacks are faster where they know r alone.
-
-    The first tensor of its states is r [N, D].
-    """
-
-    def output_layer(self) -> tuple[Tensor, Tensor]:
-        """E [V, D] and b [V]."""
-        ...
-
-    def stepper(self) -> Stepper:
-        """A function (state, rows, tokens) -> state that reads tokens [M], each after one row of the state.
-
-        It does without logits, and is made once for many steps of a model that stays as it is. Equal `rows`, int64
-        [M], that are neighbors share work.
-        """
-        ...
-
-
-class CIFGLanguageModel(nn.Module):
+class CIFGLanguageModel(NextWordModel):
     """x_t = E[w_t];  f, o, g = gates of [x_t, r_{t-1}];  c_t = f c_{t-1} + (1 - f) g;  r_t = (o tanh c_t) P.
 
-    The next word's logits are r_t E' + b. Shapes: B batch, T time, D embedding, H units, V vocabulary.
+    Its state is (r_t [B, D], c_t [B, H]); it is a `flsim.model.language_model.LogitModel`.
     """
 
     def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
-        super().__init__()
+        super().__init__(hparams)
         size, embedding, units = vocabulary_size, hparams.embedding, hparams.units
         self.embedding = nn.Parameter(torch.zeros(size, embedding))  # E [V, D]
         self.input_weight = nn.Parameter(torch.zeros(embedding, 3 * units))  # [D, 3H]: f, o, g
@@ -94,19 +39,6 @@ class CIFGLanguageModel(nn.Module):
         model.load_state_dict(params)
         return model
 
-    def initialize(self, seed: int) -> "CIFGLanguageModel":
-        """Glorot-uniform weights, embeddings of unit expected norm, zero biases, as a function of the seed alone."""
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.endswith("bias"):
-                    parameter.zero_()
-                    continue
-                fan_in, fan_out = parameter.shape
-                bound = (3 / fan_out) ** 0.5 if name == "embedding" else (6 / (fan_in + fan_out)) ** 0.5
-                values = stream(seed, "model", name).uniform(-bound, bound, parameter.shape)
-                parameter.copy_(torch.from_numpy(values))
-        return self
-
     def cell(self, gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step from the gates' summed inputs [B, 3H] and c_{t-1} [B, H] to (r_t [B, D], c_t [B, H])."""
         forget, output, candidate = gates.chunk(3, dim=-1)
@@ -114,8 +46,10 @@ class CIFGLanguageModel(nn.Module):
         memory = keep * memory + (1 - keep) * torch.tanh(candidate)
         return (torch.sigmoid(output) * torch.tanh(memory)) @ self.projection, memory
 
+    def outputs(self, embedded: Tensor) -> Tensor:
+        return self.recur(embedded)[0]
+
     def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Outputs r [B, T, D] over tokens int64 [B, T], and the state (r_T [B, D], c_T [B, H])."""
         return self.recur(embedding(tokens, self.embedding), state)
 
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -131,24 +65,6 @@ class CIFGLanguageModel(nn.Module):
     def empty_state(self, rows: int) -> State:
         units, embedding = self.projection.shape
         return self.projection.new_zeros(rows, embedding), self.projection.new_zeros(rows, units)
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
-        return outputs @ self.embedding.T + self.output_bias
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, V] of the token that follows each of tokens int64 [B, T]."""
-        return self.logits(self.read(tokens)[0])
-
-    @torch.no_grad()
-    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        _, state = self.read(tokens)
-        return state, self.logits(state[0]).log_softmax(-1)
-
-    @torch.no_grad()
-    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        _, state = self.read(tokens[:, None], state)
-        return state, self.logits(state[0]).log_softmax(-1)
 
     def output_layer(self) -> tuple[Tensor, Tensor]:
         return self.embedding.detach(), self.output_bias.detach()

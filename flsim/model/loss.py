@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding
 
-from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.language_model import NextWordModel
 
 
 def loss_sum(
-    model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0, kept: Tensor | None = None
+    model: NextWordModel, inputs: Tensor, targets: Tensor, pad: int = 0, kept: Tensor | None = None
 ) -> tuple[Tensor, int]:
     """Summed cross-entropy in nats, and the number of positions it is over.
 
@@ -20,18 +20,16 @@ def loss_sum(
         kept: dropout's factors [2, B, T, D], of the embeddings and of the outputs; see `flsim.train.dropout`.
     """
     embedded = embedding(inputs, model.embedding)
-    outputs, _ = model.recur(embedded if kept is None else embedded * kept[0])
+    outputs = model.outputs(embedded if kept is None else embedded * kept[0])
     outputs = outputs if kept is None else outputs * kept[1]
     real = targets != pad
     return cross_entropy(model.logits(outputs[real]), targets[real], reduction="sum"), int(real.sum())
 
 
 @torch.no_grad()
-def predictions(
-    model: CIFGLanguageModel, inputs: Tensor, targets: Tensor, pad: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def predictions(model: NextWordModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """For each of the n real positions: its target [n], its cross-entropy in nats [n], the model's first choice [n]."""
-    outputs, _ = model.read(inputs)
+    outputs = model.outputs(embedding(inputs, model.embedding))
     real = targets != pad
     logits = model.logits(outputs[real])
     return targets[real], cross_entropy(logits, targets[real], reduction="none"), logits.argmax(-1)

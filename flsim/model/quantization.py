@@ -2,13 +2,14 @@
 
 import torch
 
-from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.architectures import restore
+from flsim.model.language_model import NextWordModel
 
 FEWEST, MOST = 2, 16
 
 
 @torch.no_grad()
-def quantized(model: CIFGLanguageModel, bits: int) -> CIFGLanguageModel:
+def quantized(model: NextWordModel, bits: int) -> NextWordModel:
     """A copy whose tensors each have at most 2^bits different values: evenly spaced, from the least to the greatest.
 
     Carlini et al. (2019), appendix D.3: the weights of a trained network, 256 values. 0 stays 0.
@@ -17,7 +18,7 @@ def quantized(model: CIFGLanguageModel, bits: int) -> CIFGLanguageModel:
         model: trained; it stays as it is.
         bits: from `FEWEST` to `MOST`.
     """
-    copy = CIFGLanguageModel.of(dict(model.named_parameters()))
+    copy = restore(dict(model.named_parameters()), model.hparams)
     levels = 2**bits - 1
     for value in copy.parameters():
         low, high = value.min().clamp(max=0), value.max().clamp(min=0)

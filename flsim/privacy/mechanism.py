@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from flsim.errors import InputError
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.rng import stream
 
 Mechanism = Literal["none", "clip", "dp"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from flsim.model.cifg import CIFGLanguageModel
 from flsim.rng import stream
 
 
@@ -22,6 +23,7 @@ def record_gradients(
     """Each record's gradient, and its summed loss in nats [B].
 
     A record's loss is the mean over its real positions, 0 where it has none; that bounds nothing, the clip does.
+    Of a CIFG all are computed together; torch's own cells and attention know no vmap, and take record after record.
 
     Args:
         model: from tokens int64 [1, T] to logits [1, T, V].
@@ -38,8 +40,13 @@ def record_gradients(
         return total / (targets != pad).sum().clamp(min=1), total
 
     parameters = {name: value.detach() for name, value in model.named_parameters()}
-    gradients, losses = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0))(parameters, inputs, targets)
-    return gradients, losses
+    of_record = grad(loss, has_aux=True)
+    if isinstance(model, CIFGLanguageModel):
+        gradients, losses = vmap(of_record, in_dims=(None, 0, 0))(parameters, inputs, targets)
+        return gradients, losses
+    found = [of_record(parameters, *record) for record in zip(inputs, targets, strict=True)]
+    stacked = {name: torch.stack([gradients[name] for gradients, _ in found]) for name in parameters}
+    return stacked, torch.stack([total for _, total in found])
 
 
 class SeededDPOptimizer(DPOptimizer):  # type: ignore[misc]

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 
 
 def global_norm(update: Params) -> float:

@@ -7,7 +7,9 @@ from typing import Literal, Protocol
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel, Params
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import Architecture
+from flsim.model.language_model import NextWordModel, Params
 from flsim.train.cohort.engine import CohortEngine
 from flsim.train.hparams import LocalHParams
 from flsim.train.local import train_cohort
@@ -28,7 +30,7 @@ class Engine(Protocol):
 class LocalEngine:
     """The oracle, which a model is scratch for."""
 
-    model: CIFGLanguageModel
+    model: NextWordModel
     hparams: LocalHParams
 
     def train(
@@ -40,7 +42,7 @@ class LocalEngine:
 
 def engine_of(
     name: EngineName,
-    model: CIFGLanguageModel,
+    model: NextWordModel,
     layout: Layout,
     hparams: LocalHParams,
     micro_cohort: int | None = None,
@@ -48,19 +50,27 @@ def engine_of(
 ) -> Engine:
     """An engine on the model's device; the last two are `CohortEngine`'s.
 
+    "cohort" is a gradient written out, which the CIFG has. Other architectures always take "local", plain PyTorch.
+
     Raises:
         InputError: the engine, or the device, cannot do what is asked for.
     """
-    if name == "cohort":
+    if name == "cohort" and isinstance(model, CIFGLanguageModel):
         like = {name: value.detach() for name, value in model.named_parameters()}
         return CohortEngine(like, layout, hparams, micro_cohort, memory_share)
-    refuse_precision(name, hparams)
+    refuse_precision(name, hparams, model.hparams.architecture)
     return LocalEngine(model, hparams)
 
 
-def refuse_precision(name: EngineName, hparams: LocalHParams) -> None:
+def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: Architecture = "cifg") -> None:
     """Raises InputError where the engine has only the model's own precision."""
-    if name == "local" and hparams.precision != "float32":
+    if hparams.precision == "float32":
+        return
+    if architecture != "cifg":
+        raise InputError(
+            f'architecture "{architecture}" trains in float32; local.precision {hparams.precision!r} needs "cifg"'
+        )
+    if name == "local":
         raise InputError(
             f'system.engine "local" trains in float32; local.precision {hparams.precision!r} needs "cohort"'
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flsim.data.records import Batch, Users
-from flsim.model.cifg import CIFGLanguageModel, Params
+from flsim.model.language_model import NextWordModel, Params
 from flsim.model.loss import loss_sum
 from flsim.rng import stream
 from flsim.train.batches import local_batches
@@ -18,7 +18,7 @@ from flsim.train.update import UpdateSum
 
 
 def train_cohort(
-    model: CIFGLanguageModel,
+    model: NextWordModel,
     users: Users,
     cohort: Iterable[int],
     hparams: LocalHParams,
@@ -52,7 +52,7 @@ def train_cohort(
     return total
 
 
-def train_user(model: CIFGLanguageModel, batches: Iterable[Batch], hparams: LocalHParams) -> tuple[float, int]:
+def train_user(model: NextWordModel, batches: Iterable[Batch], hparams: LocalHParams) -> tuple[float, int]:
     """Train in place. Returns the summed cross-entropy (nats) before each step, and its number of positions."""
     parameters: list[Tensor] = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters]
@@ -82,7 +82,7 @@ def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def _restore(model: CIFGLanguageModel, start: Params) -> Params:
+def _restore(model: NextWordModel, start: Params) -> Params:
     """Parameters - start, in float64 on the model's device, and the parameters back at start."""
     update = {}
     for name, parameter in model.named_parameters():

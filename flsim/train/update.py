@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.clip import clip_factor, global_norm
 
 

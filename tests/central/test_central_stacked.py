@@ -15,7 +15,7 @@ from flsim.central.engines import Engine, engine_of
 from flsim.central.packed import PackedEngine
 from flsim.central.stacked import StackedEngine
 from flsim.errors import InputError
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
 from flsim.train.cohort.kernels import TorchKernels

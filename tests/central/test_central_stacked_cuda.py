@@ -15,7 +15,8 @@ from flsim.central.stacked import StackedEngine
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import ModelHParams, Params
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.rng import stream
 from flsim.train.clip import global_norm
 

@@ -24,7 +24,8 @@ from flsim.data.records import Records, RecordSource, batch
 from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged, InputError
 from flsim.federated import FedAvgHParams, ServerState, apply
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.privacy.accounting import CONVENTIONS, INTEGER_ORDERS
 from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams

@@ -20,7 +20,7 @@ from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged, InputError
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
 from flsim.train.records import Order

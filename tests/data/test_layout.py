@@ -22,7 +22,8 @@ from flsim.evaluation.utility import utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.rng import stream
 
 # Of 5 words: first and last word, OOV, BOS, EOS.

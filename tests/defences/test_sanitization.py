@@ -23,7 +23,8 @@ from flsim.defences.sanitization import (
 )
 from flsim.errors import InputError
 from flsim.memorization.score import log_perplexities
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.rng import stream
 
 Users = Callable[..., list[list[list[int]]]]

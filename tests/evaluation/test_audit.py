@@ -21,7 +21,9 @@ from flsim.memorization.importance_sampling import ImportanceHParams, space_expo
 from flsim.memorization.random_sampling import decide, random_sampling, references
 from flsim.memorization.shortest_path import shortest_path
 from flsim.memorization.template import Template
-from flsim.model.cifg import CIFGLanguageModel, LanguageModel, ModelHParams, State
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import LanguageModel, State
 from flsim.rng import stream
 
 V, SEED = 12, 5

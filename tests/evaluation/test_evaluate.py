@@ -16,7 +16,8 @@ from flsim.evaluation.utility import utility
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.results.rows import Row
 
 V, SEED = 12, 5

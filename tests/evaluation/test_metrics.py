@@ -15,7 +15,8 @@ from flsim.evaluation.metrics import METRICS
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 
 LAYOUT, SEED, COUNT = Layout(12), 3, 400  # eight words, 512 continuations of three
 EVERYTHING = torch.tensor(list(product(range(1, 9), repeat=3)))

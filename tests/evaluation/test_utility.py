@@ -14,7 +14,8 @@ from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged
 from flsim.evaluation import utility as module
 from flsim.evaluation.utility import Utility, utility
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 
 LAYOUT = Layout(12, record_words=6)
 

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 
 D, H = 3, 5
 LAYOUT = Layout(8)  # four words

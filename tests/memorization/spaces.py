@@ -3,7 +3,8 @@
 import torch
 
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.rng import stream
 
 

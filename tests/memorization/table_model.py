@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flsim.memorization.template import Template
-from flsim.model.cifg import State
+from flsim.model.language_model import State
 
 CELLS, VOCABULARY = 7, 8
 Phrase = tuple[int, ...]

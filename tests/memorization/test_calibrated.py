@@ -13,7 +13,7 @@ from flsim.errors import Diverged, InputError
 from flsim.memorization import score
 from flsim.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
 from flsim.memorization.random_sampling import random_sampling
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 
 PHRASES = all_phrases(4)
 BOS = (LAYOUT.bos,)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flsim.errors import Diverged
 from flsim.memorization.random_sampling import RandomSampler, decide, rank
-from flsim.model.cifg import CIFGLanguageModel, State
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.language_model import State
 
 BOS = torch.tensor([LAYOUT.bos])
 PHRASES = all_phrases(4)

@@ -15,7 +15,7 @@ from flsim.memorization.importance_sampling import ImportanceHParams, SpaceExpos
 from flsim.memorization.proposals import best_shares, draw
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import LanguageModel
+from flsim.model.language_model import LanguageModel
 from flsim.rng import stream
 
 SCALES = (0.3, 0.6, 1.0, 1.5, 2.5)  # of weights: from nearly uniform to saturated

@@ -16,7 +16,8 @@ from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged
 from flsim.memorization import score, sift
 from flsim.memorization.random_sampling import decide, random_sampling, rank, references
-from flsim.model.cifg import CIFGLanguageModel, LanguageModel, State
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.language_model import LanguageModel, State
 
 PHRASES = all_phrases(4)
 BOS = (LAYOUT.bos,)

@@ -12,7 +12,9 @@ from flsim.memorization import score, sift
 from flsim.memorization.random_sampling import TIE, decide, random_sampling, rank, references
 from flsim.memorization.score import log_perplexity
 from flsim.model import cifg
-from flsim.model.cifg import CIFGLanguageModel, LanguageModel, LogitModel, ModelHParams, State, Stepper
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import LanguageModel, LogitModel, State, Stepper
 from flsim.rng import stream
 
 BOS = torch.tensor([LAYOUT.bos])

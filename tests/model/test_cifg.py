@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.model.loss import loss_sum
 
 

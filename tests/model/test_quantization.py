@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.model.quantization import quantized
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from flsim.errors import InputError
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.train.update import UpdateSum
 

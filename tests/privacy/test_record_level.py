@@ -12,7 +12,9 @@ from torch import Tensor
 
 from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.model.loss import loss_sum
 from flsim.privacy.record_level import private_step, record_gradients
 from flsim.rng import stream

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.clip import clip_factor, global_norm
 from flsim.train.update import UpdateSum
 

@@ -15,7 +15,9 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.errors import Diverged, InputError
 from flsim.federated import FedAvgHParams, ServerState, apply, init
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams, Params
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.rng import stream
 from flsim.train.batches import local_batches

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.cohort.kernels import Kernels, TorchKernels
 from flsim.train.hparams import Precision
 

@@ -14,7 +14,7 @@ import torch
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.errors import InputError, RunFailed, at_least_one
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.progress import say
 from flsim.rng import stream
 from flsim.train.cohort.ahead import ahead

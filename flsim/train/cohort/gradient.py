@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.cohort.steps import Steps
 
 RARE = 1e-30  # a probability below it has lost digits; its logarithm is taken of the logits

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.clip import global_norm
 from flsim.train.cohort.gradient import PackedModel, packed_batches
 from flsim.train.cohort.steps import Steps

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.cohort.devices import current, kernels_for, products
 from flsim.train.cohort.graphs import Graphs
 from flsim.train.cohort.kernels import BETAS, Kernels, Rule, TorchKernels

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 from flsim.train.cohort.activations import Activations, Buffers, Sizes
 from flsim.train.cohort.kernels import Kernels, TorchKernels
 from flsim.train.cohort.packing import Parts, Shape

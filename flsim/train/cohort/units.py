@@ -6,7 +6,7 @@ With a unit's weights 0 its c is 0, so o tanh c is; with its row of the projecti
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flsim.model.cifg import Params
+from flsim.model.language_model import Params
 
 GATES = ("input_weight", "recurrent_weight", "gate_bias")
 

@@ -27,7 +27,7 @@ from triton.runtime import interpreter  # type: ignore[import-untyped]
 from flsim.central import CentralHParams, init, train_central
 from flsim.central.stacked import StackedEngine
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.rng import stream
 from flsim.train.clip import global_norm
 from flsim.train.cohort import triton_kernels, triton_recurrence, triton_spread

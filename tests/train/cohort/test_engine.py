@@ -15,7 +15,7 @@ from stacking import LAYOUT, hparams_strategy, model_of, start_of, users_strateg
 
 from flsim.data.vocabulary import Layout
 from flsim.errors import InputError
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.rng import stream
 from flsim.train.cohort.engine import CohortEngine
 from flsim.train.hparams import LocalHParams
@@ -125,7 +125,8 @@ RUNS_OUT = """
 import resource, sys, torch
 torch.set_num_threads(1)
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.train.cohort.engine import CohortEngine
 from flsim.train.hparams import LocalHParams
 from helpers import InMemory

@@ -22,7 +22,8 @@ from stacking import (
 )
 
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import ModelHParams, Params
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import Params
 from flsim.rng import stream
 from flsim.train.cohort.kernels import TorchKernels
 from flsim.train.cohort.stacked import StackedTrainer

@@ -16,7 +16,7 @@ from stacking import (
 )
 
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.train.cohort.engine import CohortEngine
 from flsim.train.cohort.stacked import StackedTrainer
 from flsim.train.hparams import LocalHParams

@@ -16,7 +16,8 @@ from flsim.central.stacked import StackedEngine
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel, ModelHParams
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
 from flsim.rng import stream
 from flsim.train.cohort.stacked import StackedTrainer
 from flsim.train.cohort.steps import steps_of

@@ -1,0 +1,44 @@
+"""LSTM and GRU next-word models, of one layer or more, by torch's own cells.
+
+LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et al.,
+2019) compares them with others, and one layer with two.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import NextWordModel, State
+
+
+class RecurrentLanguageModel(NextWordModel):
+    """Torch's `nn.LSTM` or `nn.GRU`; r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
+
+    Its state is (h, c), of a GRU (h,), each [B, layers, H].
+    """
+
+    def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
+        super().__init__(hparams)
+        size, units = hparams.embedding, hparams.units
+        self.embedding = nn.Parameter(torch.zeros(vocabulary_size, size))  # E [V, D]
+        kind = {"lstm": nn.LSTM, "gru": nn.GRU}[hparams.architecture]
+        self.cells: nn.RNNBase = kind(size, units, hparams.layers, batch_first=True)
+        for weight in self.cells.parameters():
+            nn.init.zeros_(weight)
+        self.projection = None if units == size else nn.Parameter(torch.zeros(units, size))  # P [H, D]
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))  # b [V]
+
+    def outputs(self, embedded: Tensor) -> Tensor:
+        return self.recur(embedded)[0]
+
+    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        return self.recur(embedding(tokens, self.embedding), state)
+
+    def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """As `read`, over embeddings [B, T, D]."""
+        past = None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
+        is_gru = self.hparams.architecture == "gru"
+        hidden, new = self.cells(embedded, past[0] if past and is_gru else past)
+        reached = tuple(part.transpose(0, 1) for part in ((new,) if is_gru else new))
+        return hidden if self.projection is None else hidden @ self.projection, reached
