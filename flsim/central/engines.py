@@ -66,7 +66,7 @@ def engine_of(training: "CentralTraining", state: CentralState) -> Engine:
 
     "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
     each record's gradient, always takes it, and so do other architectures than the CIFG. "fused" is a gradient written
-    out: on a CPU without padding, elsewhere with the kernels and graphs of the cohort engine, as one user, which is also
+    out: on a CPU without padding, elsewhere with kernels and graphs of the cohort engine, as one user, which is also
     how bfloat16 is trained anywhere.
 
     Raises:

@@ -13,7 +13,7 @@ from flsim.data.corpus import Split
 from flsim.errors import InputError, at_least_one
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.files import digest
-from flsim.model.cifg import ModelHParams
+from flsim.model.hparams import ModelHParams
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
@@ -21,7 +21,7 @@ from flsim.sampling import Sampler
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
 # digest that it was started with.
-LATER = {"canaries": ("insertions",)}
+LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads")}
 
 
 @dataclass(frozen=True)
