@@ -2,46 +2,37 @@
 
 import pandas as pd
 
-from flsim.results import formats
-from flsim.results.compare_text import counts_text, difference_text, p_text
-from flsim.results.formats import Column, formatted, text_of
+from flsim.results import formats, layout
+from flsim.results.compare_text import counts_text, difference_columns, p_texts
+from flsim.results.formats import formatted, text_of
+from flsim.results.layout import Column
 
 WORLDS = ("IID, ", "Non-IID, ")
-LEGEND = """n: seeds with both. Bits, a-b: mean exposure in a less that in b, paired canary
-by canary, ± half its 95% interval (t). RS, BS: memorized canaries{}, a/b.
+N = "n: seeds with both."
+LEGEND = """Bits, a-b: mean exposure in a less that in b, paired canary by canary; CI: half
+its 95% interval (t). RS, BS: memorized canaries{}, a/b.
 p: corrected for the number of rows (Holm), each column by itself.
 """
-SEEDS_LEGEND = """Of several seeds: counts are means over them. p is Student's t test over seeds for
-Bits; for RS and BS Fisher's exact test, which exchanges a and b within seeds and
-is at least 2/2^n: below 0.05 only from 6 seeds on.
+SEEDS_LEGEND = """Of several seeds: counts are means over them. p is Student's t test over seeds
+for Bits; for RS and BS Fisher's exact test, which exchanges a and b within
+seeds and is at least 2/2^n: below 0.05 only from 6 seeds on.
 """
 CANARIES_LEGEND = """Of one seed: p is of the t test over canaries and of McNemar's exact test. Both
 are about these models, not other seeds, and take canaries as independent.
 """
+UTILITY = "Perp., Acc.: perplexity and Recall@1 on test text, a/b."
+PUBLISHED = "RS, BS, %: a less b, percent of all canaries; beside it as published."
 EPOCHS_LEGEND = "All after {} epochs: each reads as many records as there are.\n"
-BESIDE_LEGEND = "Perp., Acc.: perplexity and Recall@1 on test text, a/b.\n"
-PUBLISHED_LEGEND = "RS, BS, %: a less b, percent of all canaries; pub.: as published.\n"
 
 
-def to_markdown(table: pd.DataFrame, width: int = 80) -> str:
-    """At most `width` columns: where settings would take more, they are numbered, and listed below."""
-    text = formats.markdown(_compared(table, _labels(table)), width)
-    is_numbered = max(map(len, text.splitlines())) > width
-    labels = [str(number + 1) for number in range(len(table))] if is_numbered else _labels(table)
-    text = formats.markdown(_compared(table, labels), width)
-    if is_numbered:
-        text += "\n" + "".join(formats.note(f"{n}: {label}", width) for n, label in enumerate(_labels(table), 1))
-    text += "\n" + _legend(table)
-    beside = _beside(table, labels)
-    if len(beside) > 1:
-        text += "\n" + formats.markdown(beside, width) + "\n" + BESIDE_LEGEND
-        text += PUBLISHED_LEGEND if len(beside) > 3 else ""
-    return text + _notes(table, width)
+def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
+    """Differences, utility, and published differences, in as many tables as `width` takes, and what they mean."""
+    return layout.markdown(*_shown(table), _legend(table) + _notes(table, width), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:
-    """The first table of `to_markdown` as a tabular; it needs the package booktabs."""
-    return formats.latex(_compared(table, _labels(table)))
+    """The columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
+    return layout.latex(*_shown(table))
 
 
 def _labels(table: pd.DataFrame) -> list[str]:
@@ -57,36 +48,28 @@ def _labels(table: pd.DataFrame) -> list[str]:
     return text_of(table["row"])
 
 
-def _compared(table: pd.DataFrame, labels: list[str]) -> list[Column]:
+def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    """What a row is, and units of columns that stay together."""
     template = "{:.1f}" if (table["seeds"] > 1).any() else "{:.0f}"
-    return [
-        Column("Setting", labels, is_number=False),
-        Column("n", text_of(table["seeds"])),
-        Column("Bits, a-b", difference_text(table)),
-        Column("p", [p_text(p) for p in table["p_holm"]]),
-        Column("RS", counts_text(table, "rs", template)),
-        Column("p", [p_text(p) for p in table["rs_p_holm"]]),
-        Column("BS", counts_text(table, "bs", template)),
-        Column("p", [p_text(p) for p in table["bs_p_holm"]]),
-    ]
-
-
-def _beside(table: pd.DataFrame, labels: list[str]) -> list[Column]:
-    """Utility, and the difference in counts beside the published one, where there are any."""
+    labels = [Column("Setting", _labels(table), is_number=False), Column("n", text_of(table["seeds"]), note=N)]
+    units = [[*difference_columns(table), Column("p", p_texts(table["p_holm"]))]]
+    for metric in ("rs", "bs"):
+        counts = Column(metric.upper(), counts_text(table, metric, template))
+        units.append([counts, Column("p", p_texts(table[f"{metric}_p_holm"]))])
     percent = table[["accuracy_a", "accuracy_b"]] * 100
-    columns = [
-        Column("Perp.", counts_text(table, "perplexity", "{:.1f}")),
-        Column("Acc. %", counts_text(percent, "accuracy", "{:.1f}")),
-    ]
+    units.append(
+        [
+            Column("Perp.", counts_text(table, "perplexity", "{:.1f}"), note=UTILITY),
+            Column("Acc. %", counts_text(percent, "accuracy", "{:.1f}")),
+        ]
+    )
     for metric in ("rs", "bs"):
         ours = (table[f"{metric}_a"] - table[f"{metric}_b"]) / table["canaries"]
-        theirs = [
-            table[f"published_{metric}_{run}"].astype("Float64") / table[f"published_canaries_{run}"] for run in "ab"
-        ]
-        if (theirs[0] - theirs[1]).notna().any():
-            columns.append(Column(f"{metric.upper()}, %", formatted(ours, "{:+.0f}", 100)))
-            columns.append(Column("pub.", formatted(theirs[0] - theirs[1], "{:+.0f}", 100)))
-    return [Column("Setting", labels, is_number=False), *(column for column in columns if any(column.cells))]
+        a, b = (table[f"published_{metric}_{run}"] / table[f"published_canaries_{run}"] for run in "ab")
+        if (a - b).notna().any():
+            cells, theirs = formatted(ours, "{:+.0f}", 100), formatted(a - b, "{:+.0f}", 100)
+            units.append([Column(f"{metric.upper()}, %", cells, note=PUBLISHED), Column("Paper", theirs)])
+    return labels, [unit for unit in units if any(cell for column in unit for cell in column.cells)]
 
 
 def _legend(table: pd.DataFrame) -> str:

@@ -1,9 +1,9 @@
-"""Two runs over the same canaries, in full: exposure, RS and BS, utility, and each configuration (p_u, p_e).
+"""Two runs over the same canaries, in full: exposure, RS and BS, utility, and each configuration.
 
 The frame has a row for all canaries and one for each configuration:
 
-    configuration                 "all", or (p_u, p_e) as tables print it
-    p_u, p_e, n                   of it; n canaries
+    configuration                 "all", or (p_u, p_e) or a number of copies
+    p_u, p_e, copies, n           of it, copies where it is their number; n canaries
     mean_difference, ci_low, _high  exposure in a less that in b, bits, with its 95% interval (Student's t)
     p_wilcoxon, p_t               that there is none; p_t_holm: of the configurations, p_t corrected for their number
     rs_a, rs_b                    memorized canaries; rs_only_a, rs_only_b: by one model alone
@@ -21,14 +21,15 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.results import formats
+from flsim.results import formats, layout
 from flsim.results.compare import PairedExposure, counts_of, differences_of, paired_exposure
-from flsim.results.compare_text import counts_text, difference_text, json_rows, p_text
-from flsim.results.formats import Column, formatted, text_of
+from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
+from flsim.results.formats import formatted, text_of
 from flsim.results.inference import holm
+from flsim.results.layout import Column
 from flsim.results.pairing import paired_canaries
 from flsim.results.store import RunResults
-from flsim.results.tables import memorization_table, user_share
+from flsim.results.tables import copies, memorization_table, user_share
 
 COUNTS = {
     "a": "Int64",
@@ -45,6 +46,7 @@ COLUMNS = {
     "configuration": "string",
     "p_u": "Float64",
     "p_e": "Float64",
+    "copies": "Int64",
     "n": "Int64",
     **dict.fromkeys(("mean_difference", "ci_low", "ci_high", "p_wilcoxon", "p_t", "p_t_holm"), "Float64"),
     **{f"{metric}_{name}": kind for metric in ("rs", "bs") for name, kind in COUNTS.items()},
@@ -61,7 +63,7 @@ LEGEND = """Only a, only b: memorized by one model alone. Share: of these, a's, 
 exact 95% interval (Clopper-Pearson). p: the chance of as uneven a split if
 neither model memorized more (McNemar's exact test).
 """
-CONFIGURATIONS_LEGEND = """Bits, a-b: mean exposure in a less that in b, ± half its 95% interval (t).
+CONFIGURATIONS_LEGEND = """Bits, a-b: mean exposure in a less that in b; CI: half its 95% interval (t).
 RS, BS: memorized canaries, a/b. p: of the t test and of McNemar's exact test,
 corrected for the number of rows (Holm), each column by itself.
 """
@@ -93,16 +95,22 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
     """
     canaries = paired_canaries(a, b, round, epoch).canaries
     rows = [{"configuration": "all", **_statistics(canaries)}]
-    for _, some in canaries.groupby(["p_u", "p_e"], dropna=False, sort=False):
-        p_u, p_e = float(some["p_u"].iloc[0]), float(some["p_e"].iloc[0])
-        known = not math.isnan(p_u) and not math.isnan(p_e)
-        configuration = f"{user_share(p_u)}, {100 * p_e:.6g}%" if known else "unknown"
-        rows.append({"configuration": configuration, "p_u": p_u, "p_e": p_e, **_statistics(some)})
+    keys = [name for name in ("p_u", "p_e", "copies") if name in canaries]
+    for _, some in canaries.groupby(keys, dropna=False, sort=False):
+        configuration = {name: some[name].iloc[0] for name in keys}
+        rows.append({"configuration": _name(configuration)} | configuration | _statistics(some))
     for p in ("p_t", "rs_p", "bs_p"):
         for row, corrected in zip(rows[1:], holm([row.get(p, math.nan) for row in rows[1:]]), strict=True):
             row[f"{p}_holm"] = corrected
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
     return RunsCompared(paired_exposure(a, b, round, epoch), memorization_table([a, b], round, epoch), table)
+
+
+def _name(configuration: Mapping[Any, Any]) -> str:
+    p_u, p_e, number = (configuration.get(name) for name in ("p_u", "p_e", "copies"))
+    if not pd.isna(p_u) and not pd.isna(p_e):
+        return f"{user_share(p_u)}, {100 * p_e:.6g}%"
+    return "unknown" if pd.isna(number) else copies(number)
 
 
 def _statistics(canaries: pd.DataFrame) -> dict[str, Any]:
@@ -126,21 +134,19 @@ def to_markdown(compared: RunsCompared, width: int = 80) -> str:
     return "\n".join(
         [
             str(compared.exposure) + "\n",
-            formats.markdown(_both(compared), width),
-            LEGEND + _warnings(compared.models, width),
-            formats.markdown(_configurations(compared.table), width),
-            CONFIGURATIONS_LEGEND + SCOPE,
+            layout.markdown(*_both(compared), LEGEND + _warnings(compared.models, width), width),
+            layout.markdown(*_configurations(compared.table), CONFIGURATIONS_LEGEND + SCOPE, width),
         ]
     )
 
 
 def to_latex(compared: RunsCompared) -> str:
     """The rows of the frame as a tabular; it needs the package booktabs."""
-    return formats.latex(_configurations(compared.table, has_all=True))
+    return layout.latex(*_configurations(compared.table, has_all=True))
 
 
-def _both(compared: RunsCompared) -> list[Column]:
-    """Counts of either run and what is discordant, then utility and epsilon."""
+def _both(compared: RunsCompared) -> tuple[list[Column], list[list[Column]]]:
+    """Labels and units of a table: counts of either run and what is discordant, then utility and epsilon."""
     everything: Mapping[Any, Any] = compared.table.iloc[0].to_dict()
     lines: list[list[str]] = []
     for metric in ("rs", "bs"):
@@ -154,24 +160,23 @@ def _both(compared: RunsCompared) -> list[Column]:
         if name in compared.models and compared.models[name].notna().any():
             lines.append([heading, *formatted(compared.models[name], template, scale), "", "", "", ""])
     headings = ["", "a", "b", "only a", "only b", "p", "share (95%)"]
-    return [
-        Column(heading, [line[place] for line in lines], is_number=place > 0) for place, heading in enumerate(headings)
-    ]
+    cells = [[line[place] for line in lines] for place in range(len(headings))]
+    units = [Column(heading, each) for heading, each in zip(headings[1:], cells[1:], strict=True)]
+    return [Column("", cells[0], is_number=False)], [units]
 
 
-def _configurations(table: pd.DataFrame, has_all: bool = False) -> list[Column]:
+def _configurations(table: pd.DataFrame, has_all: bool = False) -> tuple[list[Column], list[list[Column]]]:
     rows = table if has_all else table[1:]
     # The row of all canaries is one test by itself.
     ps = {p: rows[f"{p}_holm"].where(rows["configuration"] != "all", rows[p]) for p in ("p_t", "rs_p", "bs_p")}
-    return [
-        Column("p_u, p_e", text_of(rows["configuration"]), is_number=False),
+    labels = [
+        Column("p_u, p_e" if rows["copies"].isna().all() else "Canaries", text_of(rows["configuration"]), False),
         Column("n", text_of(rows["n"])),
-        Column("Bits, a-b", difference_text(rows)),
-        Column("p", [p_text(p) for p in ps["p_t"]]),
-        Column("RS", counts_text(rows, "rs", "{}")),
-        Column("p", [p_text(p) for p in ps["rs_p"]]),
-        Column("BS", counts_text(rows, "bs", "{}")),
-        Column("p", [p_text(p) for p in ps["bs_p"]]),
+    ]
+    return labels, [
+        [*difference_columns(rows), Column("p", p_texts(ps["p_t"]))],
+        [Column("RS", counts_text(rows, "rs", "{}")), Column("p", p_texts(ps["rs_p"]))],
+        [Column("BS", counts_text(rows, "bs", "{}")), Column("p", p_texts(ps["bs_p"]))],
     ]
 
 

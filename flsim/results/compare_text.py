@@ -5,6 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.results.formats import formatted
+from flsim.results.layout import Column
+
 
 def p_text(p: float) -> str:
     """A p-value in at most five characters, e.g. ``"0.054"`` or ``"2e-08"``; empty where there is none."""
@@ -13,12 +16,16 @@ def p_text(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}" if p > 0 else "0"
 
 
-def difference_text(table: pd.DataFrame) -> list[str]:
-    """Of each row, its mean_difference and half its interval, e.g. ``"+2.38 ±1.40"``."""
-    halves = (table["ci_high"] - table["ci_low"]) / 2
+def p_texts(p: "pd.Series[float]") -> list[str]:
+    """`p_text` of each."""
+    return [p_text(each) for each in p]
+
+
+def difference_columns(table: pd.DataFrame) -> list[Column]:
+    """Of each row, its mean_difference and half its interval."""
     return [
-        "" if pd.isna(mean) else f"{mean:+.2f}" + ("" if pd.isna(half) else f" ±{half:.2f}")
-        for mean, half in zip(table["mean_difference"], halves, strict=True)
+        Column("Bits, a-b", formatted(table["mean_difference"], "{:+.2f}")),
+        Column("CI", formatted((table["ci_high"] - table["ci_low"]) / 2, "{:.2f}")),
     ]
 
 

@@ -14,8 +14,8 @@ class PairedCanaries:
 
     Attributes:
         round_a, round_b: the evaluated rounds.
-        canaries: a row per canary, indexed by its id: p_u, p_e, exposure_a, exposure_b, and where they were measured
-            rs_a, rs_b, bs_a, bs_b.
+        canaries: a row per canary, indexed by its id: p_u, p_e and copies (planned, where p_u says nothing),
+            exposure_a, exposure_b, and where they were measured rs_a, rs_b, bs_a, bs_b.
     """
 
     round_a: int
@@ -48,7 +48,10 @@ def paired_canaries(
             f"runs {a.name} and {b.name}: ranked among different numbers of references ({sizes}), so their exposures "
             f"do not compare; evaluate both with the same evaluation.references"
         )
-    canaries = a.roster.set_index("canary")[["p_u", "p_e"]].astype("float64")
+    roster = a.roster.set_index("canary")
+    canaries = roster[["p_u", "p_e"]].astype("float64")
+    if "planned_insertions" in roster:
+        canaries["copies"] = roster["planned_insertions"].astype("Int64").where(canaries["p_u"].isna())
     for name, run, at in (("a", a, round_a), ("b", b, round_b)):
         canaries[f"exposure_{name}"] = _exposure(run, at)
         for metric in ("rs", "bs"):
