@@ -158,7 +158,8 @@ def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray
     """For each piece of records' lengths: where it starts, and the words before each of them and up to its end."""
     start = words = 0
     for piece in pieces:
-        so_far = np.append(words, words + np.cumsum(piece, dtype=np.int64))
+        so_far = np.full(len(piece) + 1, words, np.int64)
+        so_far[1:] += np.cumsum(piece, dtype=np.int64)
         yield start, so_far
         start, words = start + len(piece), int(so_far[-1])
 

@@ -50,7 +50,7 @@ def population_of(split: Split, planting: Planting, seed: int | None) -> Populat
 
 
 def naive_worlds(users: list[Sentences], replaced: dict[int, int], seed: int) -> tuple[list[Sentences], ...]:
-    """Both worlds by lists: replace records; shuffle all; deal until there are as many words as in real users so far."""
+    """Both worlds by lists: replace records; shuffle all; deal until words are as many as in real users so far."""
     records = [record for user in users for record in user]
     planted = [list(PHRASES[replaced[i]]) if i in replaced else record for i, record in enumerate(records)]
     rest = iter(planted)
