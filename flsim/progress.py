@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
@@ -12,7 +12,19 @@ from rich.text import Text
 
 Item = TypeVar("Item")
 
-console = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    """Nobody who reads any more, or a full disk: that stops no run."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # rich would exit, and do away with standard output
+
+
+console = _Console(stderr=True, highlight=False)
 LINES_EVERY = 15.0  # seconds between two plain lines
 
 
@@ -52,7 +64,7 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
         left = (total - done) * seconds / (done - start) if done > start and total > done else 0.0
         said = [f"{done:,.0f} of {total:,.0f}" if total else f"{done:,.0f}"]
         said += [f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"] if rate and unit else []
-        said += [f"{_clock(left)} left"] if left else []
+        said += [f"{clock(left)} left"] if left else []
         return [*said, note] if note else said
 
     if console.is_terminal:
@@ -87,7 +99,8 @@ class _OneLine(ProgressColumn):
         return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
 
 

@@ -10,22 +10,32 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
 from flsim.config import CentralConfig, Config, FederatedConfig
+from flsim.data.corpus import Split
 from flsim.errors import InputError
+from flsim.memory import PeakMemory
+from flsim.progress import say
+from flsim.sweeps.definition import Planned
+from flsim.sweeps.folder import SweepFolder
+from flsim.sweeps.screen import Screen
 from server.central import gpu_shares as central_shares
 from server.cluster import cluster, nodes
 from server.launch import gpu_shares as federated_shares
 
 TRIES = 2  # of a run whose process died
 LOOK = 1.0  # seconds between two looks at how far runs are
+MEMORY_EVERY = 2.0  # seconds: a look costs some milliseconds for each process
 BAD_INPUT = 2  # exit code
+OVER = {"completed", "diverged"}  # both are results
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,64 @@ class Ended:
 
     name: str
     failure: str | None
+
+
+def sweep(
+    folder: SweepFolder,
+    planned: Sequence[Planned],
+    train: Split,
+    address: str | None = None,
+    at_once: int | None = None,
+    whole_cluster: bool = False,
+) -> dict[str, str]:
+    """Train what is not over yet, the longest runs first so that none is left alone at the end.
+
+    Args:
+        folder: of the sweep, which says what became of it when this ends, however it ends.
+        planned: its runs.
+        train: what they train on.
+        address, at_once, whole_cluster: as of `train_all`.
+
+    Returns:
+        Run -> why, of those that failed.
+
+    Raises:
+        InputError, RunFailed: as `train_all`.
+    """
+    rounds = {each.name: each.config.rounds_over(train) for each in planned}
+    left = [each for each in planned if folder.status(each.name, rounds[each.name]) not in OVER]
+    if len(left) < len(planned):
+        say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are over")
+    if not left:
+        return {}
+    left.sort(key=lambda each: rounds[each.name] / each.config.rounds_per_epoch(train), reverse=True)
+    jobs = [
+        Job(each.name, each.config, folder.config(each.name), folder.run(each.name), folder.log(each.name))
+        for each in left
+    ]
+    began, trained, failed = time.time(), list[str](), dict[str, str]()
+    memory = PeakMemory(os.getpid(), every=MEMORY_EVERY)
+    try:
+        with memory, Screen(folder, [each.name for each in planned], began).shown() as screen:
+            for ended in train_all(jobs, address, at_once, whole_cluster, screen.look):
+                if ended.failure and folder.status(ended.name, rounds[ended.name]) not in OVER:
+                    failed[ended.name] = ended.failure
+                else:
+                    trained.append(ended.name)
+                screen.ended(ended.name, ended.failure, len(jobs) - len(trained) - len(failed))
+    finally:
+        folder.add_session(
+            {
+                "began": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+                "seconds": round(time.time() - began, 1),
+                "peak_memory": None if address else memory.total,
+                "cores": os.cpu_count(),
+                "at_once": at_once,
+                "trained": trained,
+                "failed": failed,
+            }
+        )
+    return failed
 
 
 def train_all(

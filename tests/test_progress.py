@@ -61,3 +61,26 @@ with progress.progress("again", 1_000, start=900) as advance:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "again: 950 of 1,000, 1 s, 0:00:01 left\n"
+
+
+def test_nobody_who_reads_any_more_stops_no_run() -> None:
+    """`flsim run ... 2>&1 | head -1`: while it runs, standard output is a file of ours that has no descriptor."""
+    code = """
+import io, sys
+from contextlib import redirect_stdout
+from flsim.progress import progress, say
+with redirect_stdout(io.StringIO()):
+    say("begun")
+    sys.stdin.read()  # until the pipe is closed at the other end
+    say("nobody reads this")
+    with progress("counting words", 2) as advance:
+        advance(2)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.stdout.close()
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0

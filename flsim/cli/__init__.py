@@ -11,6 +11,8 @@ import click
 import typer
 
 from flsim.cli.bench import bench
+from flsim.cli.compare import EPILOG as COMPARE_EPILOG
+from flsim.cli.compare import compare
 from flsim.cli.data import data
 from flsim.cli.defences import add_defences
 from flsim.cli.evaluate import EPILOG, evaluate
@@ -18,7 +20,11 @@ from flsim.cli.options import Overrides
 from flsim.cli.privacy import privacy
 from flsim.cli.quantize import EPILOG as QUANTIZE_EPILOG
 from flsim.cli.quantize import quantize
+from flsim.cli.report import EPILOG as REPORT_EPILOG
+from flsim.cli.report import report
 from flsim.cli.results import PLOT_EPILOG, TABLE_EPILOG, plot, table
+from flsim.cli.sweep import EPILOG as SWEEP_EPILOG
+from flsim.cli.sweep import sweep
 from flsim.cli.trace import EPILOG as TRACE_EPILOG
 from flsim.cli.trace import trace
 from flsim.errors import InputError, RunFailed
@@ -39,8 +45,11 @@ app.command(
 app.command(epilog=EPILOG)(evaluate)
 app.command(epilog=QUANTIZE_EPILOG)(quantize)
 app.command(epilog=TRACE_EPILOG)(trace)
+app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(epilog=TABLE_EPILOG)(table)
 app.command(epilog=PLOT_EPILOG)(plot)
+app.command(epilog=REPORT_EPILOG)(report)
+app.command(epilog=COMPARE_EPILOG)(compare)
 
 
 @app.command(epilog="Example: flsim demo --out runs/demo")

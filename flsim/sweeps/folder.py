@@ -28,7 +28,7 @@ from flsim.results.sweeps import FILE, RUNS
 from flsim.sweeps.definition import Definition, Planned, Tier
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
-CORPUS_SEED = 0
+CORPUS, CORPUS_SEED = "corpus", 0
 LOCK = ".sweeping"
 
 
@@ -46,6 +46,15 @@ class SweepFolder:
 
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
+
+    def status(self, name: str, rounds: int) -> str:
+        """What run.json says of a run; "waits" where it has not begun, or is to be longer than it was."""
+        try:
+            about = json.loads((self.run(name) / "run.json").read_text(encoding="utf-8"))
+            status = str(about["status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "waits"
+        return "waits" if status == "completed" and about["rounds"] != rounds else status
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -125,7 +134,7 @@ class SweepFolder:
 def corpus_of(tier: Tier, source: Path, folder: Path) -> Path:
     """Where a tier's corpus is, or will be made. Raises InputError where it should be there and is not."""
     if tier.corpus.path is None:
-        return folder / "corpus"
+        return folder / CORPUS
     path = (source.parent / tier.corpus.path).resolve()
     if not path.exists():
         how = f"; make it: {tier.corpus.how}" if tier.corpus.how else "; name another with --corpus"
@@ -133,9 +142,9 @@ def corpus_of(tier: Tier, source: Path, folder: Path) -> Path:
     return path
 
 
-def make_corpus(tier: Tier, path: Path) -> Corpus:
-    """The tier's corpus, made where it is a synthetic one that is not there yet."""
-    if tier.corpus.synthetic is not None and not path.exists():
+def open_corpus(tier: Tier, path: Path) -> Corpus:
+    """The corpus, made first where it is the tier's synthetic one and not there yet."""
+    if tier.corpus.synthetic is not None and path.name == CORPUS and not path.exists():
         make_synthetic(path, tier.corpus.synthetic, CORPUS_SEED)
     return Corpus.open(path)
 
