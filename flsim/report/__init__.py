@@ -1,0 +1,1 @@
+"""One HTML file about runs or a sweep: `flsim report`."""

@@ -1,0 +1,204 @@
+"""The figures of a report: every panel an image with a name and a sentence of what it shows."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from flsim.report.blocks import Block, Cell, Figure, Fold, Group
+from flsim.report.configurations import by_configuration
+from flsim.report.gather import Gathered, Line, RunView, Setting
+from flsim.report.svg import SMALL, Axis, Panel, spanning
+
+TOGETHER = 4  # settings that share a panel, at most
+POINTS = 40  # of a canary's line
+SHOWN = 4  # groups of panels; more are folded
+OVER = {
+    "rs": ("Random Sampling: canaries memorized", "canaries", "{:.1f} canaries"),
+    "bs": ("Beam Search: canaries extracted", "canaries", "{:.1f} canaries"),
+    "exposure": ("Mean exposure", "bits", "{:.1f} bits"),
+    "perplexity": ("Perplexity on test text", "perplexity, log scale", "{:.1f}"),
+    "accuracy": ("Accuracy on test text", "Recall@1", "{:.3f}"),
+}
+BAND = "Lines are means over seeds, bands from the lowest to the highest seed."
+
+
+def curves(of: Gathered) -> list[Block]:
+    """Every metric over training: all settings in one panel where they are few, else a panel for each line."""
+    drawn = [setting for setting in of.settings if setting.shown]
+    left = _left_out(of)
+    if len(drawn) <= TOGETHER:
+        styles = {id(setting): index for index, setting in enumerate(drawn)}
+        panels = [(title, _curve(of, metric, drawn, styles, "all")) for metric, (title, *_) in OVER.items()]
+        legend = [(styles[id(setting)], _named(setting)) for setting in drawn]
+        caption = f"What was memorized, and how well the model predicts, over {_x(of)}. {BAND}{left}"
+        return [Figure(caption, [Group(panels)], legend)] if drawn else []
+    styles = {id(setting): _style(setting) for setting in drawn}
+    legend = _legend(drawn)
+    blocks: list[Block] = []
+    for metric, (title, *_) in OVER.items():
+        panels = [
+            (line.label, _curve(of, metric, shown, styles, str(index)))
+            for index, line in enumerate(of.lines)
+            if (shown := [setting for setting in line.settings if setting.shown])
+        ]
+        figure = Figure(f"{title}, over {_x(of)}. {BAND}{left}", [Group(panels)], legend)
+        blocks.append(Fold(title, [figure], is_open=metric in {"rs", "exposure"}))
+    return blocks
+
+
+def _curve(of: Gathered, metric: str, settings: Sequence[Setting], styles: dict[int, int], id_: str) -> Markup:
+    title, unit, template = OVER[metric]
+    every = [setting.curve(metric, of.in_epochs) for setting in of.settings if setting.shown]
+    heights = np.concatenate([curve[:, 1:].ravel() for curve in every if curve.size] or [np.zeros(0)])
+    last = max((float(curve[-1, 0]) for curve in every if curve.size), default=1.0)
+    top = float(heights.max(initial=0.0))
+    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown]) if metric == "exposure" else None
+    if metric == "perplexity":
+        y = spanning([float(height) for height in heights if height > 0], unit)
+    else:
+        y = Axis(0, 1.08 * top or 1.0, unit, is_whole=metric in {"rs", "bs"})
+        if metric in {"rs", "bs"}:
+            y = Axis(0, max(1.0, 1.08 * top), unit, is_whole=True)
+    panel = Panel(Axis(0, last, _x(of), is_whole=not of.in_epochs), y)
+    if ceiling is not None and ceiling <= y.high:
+        panel.rule(y=ceiling, text="log₂|R|")
+    told = []
+    for setting in settings:
+        curve, style = setting.curve(metric, of.in_epochs), styles[id(setting)]
+        if not curve.size:
+            told.append(f"{setting.label}: not measured.")
+            continue
+        xs, means, seeds = curve[:, 0], curve[:, 1], curve[:, 2:]
+        if seeds.shape[1] > 1:
+            panel.band(_pairs(xs, seeds.min(axis=1)), _pairs(xs, seeds.max(axis=1)), style)
+        panel.line(_pairs(xs, means), style)
+        begin, end = template.format(means[0]), template.format(means[-1])
+        told.append(f"{setting.label}: from {begin} at {xs[0]:.3g} to {end} at {xs[-1]:.3g} {_x(of)}.")
+    return panel.render(f"{metric}-{id_}", f"{title} over {_x(of)}", " ".join(told))
+
+
+def distributions(of: Gathered) -> list[Block]:
+    """For each line the share of canaries with at least so many bits of exposure, at the last evaluation."""
+    panels: list[tuple[Cell, Markup]] = []
+    drawn: list[Setting] = []
+    for index, line in enumerate(of.lines):
+        shown = [setting for setting in line.settings if not setting.last("exposure").empty]
+        if shown:
+            panels.append((line.label, _distribution(line, shown, index)))
+            drawn += shown
+    caption = (
+        "Share of canaries with at least so many bits of exposure, at the last evaluation, all seeds together. "
+        "Dotted: log₂|R|, the most that ranking among |R| random continuations can show; canaries there are ranked "
+        f"before all of them.{_left_out(of)}"
+    )
+    return [Figure(caption, [Group(panels)], _legend(drawn))] if panels else []
+
+
+def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup:
+    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown])
+    values = {id(setting): np.sort(setting.last("exposure")["value"].to_numpy()) for setting in settings}
+    highest = max([float(each.max()) for each in values.values()] + [ceiling or 1.0])
+    panel = Panel(Axis(0, 1.02 * highest, "at least so many bits"), Axis(0, 100, "% of canaries", most=4))
+    if ceiling is not None:
+        panel.rule(x=ceiling, text="log₂|R|")
+    told = []
+    for setting in settings:
+        bits = values[id(setting)]
+        points = [(0.0, 100.0)]
+        for place, value in enumerate(bits):
+            points += [(float(value), points[-1][1]), (float(value), 100 * (1 - (place + 1) / len(bits)))]
+        panel.line(points, _style(setting), has_markers=False)
+        at_most = f", {np.mean(bits >= ceiling - 1e-6):.0%} at the ceiling" if ceiling else ""
+        told.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
+    return panel.render(f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(told))
+
+
+def traces(of: Gathered) -> list[Block]:
+    """For each setting a panel for each configuration, in which every canary of one run has a thin line."""
+    blocks: list[Block] = []
+    for index, setting in enumerate(of.settings):
+        if not setting.shown or setting.last("exposure").empty:
+            continue
+        run = setting.shown[0][0]
+        panels = _traced(run, index, of.in_epochs)
+        seed = "" if run.results.seed is None else f", seed {run.results.seed}"
+        caption = (
+            f"{setting.label}{seed}: bits of exposure of each canary over {_x(of)}. Solid: memorized at the last "
+            "evaluation, as Random Sampling finds; dashed: not."
+        )
+        blocks.append(Fold(setting.label, [Figure(caption, [Group(panels)], is_small=True)], is_open=not blocks))
+    return blocks
+
+
+def _traced(run: RunView, index: int, in_epochs: bool) -> list[tuple[Cell, Markup]]:
+    bits, rs = run.of_canaries("exposure"), run.of_canaries("rs")
+    kept = bits.index[:: -math.ceil(len(bits) / POINTS)][::-1]
+    xs = [(run.results.epochs_of(round_) or 0.0) if in_epochs else float(round_) for round_ in kept]
+    ceiling = _ceiling([run])
+    top = max(float(bits.to_numpy().max()), ceiling or 1.0)
+    panels: list[tuple[Cell, Markup]] = []
+    for place, (configuration, rows) in enumerate(by_configuration(run.results.roster).items()):
+        panel = Panel(Axis(0, max(xs), most=3, is_whole=not in_epochs), Axis(0, 1.03 * top, "bits", most=3), SMALL)
+        if ceiling is not None:
+            panel.rule(y=ceiling)
+        canaries = rows["canary"].tolist()
+        memorized = [canary for canary in canaries if not rs.empty and rs[canary].iloc[-1] == 1]
+        for kind, of_kind in (("no", set(canaries) - set(memorized)), ("yes", set(memorized))):
+            drawn = [canary for canary in canaries if canary in of_kind]
+            panel.threads([list(zip(xs, bits.loc[kept, canary].tolist(), strict=True)) for canary in drawn], kind)
+        ends = bits.loc[kept[-1], canaries]
+        told = (
+            f"{len(memorized)} of {len(canaries)} canaries memorized; exposures end between {ends.min():.1f} and "
+            f"{ends.max():.1f} bits."
+        )
+        image = panel.render(f"trace-{index}-{place}", f"Exposure of each canary, {configuration.label}", told)
+        panels.append((f"{configuration.label}: {len(memorized)}/{len(canaries)}", image))
+    return panels
+
+
+def folded(caption: str, groups: Sequence[Group]) -> list[Block]:
+    """A figure of small panels, all groups but the first few folded."""
+    blocks: list[Block] = [Figure(caption, groups[:SHOWN], is_small=True)] if groups else []
+    if len(groups) > SHOWN:
+        rest = Figure(f"{caption} (continued)", groups[SHOWN:], is_small=True)
+        blocks.append(Fold(f"{len(groups) - SHOWN} more settings", [rest]))
+    return blocks
+
+
+def ceiling_of(setting: Setting) -> float | None:
+    """log2 (|R| + 1), the most bits that the ranks of its canaries can show; None where |R| is not known."""
+    return _ceiling([run for run, _ in setting.shown])
+
+
+def _ceiling(runs: Sequence[RunView]) -> float | None:
+    found = [references for run in runs if (references := run.references)]
+    return math.log2(max(found) + 1) if found else None
+
+
+def _style(setting: Setting) -> int:
+    return {"IID": 0, "Non-IID": 1}.get(setting.world or "", 2)
+
+
+def _legend(settings: Sequence[Setting]) -> list[tuple[int, str]]:
+    names = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}
+    return [(style, names[style]) for style in sorted({_style(setting) for setting in settings})]
+
+
+def _named(setting: Setting) -> str:
+    unfinished = f", at round {setting.shown[0][1]:,}, unfinished" if setting.is_unfinished else ""
+    return f"{setting.label} ({setting.seeds}{unfinished})"
+
+
+def _left_out(of: Gathered) -> str:
+    names = [setting.label for setting in of.settings if not setting.shown]
+    return f" Not drawn, since no run of it can be shown: {'; '.join(names)}." if names else ""
+
+
+def _x(of: Gathered) -> str:
+    return "epochs" if of.in_epochs else "rounds (central: steps)"
+
+
+def _pairs(xs: np.ndarray, ys: np.ndarray) -> list[tuple[float, float]]:
+    return list(zip(xs.tolist(), ys.tolist(), strict=True))

@@ -1,0 +1,164 @@
+"""What a report says first: a paragraph and a few numbers, computed from the results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flsim.report.blocks import listed, number, plural
+from flsim.report.figures import ceiling_of
+from flsim.report.gather import Gathered, Line, Setting
+
+NAMES = {"rs": "Random Sampling", "bs": "Beam Search"}
+FOUND = {"rs": "finds", "bs": "extracts"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number at the top."""
+
+    name: str
+    value: str
+    unit: str
+
+
+def tiles(of: Gathered) -> list[Tile]:
+    """RS, BS and exposure in both worlds where they can be told apart, else over all settings; and the runs."""
+    found = []
+    worlds = _worlds(of.pairs)
+    for metric, name in (("rs", "Memorized (RS)"), ("bs", "Extracted (BS)")):
+        shares = [_mean([_share(setting, metric) for setting in settings]) for settings in worlds or [of.settings]]
+        if all(share is not None for share in shares):
+            found.append(Tile(name, " / ".join(number(share, "{:.0%}") for share in shares), _unit(worlds, "canaries")))
+    bits = [_mean([setting.mean("exposure") for setting in settings]) for settings in worlds or [of.settings]]
+    if all(value is not None for value in bits):
+        found.append(Tile("Mean exposure", " / ".join(number(value) for value in bits), _unit(worlds, "bits")))
+    completed = sum(run.results.status == "completed" for run in of.runs)
+    total = len(of.runs) + len(of.waiting)
+    return [*found, Tile("Runs completed", f"{completed} / {total}", f"{plural(len(of.settings), 'setting')}")]
+
+
+def paragraph(of: Gathered) -> list[str]:
+    """Sentences: what RS, BS and exposure say, then what is missing."""
+    measured = [setting for setting in of.settings if setting.shown and setting.mean("exposure") is not None]
+    pairs = [line for line in of.pairs if all(setting.mean("rs") is not None for setting in line.settings)]
+    if pairs:
+        sentences = [*_compared(pairs), *_agreement(pairs)]
+    elif any(setting.mean("rs") is not None for setting in of.settings):
+        sentences = _ranges([setting for setting in of.settings if setting.mean("rs") is not None])
+    elif measured:
+        ends = sorted((setting.mean("exposure") or 0.0, setting.label) for setting in measured)
+        sentences = [f"Mean exposure is {ends[0][0]:.1f} to {ends[-1][0]:.1f} bits."]
+    else:
+        sentences = ["Nothing has been evaluated yet, so there is no answer so far."]
+    return [*sentences, *_missing(of)]
+
+
+def _compared(pairs: Sequence[Line]) -> list[str]:
+    iid, other = _worlds(pairs)
+    sentences = []
+    for metric in ("rs", "bs"):
+        shares = [_mean([_share(setting, metric) for setting in settings]) for settings in (iid, other)]
+        if shares[0] is not None and shares[1] is not None:
+            sentences.append(
+                f"{NAMES[metric]} {FOUND[metric]} {_counted(iid, metric)} where data are IID and "
+                f"{_counted(other, metric)} where they are non-IID."
+            )
+    bits = [_mean([setting.mean("exposure") for setting in settings]) for settings in (iid, other)]
+    if bits[0] is not None and bits[1] is not None:
+        ceilings = {f"{bound:.1f}" for setting in (*iid, *other) if (bound := ceiling_of(setting))}
+        most = f", of at most {ceilings.pop()}" if len(ceilings) == 1 else ""
+        sentences.append(f"Mean exposure is {bits[0]:.1f} bits against {bits[1]:.1f}{most}.")
+    seeds = sorted({len(setting.shown) for setting in (*iid, *other)})
+    over = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else plural(seeds[0], "seed")
+    whole = "These are means" if len(pairs) > 1 else "That is"
+    sentences.append(f"{whole} over {plural(len(pairs), 'setting')} trained in both worlds, with {over} each.")
+    return sentences
+
+
+def _agreement(pairs: Sequence[Line]) -> list[str]:
+    """In how many settings which world memorizes more."""
+    if len(pairs) < 2:
+        return []
+    rs = [[(setting.mean("rs") or 0.0) for setting in line.settings] for line in pairs]
+    more, less = sum(a > b for a, b in rs), sum(a < b for a, b in rs)
+    equal = len(rs) - more - less
+    counts = ((more, "more with IID data"), (less, "more with non-IID data"), (equal, "equally many"))
+    words = [f"{what} in {count}" for count, what in counts if count]
+    return [f"Setting by setting, Random Sampling finds {listed(words)} of {len(rs)}."]
+
+
+def _ranges(settings: Sequence[Setting]) -> list[str]:
+    sentences = []
+    for metric in ("rs", "bs"):
+        found = [(value, setting) for setting in settings if (value := setting.mean(metric)) is not None]
+        if not found:
+            continue
+        low, high = min(found, key=lambda each: each[0]), max(found, key=lambda each: each[0])
+        if len(found) == 1 or low[0] == high[0]:
+            where = "" if len(found) == 1 else " in every setting"
+            sentences.append(f"{NAMES[metric]} {FOUND[metric]} {_counted([low[1]], metric)}{where}.")
+        else:
+            sentences.append(
+                f"{NAMES[metric]} {FOUND[metric]} from {_counted([low[1]], metric)} ({low[1].label}) to "
+                f"{_counted([high[1]], metric)} ({high[1].label})."
+            )
+    bits = [value for setting in settings if (value := setting.mean("exposure")) is not None]
+    if bits:
+        span = f"{bits[0]:.1f}" if len(bits) == 1 else f"{min(bits):.1f} to {max(bits):.1f}"
+        sentences.append(f"Mean exposure is {span} bits.")
+    return sentences
+
+
+def _missing(of: Gathered) -> list[str]:
+    statuses = [run.results.status for run in of.runs]
+    words = [
+        f"{count} {says}"
+        for count, says in (
+            (statuses.count("running"), "still in training"),
+            (statuses.count("diverged"), "diverged"),
+            (statuses.count("failed"), "failed"),
+            (len(of.waiting), "not begun"),
+        )
+        if count
+    ]
+    total = len(of.runs) + len(of.waiting)
+    if not words:
+        return []
+    unfinished = [setting.label for setting in of.settings if setting.is_unfinished]
+    more = (
+        " Where no run of a setting is completed, its latest evaluation stands for it, and the tables say so."
+        if unfinished
+        else ""
+    )
+    return [f"Of {plural(total, 'run')}, {listed(words)}.{more}"]
+
+
+def _counted(settings: Sequence[Setting], metric: str) -> str:
+    """So many of so many canaries, or a share where settings have different numbers."""
+    share = _mean([_share(setting, metric) for setting in settings])
+    counts = {setting.canaries for setting in settings}
+    if len(counts) > 1:
+        return f"{share:.0%} of the canaries"
+    memorized = _mean([setting.mean(metric) for setting in settings])
+    return f"{memorized:.3g} of {counts.pop()} canaries ({share:.0%})"
+
+
+def _share(setting: Setting, metric: str) -> float | None:
+    memorized = setting.mean(metric)
+    return None if memorized is None else memorized / setting.canaries
+
+
+def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:
+    """The IID settings and the non-IID ones; nothing where there is no pair."""
+    found = [[setting for line in pairs if (setting := line.of(world))] for world in ("IID", "Non-IID")]
+    return found if pairs else []
+
+
+def _unit(worlds: Sequence[object], what: str) -> str:
+    return f"{what}, IID / non-IID" if worlds else what
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return float(np.mean(found)) if found and len(found) == len(values) else None

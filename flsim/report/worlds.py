@@ -1,0 +1,120 @@
+"""IID against non-IID, line by line: the frame of flsim.results.compare_pairs, with a drawing of each interval."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from flsim.report.blocks import Block, Cell, Heading, Prose, Table, number
+from flsim.report.gather import Gathered, RunView, Setting
+from flsim.report.svg import image
+from flsim.results.compare_pairs import compare_pairs
+from flsim.results.sweep_pairs import Pair
+from flsim.results.sweeps import SweepRun
+
+WIDTH, HIGH = 132, 16  # pixels of an interval
+NOTE = (
+    "The same canaries are planted in both worlds, so that each is compared with itself. Over several seeds counts are "
+    "means over them; the 95% interval and p of exposure are Student’s t over the seeds’ mean differences; p of RS and "
+    "BS is exact, exchanging the worlds within seeds (Fisher), and at least 2/2ⁿ with n seeds. With one seed, marked †, "
+    "they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about other seeds. In "
+    "brackets p corrected for the number of rows (Holm)."
+)
+
+
+def comparison(of: Gathered) -> list[Block]:
+    """A row for each line that was trained in both worlds, and why those that do not compare do not."""
+    lines = [(line, iid, other) for line in of.lines if (iid := line.of("IID")) and (other := line.of("Non-IID"))]
+    if not lines:
+        return [Prose("No setting was trained both on IID and on non-IID data, so there is nothing to compare here.")]
+    pairs = [Pair(line.label, _planned(iid), _planned(other)) for line, iid, other in lines]
+    found = compare_pairs(pairs)
+    bounds = found[["mean_difference", "ci_low", "ci_high"]].to_numpy(dtype="float64", na_value=np.nan).ravel()
+    finite = [float(bound) for bound in bounds if np.isfinite(bound)]
+    low, high = min([0.0, *finite]), max([0.0, *finite])
+    has_published = bool(found[["published_rs_a", "published_rs_b"]].notna().all(axis=1).any())
+    records: Sequence[Mapping[Any, Any]] = found.to_dict("records")
+    rows = [
+        [
+            line.label,
+            *_cells(row, has_published),
+            _whisker(f"difference-{index}", row, low, high, line.label),
+            _p(row, "p"),
+        ]
+        for index, ((line, _, _), row) in enumerate(zip(lines, records, strict=True))
+    ]
+    headings = [Heading("Setting", is_number=False), Heading("Seeds")]
+    for metric in ("RS", "BS"):
+        headings += [Heading(Markup("{}, IID&nbsp;/ non").format(metric))]
+        headings += [Heading(Markup("<em>published</em>"))] if has_published else []
+        headings += [Heading("p")]
+    scale = f"from {number(low)} to {number(high)} bits"
+    headings += [Heading("Exposure, IID less non, bits"), Heading(scale, is_number=False), Heading("p")]
+    blocks: list[Block] = [Table("IID against non-IID: the same canaries, paired", headings, rows, NOTE)]
+    left = [
+        f"{line.label}: {row['left_out']}"
+        for (line, *_), row in zip(lines, records, strict=True)
+        if _has(row, "left_out")
+    ]
+    return [*blocks, Prose(f"Not compared, or only in part. {'. '.join(left)}.", is_note=True)] if left else blocks
+
+
+def _planned(setting: Setting) -> list[SweepRun]:
+    return [run.planned or _alone(run) for run in setting.runs]
+
+
+def _alone(run: RunView) -> SweepRun:
+    """A run of no sweep, as if it were of one."""
+    seed = -1 if run.results.seed is None else run.results.seed
+    return SweepRun(run.results.name, "", seed, {}, None, run.results)
+
+
+def _cells(row: Mapping[Any, Any], has_published: bool) -> list[Cell]:
+    mark = " †" if row["unit"] == "canaries" else ""
+    cells: list[Cell] = [f"{number(row['seeds'], '{:d}')}{mark}"]
+    for metric in ("rs", "bs"):
+        cells.append(_both(row, metric, "{:.3g}"))
+        if has_published:
+            cells.append(_both(row, f"published_{metric}", "{:.3g}"))
+        cells.append(_p(row, f"{metric}_p"))
+    text = number(row["mean_difference"], "{:+.2f}")
+    if _has(row, "ci_low"):
+        interval = f"{number(row['ci_low'], '{:+.2f}')} to {number(row['ci_high'], '{:+.2f}')}"
+        return [*cells, Markup("{} <small>{}</small>").format(text, interval)]
+    return [*cells, text]
+
+
+def _both(row: Mapping[Any, Any], name: str, template: str) -> str:
+    values = [row[f"{name}_{side}"] for side in "ab"]
+    return "–" if any(map(pd.isna, values)) else " / ".join(number(value, template) for value in values)
+
+
+def _p(row: Mapping[Any, Any], name: str) -> Cell:
+    if not _has(row, name):
+        return "–"
+    return Markup("{} <small>({})</small>").format(number(row[name], "{:.2g}"), number(row[f"{name}_holm"], "{:.2g}"))
+
+
+def _has(row: Mapping[Any, Any], name: str) -> bool:
+    return not pd.isna(row[name])
+
+
+def _whisker(id_: str, row: Mapping[Any, Any], low: float, high: float, label: str) -> Cell:
+    """A mean and its interval on a scale that all rows share, with zero marked."""
+    if not _has(row, "mean_difference"):
+        return "–"
+
+    def at(value: float) -> float:
+        return 5 + (WIDTH - 10) * (value - low) / ((high - low) or 1.0)
+
+    mean = float(row["mean_difference"])
+    content = Markup('<path class="rule" d="M{:.1f},1V{}"/>').format(at(0), HIGH - 1)
+    told = f"IID less non-IID: {mean:+.2f} bits"
+    if _has(row, "ci_low"):
+        begin, end = float(row["ci_low"]), float(row["ci_high"])
+        content += Markup('<path class="w" d="M{:.1f},{}H{:.1f}"/>').format(at(begin), HIGH // 2, at(end))
+        told += f", 95% interval {begin:+.2f} to {end:+.2f}"
+    content += Markup('<circle class="dot" cx="{:.1f}" cy="{}" r="3.2"/>').format(at(mean), HIGH // 2)
+    return image(id_, f"Difference, {label}", f"{told}. The dotted line is zero.", WIDTH, HIGH, content)
