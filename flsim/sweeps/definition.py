@@ -268,12 +268,17 @@ def _published(
 ) -> Mapping[str, Any] | None:
     if of is None or grid.published is None:
         return None
-    keys = grid.published | {column: axes[axis] for axis, column in of.columns.items() if axis in axes}
+    keys = grid.published | {column: _single(axes[axis]) for axis, column in of.columns.items() if axis in axes}
     found = matching(rows, keys)
     if found is None:
         said = ", ".join(f"{column} {value}" for column, value in keys.items())
         raise InputError(f"{source}: grids.{grid.name}: table {of.table} of {of.file} has no row with {said}")
     return found
+
+
+def _single(value: Any) -> Any:
+    """What a list of one holds, since that is what a table says."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _merge(into: Values, values: Mapping[str, Any]) -> None:

@@ -1,0 +1,204 @@
+"""What a sweep file says, and the runs that it means."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from flsim.config import CentralConfig, FederatedConfig
+from flsim.errors import InputError
+from flsim.privacy import report
+from flsim.privacy.ledger import Ledger
+from flsim.results.published import published_rows
+from flsim.sweeps.definition import Planned, load, planned_runs, tier_of
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+TABLES = ("table1", "table2", "table3", "table4")
+TIERS = ("smoke", "small", "paper")
+RECORDS = 11_896  # of the synthetic corpus of the smoke tiers
+SECRET_SHARER = {"1": 4, "2": 35, "4": 20, "7": 9}  # published rows of the architectures that are here
+MINIMAL: dict[str, Any] = {
+    "title": "t",
+    "question": "q",
+    "base": {"training": {"rounds": 7, "cohort": 3}, "local": {"batch_size": 2}},
+    "grids": [
+        {
+            "name": "a",
+            "set": {"training": {"cohort": 5}, "local": {"learning_rate": 0.25}},
+            "axes": {"data.world": ["iid", "non-iid"], "training.rounds": [1, 2, 3]},
+        },
+        {"name": "b", "axes": {"model": [{"units": 8, "embedding": 4}, {"units": 16, "embedding": 8}]}},
+    ],
+    "tiers": {
+        "tiny": {
+            "about": "x",
+            "corpus": {"synthetic": {"users": 10}},
+            "seeds": [3, 4],
+            "set": {"local": {"learning_rate": 0.5}},
+            "grids": {"a": {"set": {"local": {"batch_size": 9}}, "axes": {"training.rounds": [10, 20, 30]}}},
+        },
+    },
+}
+
+
+def planned(tmp_path: Path, definition: dict[str, Any], **options: Any) -> list[Planned]:
+    path = tmp_path / "sweep.toml"
+    path.write_text(tomli_w.dumps(definition))
+    found = load(path)
+    return planned_runs(found, tier_of(found, "tiny", str(path)), tmp_path / "corpus", str(path), **options)
+
+
+def test_a_grid_is_the_product_of_its_axes_and_seeds(tmp_path: Path) -> None:
+    runs = planned(tmp_path, MINIMAL)
+    found = [(run.config.data.world, run.config.training.rounds, run.seed) for run in runs if run.grid == "a"]  # type: ignore[attr-defined]
+    assert found == list(product(["iid", "non-iid"], [10, 20, 30], [3, 4]))
+    assert len({run.name for run in runs}) == len(runs) == 12 + 4
+    assert all(run.config.seed == run.seed for run in runs)
+
+
+def test_later_settings_win_in_the_order_that_is_documented(tmp_path: Path) -> None:
+    """Base, grid, tier, the tier's grid, axes."""
+    first = planned(tmp_path, MINIMAL)[0].config
+    assert isinstance(first, FederatedConfig)
+    assert first.training.cohort == 5  # grid over base
+    assert first.local.learning_rate == 0.5  # tier over grid
+    assert first.local.batch_size == 9  # the tier's grid over base
+    assert first.training.rounds == 10  # axis over base
+
+
+def test_a_table_on_an_axis_is_merged_into_its_section(tmp_path: Path) -> None:
+    runs = [run for run in planned(tmp_path, MINIMAL, seeds=[0]) if run.grid == "b"]
+    assert [(run.config.model.units, run.config.model.embedding) for run in runs] == [(8, 4), (16, 8)]
+    assert runs[0].axes == {"model.units": 8, "model.embedding": 4}
+
+
+def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
+    runs = planned(tmp_path, MINIMAL, seeds=range(2), only=["b"], overrides=["evaluation.references=5"])
+    assert {run.grid for run in runs} == {"b"}
+    assert [run.seed for run in runs] == [0, 1, 0, 1]
+    assert {run.config.evaluation.references for run in runs} == {5}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"typo": 1}, "typo"),
+        ({"base": {"training": {"rouns": 1}}}, "rouns"),
+        ({"grids": []}, "there must be one"),
+        ({"grids": [{"name": "a", "axes": {}}, {"name": "a", "axes": {}}]}, "different names"),
+        ({"tiers": {"tiny": {"about": "x", "corpus": {}}}}, "either synthetic or a path"),
+        ({"tiers": {"tiny": {"about": "x", "corpus": {"path": "c"}, "grids": {"z": {}}}}}, "no such grid"),
+        (
+            {
+                "tiers": {
+                    "tiny": {"about": "", "corpus": {"path": "c"}, "grids": {"a": {"axes": {"training.rounds": [1]}}}}
+                }
+            },
+            "has 1 values in a tier, and 3 as published",
+        ),
+        ({"published": {"file": "none.csv", "table": "1", "source": "s"}}, "no file of published numbers"),
+        ({"published": {"file": "thakkar2020.csv", "table": "9", "source": "s"}}, "has no table 9"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        planned(tmp_path, MINIMAL | change)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_tier_or_grid_names_those_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="choose of a, b"):
+        planned(tmp_path, MINIMAL, only=["c"])
+    with pytest.raises(InputError, match="choose of tiny"):
+        tier_of(load(tmp_path / "sweep.toml"), "huge", "f")
+
+
+def test_a_published_row_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    published = {"file": "thakkar2020.csv", "table": "1", "source": "s", "columns": {"data.world": "data"}}
+    grid = {"name": "a", "axes": {"data.world": ["iid"]}, "published": {"optimizer": "Adagrad"}}
+    with pytest.raises(InputError, match="has no row with optimizer Adagrad, data iid"):
+        planned(tmp_path, MINIMAL | {"published": published, "grids": [grid], "tiers": _without_grids()})
+
+
+def _without_grids() -> dict[str, Any]:
+    return {"tiny": {key: value for key, value in MINIMAL["tiers"]["tiny"].items() if key != "grids"}}
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_papers_tables_have_a_run_for_each_published_row(table: str, tier: str) -> None:
+    path = EXPERIMENTS / f"{table}.toml"
+    definition = load(path)
+    runs = planned_runs(definition, definition.tiers[tier], Path("corpus"), str(path), seeds=[0])
+    rows = published_rows("thakkar2020.csv", table.removeprefix("table"))
+    assert sorted((dict(run.published or {}) for run in runs), key=str) == sorted(rows, key=str)
+    for run in runs:
+        assert run.published is not None
+        assert str(run.published["data"]).casefold() == run.config.data.world
+        kind = CentralConfig if run.published["batch_unit"] == "records" else FederatedConfig
+        assert isinstance(run.config, kind)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_paper_tier_has_the_papers_settings(table: str) -> None:
+    path = EXPERIMENTS / f"{table}.toml"
+    definition = load(path)
+    for run in planned_runs(definition, definition.tiers["paper"], Path("corpus"), str(path)):
+        published, config = run.published or {}, run.config
+        assert (config.evaluation.references, len(config.canaries.p_u), config.canaries.count) == (2_000_000, 3, 10)
+        if isinstance(config, FederatedConfig):
+            assert config.training.cohort == published["batch_size"]
+            assert (config.privacy.noise_multiplier > 0) == ("epsilon_paper" in published)
+        elif isinstance(config, CentralConfig):
+            assert config.training.batch_size == published["batch_size"]
+            assert published["budget"] in {f"{(config.training.steps or 0) / 1e6:g}M steps", "10 epochs"}
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(("tier", "users"), [("smoke", 400), ("small", 4_000)])
+def test_tiers_scale_cohorts_and_canaries_with_the_population(table: str, tier: str, users: int) -> None:
+    """Cohorts keep the paper's ratio, each canary can expect a sharer, and at most an eighth of records are canaries."""
+    path = EXPERIMENTS / f"{table}.toml"
+    definition = load(path)
+    at = definition.tiers[tier]
+    runs = planned_runs(definition, at, Path("corpus"), str(path))
+    assert at.corpus.synthetic is not None
+    assert at.corpus.synthetic.users == users
+    for run in runs:
+        canaries = run.config.canaries
+        assert min(canaries.p_u) * users >= 1
+        assert canaries.count * sum(canaries.p_u) * sum(canaries.p_e) <= 1 / 8
+    cohorts = {
+        run.published["batch_size"]: run.config.training.cohort
+        for run in runs
+        if run.published is not None and isinstance(run.config, FederatedConfig)
+    }
+    least = min(cohorts)
+    for theirs, ours in cohorts.items():
+        assert ours == pytest.approx(cohorts[least] * theirs / least, rel=0.02)
+
+
+@pytest.mark.parametrize(("table", "rows"), SECRET_SHARER.items())
+@pytest.mark.parametrize("tier", ["smoke", "paper"])
+def test_the_secret_sharers_tables_have_a_run_for_each_published_row(table: str, rows: int, tier: str) -> None:
+    path = EXPERIMENTS / f"secret-sharer-table{table}.toml"
+    definition = load(path)
+    runs = planned_runs(definition, definition.tiers[tier], Path("corpus"), str(path), seeds=[0])
+    published = [str(run.published) for run in runs if run.published is not None]
+    assert len(published) == len(set(published)) == rows
+
+
+def test_the_secret_sharers_noise_gives_the_published_epsilons() -> None:
+    """At the records that the smoke tier's corpus has; delta is its own."""
+    path = EXPERIMENTS / "secret-sharer-table7.toml"
+    definition = load(path)
+    for run in planned_runs(definition, definition.tiers["smoke"], Path("corpus"), str(path)):
+        config, published = run.config, run.published or {}
+        if config.privacy.mechanism == "dp" and published["epsilon"] < 10:
+            assert isinstance(config, CentralConfig)
+            steps = round(config.training.epochs * RECORDS / config.training.batch_size)
+            ledger = Ledger((config.planned(RECORDS, steps),))
+            [epsilon] = report.spent(ledger, "poisson", config.privacy.delta_for(RECORDS)).values()
+            assert epsilon == pytest.approx(published["epsilon"], rel=0.01)
