@@ -98,7 +98,9 @@ def train_in_this_process(run: Run) -> CentralState:
     settings, privacy = run.central, run.config.privacy
     order: Order = "iid" if settings.data.world == "iid" or privacy.mechanism != "none" else "sequence"
     lots = settings.system.physical_batch
-    training = CentralTraining(run.users, settings.training, settings.seed, order, privacy, physical_batch=lots)
+    training = CentralTraining(
+        run.users, settings.training, settings.seed, order, privacy, physical_batch=lots, model=settings.model
+    )
     state = central.init(run.corpus.layout.vocabulary_size, settings.model, settings.seed)
     ((state, _),) = train_central(state, training, 40)
     return state
@@ -109,9 +111,10 @@ def train_in_this_process(run: Run) -> CentralState:
     [
         (("data.world=iid",), "IID, Adam, b_r=9"),
         (("data.world=non-iid",), "Non-IID, Adam, b_r=9"),
+        (("model.architecture=lstm", "model.layers=2"), "Non-IID, Adam, LSTM 2 layers, b_r=9"),
         (PRIVATE, "DP-RMSProp, C=0.5, z=0.8, b_r=9"),
     ],
-    ids=["iid", "non-iid", "private"],
+    ids=["iid", "non-iid", "lstm", "private"],
 )
 def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
     central_experiment: Experiment, flsim: Flsim, overrides: tuple[str, ...], setting: str
@@ -242,6 +245,12 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         (("system.device=cuda", "system.gpus=0.5", "system.workers=2"), "workers need a GPU each"),
         (("system.workers=0",), "workers must be at least 1, found 0"),
         (("system.retries=-1",), "retries must not be negative, found -1"),
+        (
+            ("model.architecture=gru", "system.workers=2"),
+            'architecture "gru" trains in one process; set system',
+        ),
+        (("model.architecture=gru", "training.precision=bf16"), 'architecture "gru" trains in float32; training.prec'),
+        (("model.architecture=transformer", "model.heads=3"), "embedding must be a multiple of heads, found embedding"),
         ((*PRIVATE, "system.workers=2"), "DP-SGD trains in one process; set system.workers = 1"),
         (("training.precision=bf16", "system.workers=2"), 'training.precision "bf16" is of one process'),
         (("local.epochs=2",), 'local: of federated training, but training.kind is "central"'),

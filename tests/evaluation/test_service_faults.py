@@ -134,8 +134,8 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
         if round_ == 2:
             path.write_bytes(path.read_bytes()[:-100])
         if round_ == 4:
-            other = checkpoint.model_of(replace(run.provenance, units=9))
-            sizes = replace(run.provenance, units=9)
+            sizes = replace(run.provenance, model=replace(run.provenance.model, units=9))
+            other = checkpoint.model_of(sizes)
             params = {name: value.detach() for name, value in other.named_parameters()}
             checkpoint.save(run.path / "checkpoints", replace(state_after(run, 4), params=params), sizes)
         if round_ == 6:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from flsim.data.vocabulary import Layout
 from flsim.model.cifg import CIFGLanguageModel
 from flsim.model.hparams import ModelHParams
+from flsim.model.language_model import NextWordModel
 
 D, H = 3, 5
 LAYOUT = Layout(8)  # four words
@@ -38,7 +39,7 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 class Oracle:
     """Scores by the equations alone: P(s|p) = sum of -log Pr(s_i | p, s_<i)."""
 
-    def __init__(self, model: CIFGLanguageModel) -> None:
+    def __init__(self, model: NextWordModel) -> None:
         self.p = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
         self.costs = cache(self._costs)
 

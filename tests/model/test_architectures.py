@@ -1,0 +1,194 @@
+"""LSTM, GRU and transformer: their equations, that stepping is reading, and attacks on them against brute force."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from memorization.oracle import LAYOUT, Phrase, all_phrases
+from networks import ALL, CIFG, OTHERS, Equations, name_of, random_network
+
+from flsim.errors import InputError
+from flsim.memorization.beam_search import beam_search
+from flsim.memorization.enumeration import enumerate_space
+from flsim.memorization.random_sampling import decide, rank
+from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
+from flsim.memorization.template import Template
+from flsim.model import language_model
+from flsim.model.architectures import KINDS, build, restore
+from flsim.model.hparams import ModelHParams
+from flsim.model.loss import loss_sum, predictions
+from flsim.model.quantization import quantized
+
+BOS = (LAYOUT.bos,)
+tokens_strategy = st.lists(st.integers(0, LAYOUT.vocabulary_size - 1), min_size=1, max_size=9)
+every = pytest.mark.parametrize("hparams", ALL, ids=name_of)
+others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)
+
+
+@others
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1_000), tokens=tokens_strategy, scale=st.sampled_from([0.1, 1.0, 3.0]))
+def test_the_model_is_its_equations(hparams: ModelHParams, seed: int, tokens: list[int], scale: float) -> None:
+    model = random_network(hparams, seed, scale)
+    oracle = Equations(model)
+    expected = [-oracle.costs(tuple(tokens[: time + 1])) for time in range(len(tokens))]
+    found = model(torch.tensor([tokens])).log_softmax(-1)[0].detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@every
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1_000), rows=st.lists(tokens_strategy, min_size=1, max_size=4), data=st.data())
+def test_starting_and_stepping_is_reading(
+    hparams: ModelHParams, seed: int, rows: list[list[int]], data: st.DataObject
+) -> None:
+    """From any place on, for any choice of rows in any order; and reading in small pieces is reading at once."""
+    time = min(map(len, rows))
+    tokens = torch.tensor([row[:time] for row in rows])
+    model = random_network(hparams, seed)
+    log_probs = model(tokens).log_softmax(-1)
+    first = data.draw(st.integers(1, time))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language_model, "FLOATS", data.draw(st.sampled_from((1, 2**26))))
+        state, found = model.start(tokens[:, :first])
+        torch.testing.assert_close(found, log_probs[:, first - 1], rtol=0, atol=1e-10)
+        chosen = torch.tensor(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
+        state = tuple(part[chosen] for part in state)
+        for place in range(first, time):
+            state, found = model.step(state, tokens[chosen, place])
+            assert {len(part) for part in state} == {len(chosen)}
+            torch.testing.assert_close(found, log_probs[chosen, place], rtol=0, atol=1e-10)
+
+
+@every
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1_000), tokens=tokens_strategy, data=st.data())
+def test_logits_depend_on_the_past_alone(
+    hparams: ModelHParams, seed: int, tokens: list[int], data: st.DataObject
+) -> None:
+    model, changed = random_network(hparams, seed), data.draw(st.integers(0, len(tokens) - 1))
+    other = [*tokens[:changed], *((token + 1) % LAYOUT.vocabulary_size for token in tokens[changed:])]
+    one, two = (model(torch.tensor([each]))[0] for each in (tokens, other))
+    torch.testing.assert_close(one[:changed], two[:changed], rtol=0, atol=1e-10)
+    assert not torch.allclose(one[changed], two[changed])
+
+
+@every
+@settings(max_examples=10, deadline=None)
+@given(rows=st.lists(tokens_strategy, min_size=1, max_size=4), padding=st.integers(0, 3))
+def test_neither_padding_nor_other_records_leak(hparams: ModelHParams, rows: list[list[int]], padding: int) -> None:
+    """Losses and gradients of a padded batch are the sums over its records alone."""
+    model = random_network(hparams, 1)
+    inputs, targets = torch.zeros(2, len(rows), 9 + padding, dtype=torch.int64)
+    parts = []
+    for row, tokens in enumerate(rows):
+        tokens = [token or 1 for token in tokens]
+        inputs[row, : len(tokens)] = targets[row, : len(tokens)] = torch.tensor(tokens)
+        parts.append(loss_sum(model, torch.tensor([tokens]), torch.tensor([tokens])))
+    total, count = loss_sum(model, inputs, targets)
+    alone = torch.stack([loss for loss, _ in parts]).sum()
+    assert count == sum(found for _, found in parts)
+    torch.testing.assert_close(total, alone, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(predictions(model, inputs, targets)[1].sum(), alone, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(*(torch.autograd.grad(it, list(model.parameters())) for it in (total, alone)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
+@every
+def test_initialization_is_a_function_of_the_seed_alone(hparams: ModelHParams) -> None:
+    """Whatever torch's own generator has drawn; and gains are 1, biases 0."""
+    torch.empty(5).normal_()
+    models = [build(30, hparams).initialize(seed) for seed in (0, 0, 1)]
+    first, again, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    for name, value in models[0].named_parameters():
+        if value.dim() == 1:
+            assert value.eq(float("norm" in name and "weight" in name)).all(), name
+        else:
+            assert value.ne(0).any(), name
+
+
+@every
+def test_embeddings_are_tied_and_a_copy_is_the_same_model(hparams: ModelHParams) -> None:
+    model = random_network(hparams, 3)
+    sizes = (LAYOUT.vocabulary_size, hparams.embedding)
+    assert [name for name, value in model.named_parameters() if value.shape == sizes] == ["embedding"]
+    copy = restore({name: value.detach() for name, value in model.named_parameters()}, hparams)
+    assert type(copy) is KINDS[hparams.architecture]
+    read = torch.tensor([[6, 1, 2]])
+    assert torch.equal(copy(read), model(read))
+    coarse = quantized(model, 2)
+    assert all(len(set(value.flatten().tolist())) <= 4 for value in coarse.parameters())
+    assert torch.equal(copy(read), model(read))
+
+
+@every
+def test_dropout_is_of_what_is_read_and_of_what_is_predicted_from(hparams: ModelHParams) -> None:
+    """Factors of 1 change nothing; of 0 after the network, only the bias speaks; of 0 before it, all words are one."""
+    model = random_network(hparams, 3)
+    inputs, other, targets = torch.tensor([[6, 1, 2, 3], [6, 3, 2, 1], [1, 2, 3, 7]])[:, None]
+    kept = torch.ones(2, 1, 4, hparams.embedding, dtype=torch.float64)
+    assert torch.equal(loss_sum(model, inputs, targets, kept=kept)[0], loss_sum(model, inputs, targets)[0])
+    after = loss_sum(model, inputs, targets, kept=kept * torch.tensor([1.0, 0.0])[:, None, None, None])[0]
+    torch.testing.assert_close(after, -model.output_bias.log_softmax(0)[targets].sum())
+    before = kept * torch.tensor([0.0, 1.0])[:, None, None, None]
+    assert torch.equal(*(loss_sum(model, read, targets, kept=before)[0] for read in (inputs, other)))
+
+
+@others
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 1_000), prefix=st.lists(st.integers(1, 4), max_size=2), pick=st.integers(0, 63))
+def test_attacks_are_brute_force(hparams: ModelHParams, seed: int, prefix: list[int], pick: int) -> None:
+    """Rank among references and in the space, beam search and shortest path, over all 64 phrases of three words."""
+    model, phrases, p = random_network(hparams, seed), all_phrases(3), (*BOS, *prefix)
+    oracle = Equations(model)
+    scores, canary = oracle.scores(p, phrases), phrases[pick]
+    slack = 1e-9 * (1 + scores[pick])
+    assume(np.sum(abs(scores - scores[pick]) < slack) == 1)  # else the oracle's own rounding would decide
+    place = 1 + int((scores < scores[pick]).sum())
+    prefixed, continuation = torch.tensor(p), torch.tensor(canary)
+    rest = torch.tensor([phrase for phrase in phrases if phrase != canary])
+    assert rank(model, prefixed, continuation, rest) == place
+    assert decide(model, prefixed, continuation, rest) == (place == 1)
+    found = enumerate_space(model, prefixed, continuation, LAYOUT)
+    assert found is not None
+    assert found.rank == place
+    best: list[Phrase] = [phrases[index] for index in np.argsort(scores)[:5]]
+    path = shortest_path(model, prefixed, Template.words(LAYOUT, 3), ShortestPathHParams(count=5))
+    assert path.complete
+    np.testing.assert_allclose(path.scores, np.sort(scores)[:5], rtol=1e-9)
+    beams, beam_scores, closest = oracle.beam(p, 3, 4)
+    if closest > slack:
+        assert list(path.tokens) == best
+        tokens, found_scores = beam_search(model, prefixed, 3, 4, LAYOUT)
+        assert [tuple(row) for row in tokens.tolist()] == beams
+        np.testing.assert_allclose(found_scores.numpy(), beam_scores, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"layers": 2}, 'architecture "cifg" has one layer, found layers = 2'),
+        ({"layers": 0, "architecture": "gru"}, "layers must be at least 1, found 0"),
+        ({"embedding": 10, "architecture": "transformer"}, "a multiple of heads, found embedding = 10 and heads = 4"),
+        ({"heads": 2, "architecture": "lstm"}, 'heads is for architecture "transformer", found "lstm"; remove it'),
+        ({"architecture": "rnn"}, "architecture must be one of cifg, lstm, gru, transformer, found 'rnn'"),
+    ],
+)
+def test_bad_settings_are_refused(settings_: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        ModelHParams(**settings_)  # type: ignore[arg-type]
+
+
+def test_names() -> None:
+    assert [each.label for each in (CIFG, *OTHERS)] == [
+        "",
+        "LSTM",
+        "LSTM 2 layers",
+        "GRU 2 layers",
+        "Transformer 2 layers",
+    ]

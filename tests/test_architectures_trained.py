@@ -1,0 +1,166 @@
+"""Every architecture is trained, resumed, saved and refused as the paper's is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import InMemory
+from networks import OTHERS, name_of
+from stepping import LAYOUT, same, source, tensors
+from torch import Tensor
+
+from flsim import federated
+from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.central.training import train_chunks
+from flsim.checkpoint import Provenance, load, save
+from flsim.data.records import Records, Subset, batch
+from flsim.defences.sanitization import SanitizationHParams, halves, log_perplexity_differences
+from flsim.errors import InputError
+from flsim.model.architectures import build, restore
+from flsim.model.cifg import CIFGLanguageModel
+from flsim.model.hparams import ModelHParams
+from flsim.model.loss import loss_sum
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.record_level import record_gradients
+from flsim.train.engines import LocalEngine, engine_of
+from flsim.train.hparams import LocalHParams
+
+RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
+others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)
+CLIPPED = PrivacyHParams("clip", clip=0.5)
+PRIVATE = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.3)
+
+
+def training_of(hparams: ModelHParams, privacy: PrivacyHParams | None = None, **changes: object) -> CentralTraining:
+    settings = CentralHParams(batch_size=3, **changes)  # type: ignore[arg-type]
+    return CentralTraining(source(RECORDS), settings, 0, privacy=privacy or PrivacyHParams(), model=hparams)
+
+
+def trained(state: CentralState, training: CentralTraining, until: int) -> CentralState:
+    *_, (reached, _) = train_central(state, training, until)
+    return reached
+
+
+def all_records() -> tuple[Tensor, Tensor]:
+    read = batch(Records.of(RECORDS), np.arange(len(RECORDS)), LAYOUT)
+    return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
+
+
+def mean_loss(state: CentralState, hparams: ModelHParams) -> float:
+    loss, count = loss_sum(restore(state.params, hparams), *all_records())
+    return loss.item() / count
+
+
+@others
+@pytest.mark.parametrize(("optimizer", "rate", "dropout"), [("sgd", 1.0, 0.0), ("adam", 0.05, 0.3)])
+def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(
+    hparams: ModelHParams, optimizer: str, rate: float, dropout: float, tmp_path: Path
+) -> None:
+    """40 steps are 17 steps, a checkpoint, and the other 23; with dropout other ones than without."""
+    training = training_of(hparams, optimizer=optimizer, learning_rate=rate, dropout=dropout, steps=40)
+    start = init(LAYOUT.vocabulary_size, hparams, 0)
+    whole = trained(start, training, 40)
+    assert mean_loss(whole, hparams) < 0.9 * mean_loss(start, hparams)
+    about = Provenance("run", "c0ffee", "beef", LAYOUT.vocabulary_size, hparams)
+    kept, provenance = load(save(tmp_path, trained(start, training, 17), about))
+    assert isinstance(kept, CentralState)
+    assert provenance == about
+    assert same(trained(kept, training, 40), whole)
+    without = trained(start, replace(training, hparams=replace(training.hparams, dropout=0.0)), 40)
+    assert same(whole, without) == (dropout == 0)
+
+
+@others
+def test_a_clipped_and_a_noisy_lot(hparams: ModelHParams) -> None:
+    """Gradients of records alone, by plain autograd; and DP-SGD goes on where it was, whatever the micro-batches."""
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0).double()
+    inputs, targets = all_records()
+    gradients, losses = record_gradients(model, inputs, targets)
+    for row in range(len(RECORDS)):
+        length = int((targets[row] != 0).sum())
+        loss, count = loss_sum(model, inputs[row : row + 1, :length], targets[row : row + 1, :length])
+        torch.testing.assert_close(losses[row], loss.detach())
+        expected = torch.autograd.grad(loss / count, list(model.parameters()))
+        for (name, _), gradient in zip(model.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(gradients[name][row], gradient, rtol=1e-9, atol=1e-10)
+    training = training_of(hparams, PRIVATE, optimizer="rmsprop", learning_rate=0.01, steps=6)
+    start = init(LAYOUT.vocabulary_size, hparams, 0)
+    start = replace(start, params={name: value.double() for name, value in start.params.items()})
+    whole = trained(start, training, 6)
+    assert same(trained(trained(start, training, 2), training, 6), whole)
+    assert not same(whole, trained(start, replace(training, privacy=CLIPPED), 6))
+    for name, value in tensors(trained(start, replace(training, physical_batch=1), 6)).items():
+        torch.testing.assert_close(value, tensors(whole)[name], rtol=1e-8, atol=1e-10)
+
+
+@others
+def test_users_train_by_plain_pytorch_whatever_the_engine(hparams: ModelHParams) -> None:
+    """One user in one batch is a step of gradient descent; over rounds the loss falls."""
+    local, state = LocalHParams(batch_size=7, learning_rate=1.0), federated.init(LAYOUT.vocabulary_size, hparams, 0)
+    engine = engine_of("cohort", build(LAYOUT.vocabulary_size, hparams), LAYOUT, local)
+    assert isinstance(engine, LocalEngine)
+    users = InMemory(LAYOUT, [RECORDS, RECORDS[:3], []])
+    update = engine.train(state.params, users, [0], 0, 0)
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+    loss, count = loss_sum(model, *all_records())
+    assert (update.tokens, update.examples) == (count, len(RECORDS))
+    expected = torch.autograd.grad(loss / count, list(model.parameters()))
+    for (name, _), gradient in zip(model.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(
+            update.delta[name] / update.weight, -gradient.double(), rtol=1e-4, atol=1e-6, msg=name
+        )
+    losses, training = [], federated.FedAvgHParams(cohort=3)
+    for round_ in range(16):
+        total = engine.train(state.params, users, [0, 1, 2], 0, round_)
+        losses.append(total.loss / total.tokens)
+        state = federated.apply(state, total, training, PrivacyHParams(), 0, 3)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@others
+def test_a_checkpoint_of_another_architecture_is_refused(hparams: ModelHParams, tmp_path: Path) -> None:
+    state = init(LAYOUT.vocabulary_size, hparams, 0)
+    path = save(tmp_path, state, Provenance("run", "c0ffee", "beef", LAYOUT.vocabulary_size, hparams))
+    assert load(path)[1].model == hparams
+    sizes = ModelHParams(hparams.embedding, hparams.units)
+    path = save(tmp_path, state, Provenance("run", "c0ffee", "beef", LAYOUT.vocabulary_size, sizes))
+    with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
+        load(path)
+
+
+def test_low_precision_and_several_processes_are_of_the_cifg() -> None:
+    hparams = OTHERS[0]
+    state, training = init(LAYOUT.vocabulary_size, hparams, 0), training_of(hparams, precision="bf16")
+    with pytest.raises(
+        InputError, match=r'architecture "lstm" trains in float32; training\.precision "bf16" needs "cifg"'
+    ):
+        next(train_chunks(state, training, 1))
+    model = build(LAYOUT.vocabulary_size, hparams)
+    with pytest.raises(InputError, match=r'"lstm" trains in float32; local\.precision .bf16. needs "cifg"'):
+        engine_of("cohort", model, LAYOUT, LocalHParams(precision="bf16"))
+
+
+def test_sanitization_by_another_architecture() -> None:
+    """|L_F - L_G| of every record, by models that are trained here on the same halves."""
+    network = OTHERS[0]
+    hparams = SanitizationHParams(0.1, network, CentralHParams(4, batch_size=3, optimizer="adam"))
+    found = log_perplexity_differences(source(RECORDS), hparams, 0)
+    scores = []
+    for half in halves(len(RECORDS), 0):
+        training = CentralTraining(Subset(source(RECORDS), half), hparams.training, 0, model=network)
+        steps = hparams.training.steps_over(len(half))
+        model = restore(trained(init(LAYOUT.vocabulary_size, network, 0), training, steps).params, network)
+        inputs, targets = all_records()
+        rows = [loss_sum(model, inputs[[row]], targets[[row]])[0].item() for row in range(len(RECORDS))]
+        scores.append(np.array(rows))
+    np.testing.assert_allclose(found, abs(scores[0] - scores[1]), rtol=0, atol=1e-5)
+    assert found.max() > 1e-3
+
+
+def test_a_training_that_names_no_model_is_of_a_cifg() -> None:
+    start = init(LAYOUT.vocabulary_size, ModelHParams(3, 5), 0)
+    named = training_of(ModelHParams(3, 5), steps=7)
+    assert same(trained(start, named, 7), trained(start, replace(named, model=None), 7))
+    assert isinstance(build(9, ModelHParams(3, 5)), CIFGLanguageModel)
