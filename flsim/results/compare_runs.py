@@ -125,7 +125,7 @@ def _statistics(canaries: pd.DataFrame) -> dict[str, Any]:
 def to_json(compared: RunsCompared) -> dict[str, Any]:
     """Everything, as one JSON object; null where something is unknown or not finite."""
     everything, *configurations = json_rows(compared.table)
-    a, b = json_rows(compared.models.drop(columns=["rs", "bs", "rs_lowest", "bs_lowest"]))
+    a, b = json_rows(compared.models)
     return {"compared": "runs", "a": a, "b": b, "all": everything, "configurations": configurations}
 
 
