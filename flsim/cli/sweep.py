@@ -61,7 +61,8 @@ def sweep(
 
 def _show(path: Path) -> None:
     """The table beside the published one, on standard output, and a report."""
+    from flsim.cli.report import report
     from flsim.cli.results import table
 
     table([path])
-    pass
+    report([path], path / "report.html")

@@ -159,7 +159,7 @@ def test_the_paper_tier_has_the_papers_settings(table: str) -> None:
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(("tier", "users"), [("smoke", 400), ("small", 4_000)])
 def test_tiers_scale_cohorts_and_canaries_with_the_population(table: str, tier: str, users: int) -> None:
-    """Cohorts keep the paper's ratio, each canary can expect a sharer, and at most an eighth of records are canaries."""
+    """Cohorts keep the paper's ratio, each canary can expect a sharer, canaries take an eighth of records at most."""
     path = EXPERIMENTS / f"{table}.toml"
     definition = load(path)
     at = definition.tiers[tier]
