@@ -1,0 +1,121 @@
+"""`flsim sweep` for real: killed in the middle and gone on with, with a run that fails beside others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from helpers import final_params
+
+from flsim import central
+from flsim.central import CentralTraining, train_central
+from flsim.results.sweeps import read_sweep
+from flsim.runs import Run
+from flsim.sweeps.folder import SweepFolder
+
+DEADLINE = 240.0
+STEPS = 3_000
+SWEEP = f"""
+title = "Two worlds"
+question = "?"
+
+[base]
+canaries = {{ p_u = [0.2], p_e = [0.5], count = 4, length = 3 }}
+model = {{ embedding = 4, units = 6 }}
+evaluation = {{ every = 1_000_000, references = 50 }}
+system = {{ checkpoint_every = 10 }}
+
+[base.training]
+kind = "central"
+steps = {STEPS}
+batch_size = 4
+learning_rate = 0.1
+
+[[grids]]
+name = "good"
+axes = {{ "data.world" = ["iid", "non-iid"] }}
+
+[[grids]]
+name = "bad"
+axes = {{}}
+set = {{ system = {{ evaluation_deadline = 1e-3 }}, training = {{ steps = 20 }} }}
+
+[tiers.smoke]
+about = "tiny"
+
+[tiers.smoke.corpus]
+synthetic = {{ users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 50 }}
+"""
+
+
+def flsim(tmp_path: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "flsim", "sweep", "sweep.toml", "--out", "out"]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_a_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
+    until = time.monotonic() + DEADLINE
+    while not list((run / "checkpoints").glob("round-*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    folder = SweepFolder(tmp_path / "out")
+    first = flsim(tmp_path)
+    wait_for_a_checkpoint(first, folder.run("good-iid-seed0"))
+    below = [child for child in psutil.Process(first.pid).children(recursive=True) if "Agent" not in child.name()]
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate(timeout=DEADLINE)
+    assert not psutil.wait_procs(below, timeout=60)[1], "what it started outlives it"  # Ray's agents take their time
+    assert not any(run.results and run.results.status == "completed" for run in read_sweep(folder.path).runs)
+
+    second = flsim(tmp_path)
+    table, said = second.communicate(timeout=DEADLINE)
+    assert second.returncode == 1, said
+    sweep = read_sweep(folder.path)
+    status = {run.name: run.results.status for run in sweep.runs if run.results}
+    assert status == {"good-iid-seed0": "completed", "good-non-iid-seed0": "completed", "bad-seed0": "failed"}
+    assert "1 of 3 runs failed, the first bad-seed0: " in said
+    assert "could not be evaluated" in said
+    assert "IID, SGD, b_r=4" in table
+    assert "<html" in (folder.path / "report.html").read_text()
+    [session] = sweep.sessions  # the killed one could not say anything
+    assert list(session["failed"]) == ["bad-seed0"]
+    assert sorted(session["trained"]) == ["good-iid-seed0", "good-non-iid-seed0"]
+    assert session["peak_memory"] > 2**28
+    for world in ("iid", "non-iid"):
+        assert_trained_as_without_a_kill(Run.open(folder.run(f"good-{world}-seed0")))
+
+    changed = (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns
+    (tmp_path / "sweep.toml").write_text(SWEEP.replace("1e-3", "60"))
+    third = flsim(tmp_path)
+    _, said = third.communicate(timeout=DEADLINE)
+    assert third.returncode == 0, said
+    assert "2 of 3 runs are over" in said
+    assert (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns == changed
+
+    (tmp_path / "sweep.toml").write_text(SWEEP.replace("0.1", "0.2"))
+    fourth = flsim(tmp_path)
+    _, said = fourth.communicate(timeout=DEADLINE)
+    assert fourth.returncode == 2
+    assert "its run good-iid-seed0 has other settings than sweep.toml gives now; name another --out" in said
+    assert json.loads((folder.path / "sweep.json").read_text())["runs"][0]["name"] == "good-iid-seed0"
+
+
+def assert_trained_as_without_a_kill(run: Run) -> None:
+    """Bit for bit: the steps in this process, without a stop."""
+    settings = run.central
+    training = CentralTraining(run.users, settings.training, settings.seed, settings.order)
+    torch.set_num_threads(1)
+    state = central.init(run.corpus.layout.vocabulary_size, settings.model, settings.seed)
+    *_, (state, _) = train_central(state, training, STEPS)
+    found = final_params(run.path)
+    assert all(torch.equal(found[name], value) for name, value in state.params.items())
