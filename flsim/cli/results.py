@@ -12,7 +12,9 @@ TABLE_EPILOG = """Example: flsim table runs/iid runs/non-iid --format csv
 
 Example: flsim table runs/sgd runs/fedavg --epoch 10
 
-Example: flsim table runs/seed-* --over-seeds --epoch 10"""
+Example: flsim table runs/seed-* --over-seeds --epoch 10
+
+Example: flsim table sweeps/table1 --against paper --format latex"""
 PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.png
 
 Example: flsim plot runs/seed-* --over-seeds --out memorization.svg"""
@@ -29,8 +31,14 @@ class Format(StrEnum):
     parquet = "parquet"
 
 
+class Against(StrEnum):
+    """What a table is held against."""
+
+    paper = "paper"
+
+
 def table(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders of sweeps.")],
     format: Annotated[Format, typer.Option(help="Of the table.")] = Format.md,
     out: Annotated[Path | None, typer.Option(help="File to write; needed for parquet, else standard output.")] = None,
     round: Annotated[int | None, typer.Option(help="Evaluated round to show; default each run's last.")] = None,
@@ -38,8 +46,11 @@ def table(
         float | None, typer.Option(help="Show each run after so many epochs; one reads as many records as there are.")
     ] = None,
     over_seeds: OverSeeds = False,
+    against: Annotated[
+        Against | None, typer.Option(help="Mark which rows of a sweep agree with the published ones, and how.")
+    ] = None,
 ) -> None:
-    """Tabulate what runs memorized, in the paper's columns.
+    """Tabulate what runs memorized, in the paper's columns, and of a sweep the published values beside ours.
 
     --epoch puts rounds of federated beside steps of central training.
 
@@ -47,12 +58,21 @@ def table(
     """
     from flsim.files import new_file
     from flsim.results import formats, seeds_table, tables
+    from flsim.results.against import against as marked
     from flsim.results.store import read_run
+    from flsim.results.sweeps import published_of, run_folders
     from flsim.results.worlds import compare_worlds
 
-    found = [read_run(path) for path in runs]
-    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(found, round, epoch)
+    rows = published_of(runs)
+    if against and not rows:
+        raise InputError("--against paper: no run here stands for a published row; name the folder of a sweep")
+    folders = run_folders(runs)
+    found = [read_run(folder) for folder in folders]
+    published = {run: rows[folder] for folder, run in zip(folders, found, strict=True) if folder in rows}
     kind = seeds_table if over_seeds else tables
+    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(found, round, epoch, published)
+    if against:
+        results = marked(results)
     if format is Format.parquet:
         if out is None:
             raise InputError("--format parquet: not for a terminal; name a file with --out")

@@ -6,6 +6,7 @@ Every format shows the same frame:
     seeds, given             how many runs are averaged, of how many
     round, epochs            of the evaluated models: the common round, blank without one, and the mean of epochs
     rs, rs_sd, bs, bs_sd     canaries memorized by Random Sampling and by Beam Search: mean over seeds, its deviation
+    rs_share_low, _high, ... exact 95% interval of the share of all canaries of all seeds pooled: too narrow, as below
     canaries                 planted canaries, of each run
     mean_exposure            mean over seeds and canaries, bits
     seeds_low, seeds_high    its 95% interval from Student's t over the seeds' means, for the mean over all seeds
@@ -15,25 +16,36 @@ Every format shows the same frame:
     perplexity, _sd          on test text: mean over seeds, standard deviation
     references               |R|, number of random continuations a canary was ranked among
 
-and, where some run is not averaged,
+and, where it was measured (`also = ["space"]`),
+
+    mean_space_exposure      mean of the exposure over the whole space, bits, with the same intervals
+
+and, where some run has noise, the columns of epsilon of a table of runs, by the run whose epsilon is largest;
+
+where some run is not averaged,
 
     left_out                 which, and why
+
+and, where runs stand for published rows, those, as in a table of runs.
 
 Blank: what was not measured in every run of a row, and what needs two seeds where there is one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from flsim.results import formats
-from flsim.results.formats import Column, formatted, text_of
+from flsim.results import columns, formats, layout, shown
+from flsim.results.against import AGAINST
+from flsim.results.formats import formatted, text_of
+from flsim.results.layout import Column
 from flsim.results.seeds import Sample, by_series, sample, spread
 from flsim.results.store import RunResults
-from flsim.results.tables import progress
 
+INTERVALS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
 COLUMNS = {
     "setting": "string",
     "series": "string",
@@ -42,45 +54,47 @@ COLUMNS = {
     "given": "Int64",
     "round": "Int64",
     "epochs": "Float64",
-    "rs": "Float64",
-    "rs_sd": "Float64",
-    "bs": "Float64",
-    "bs_sd": "Float64",
+    **{name: "Float64" for metric in ("rs", "bs") for name in (metric, f"{metric}_sd")},
+    **{f"{metric}_share_{bound}": "Float64" for metric in ("rs", "bs") for bound in ("low", "high")},
     "canaries": "Int64",
     "mean_exposure": "Float64",
-    "seeds_low": "Float64",
-    "seeds_high": "Float64",
-    "canaries_low": "Float64",
-    "canaries_high": "Float64",
+    **dict.fromkeys(INTERVALS, "Float64"),
     "accuracy": "Float64",
     "accuracy_sd": "Float64",
     "perplexity": "Float64",
     "perplexity_sd": "Float64",
     "references": "Int64",
 }
+SPACE = dict.fromkeys(["mean_space_exposure", *(f"space_{name}" for name in INTERVALS)], "Float64")
 LEFT_OUT = {"left_out": "string"}
-TYPES = COLUMNS | LEFT_OUT
+GROUPS = (SPACE, columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, columns.PUBLISHED)
+TYPES = COLUMNS | {name: kind for group in (*GROUPS, AGAINST) for name, kind in group.items()}
 
-LEGEND = """n: seeds{}. RS, BS, Bits (exposure), Acc., Perp.: means over them; SD: of them.
-CI_s: half the 95% interval of Bits, Student's t over seeds: for other seeds.
-CI_c: the same over all seeds' canaries, taken as independent: for these models.
-"""
+MEANS = "n: seeds{}. RS, BS, Bits (exposure), Acc., Perp.: means over them; SD: of them."
+OVER_SEEDS = "CI_s: half the 95% interval of Bits, Student's t over seeds: for other seeds."
+OVER_CANARIES = "CI_c: the same over all seeds' canaries, taken as independent: for these models."
 
 
-def seeds_table(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
-    """A row per series, in the order of first runs, with the columns of `COLUMNS`, and `left_out` where any run is.
+def seeds_table(
+    runs: Sequence[RunResults],
+    round: int | None = None,
+    epoch: float | None = None,
+    published: Mapping[RunResults, Mapping[str, Any]] | None = None,
+) -> pd.DataFrame:
+    """A row per series, in the order of first runs, with the columns of `COLUMNS`, and others with anything to say.
 
     Args:
         runs: what was read of each run.
         round: the evaluated round to show; default the last of completed runs.
         epoch: instead of a round: after how many epochs.
+        published: rows of `flsim.results.published` that runs stand for; a series has that of its first run.
 
     Raises:
         InputError: as `flsim.results.seeds.by_series` and `sample`, or some canaries' results are missing.
     """
-    rows = [_row(sample(group, round, epoch)) for group in by_series(runs)]
-    columns = COLUMNS | (LEFT_OUT if any(row["left_out"] for row in rows) else {})
-    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
+    series = [sample(group, round, epoch) for group in by_series(runs)]
+    rows = [{**_row(of), **columns.published((published or {}).get(of.runs[0]))} for of in series]
+    return columns.frame(rows, COLUMNS, GROUPS)
 
 
 def _row(of: Sample) -> dict[str, Any]:
@@ -99,22 +113,43 @@ def _row(of: Sample) -> dict[str, Any]:
     row["round"] = rounds.pop() if len(rounds) == 1 else None
     row["epochs"] = _mean([run.epochs_of(round_) for run, round_ in of.taken])
     row["references"] = of.taken[0][0].of_model("references", of.taken[0][1])
-    canaries = {
-        metric: [run.of_canaries(metric, round_) for run, round_ in of.taken] for metric in ("rs", "bs", "exposure")
-    }
     for metric in ("rs", "bs"):
-        counts = [None if values is None else float((values == 1).sum()) for values in canaries[metric]]
-        row |= {metric: _mean(counts), f"{metric}_sd": _deviation(counts)}
+        memorized = [values == 1 for values in _of_canaries(of, metric)]
+        if memorized:
+            counts = [float(each.sum()) for each in memorized]
+            row |= {metric: _mean(counts), f"{metric}_sd": _deviation(counts)}
+            row |= columns.shares(metric, int(sum(counts)), sum(map(len, memorized)))
     for metric in ("accuracy", "perplexity"):
         measured = [run.of_model(metric, round_) for run, round_ in of.taken]
         row |= {metric: _mean(measured), f"{metric}_sd": _deviation(measured)}
-    exposures = [values.to_numpy() for values in canaries["exposure"] if values is not None]
-    if len(exposures) == len(of.taken):
-        bits = spread(exposures)
-        row["mean_exposure"] = bits.mean
-        row["seeds_low"], row["seeds_high"] = bits.over_seeds
-        row["canaries_low"], row["canaries_high"] = bits.over_canaries
-    return row
+    return row | _bits(of, "exposure", "") | _bits(of, "space_exposure", "space_") | _privacy(of)
+
+
+def _of_canaries(of: Sample, metric: str) -> list[NDArray[np.floating[Any]]]:
+    """Values of each run's canaries; empty where some run has none."""
+    measured = [run.of_canaries(metric, round_) for run, round_ in of.taken]
+    found = [values.to_numpy() for values in measured if values is not None]
+    return found if len(found) == len(measured) else []
+
+
+def _bits(of: Sample, metric: str, prefix: str) -> dict[str, float]:
+    exposures = _of_canaries(of, metric)
+    if not exposures:
+        return {}
+    bits = spread(exposures)
+    bounds = zip(INTERVALS, (*bits.over_seeds, *bits.over_canaries), strict=True)
+    return {f"mean_{prefix}exposure": bits.mean, **{prefix + name: bound for name, bound in bounds}}
+
+
+def _privacy(of: Sample) -> dict[str, Any]:
+    """Epsilons of the run whose epsilon is largest, since populations differ in size; blank where a run has none."""
+    found = [columns.privacy(run, round_) for run, round_ in of.taken]
+    privacy: dict[str, Any] = {}
+    for epsilon, names in (("epsilon_sound", columns.PRIVACY), ("record_epsilon", columns.RECORD_PRIVACY)):
+        if all(epsilon in each for each in found):
+            largest = max(found, key=lambda each: float(each[epsilon]))
+            privacy |= {name: largest.get(name) for name in names}
+    return privacy
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -134,47 +169,45 @@ def from_csv(text: str) -> pd.DataFrame:
     return formats.from_csv(text, TYPES)
 
 
-def to_markdown(table: pd.DataFrame, width: int = 80) -> str:
+def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
     """Means and how sure they are, aligned, with what they mean, and a line for each row's runs that were left out."""
-    of_given = "/given" if "left_out" in table else ""
-    text = formats.markdown(_shown(table), width) + "\n" + LEGEND.format(of_given) + progress(table)[1]
-    if "left_out" in table:
-        for row in table.dropna(subset="left_out").itertuples():
-            text += formats.note(f"Left out of {row.setting}: {row.left_out}", width)
-    return text
+    return layout.markdown(*_shown(table), _said(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:
-    """The columns of `to_markdown` as a tabular, ready to paste; it needs the package booktabs."""
-    return formats.latex(_shown(table))
+    """The columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
+    return layout.latex(*_shown(table), _said(table))
 
 
-def _shown(table: pd.DataFrame) -> list[Column]:
-    counts = table["canaries"].unique()
-    of_all = f" /{counts[0]}" if len(counts) == 1 else ""
+def _said(table: pd.DataFrame) -> str:
+    """What is said below a table that is not about one column."""
+    text = shown.progress(table)[1]
+    if "left_out" in table:
+        for row in table.dropna(subset="left_out").itertuples():
+            text += formats.note(f"Left out of {row.setting}: {row.left_out}")
+    return text + shown.agreement(table)
 
-    def memorized(name: str) -> list[str]:
-        out_of = [f"/{count}" if len(counts) > 1 else "" for count in table["canaries"]]
-        return [cell and cell + rest for cell, rest in zip(formatted(table[name], "{:.1f}"), out_of, strict=True)]
 
+def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    """What a row is, and units of columns that stay together."""
+    is_partial = "left_out" in table
     n = [
-        f"{seeds}/{given}" if "left_out" in table else f"{seeds}"
+        f"{seeds}/{given}" if is_partial else f"{seeds}"
         for seeds, given in zip(table["seeds"], table["given"], strict=True)
     ]
-    of_repeated = table["runs"].str.split(", ").str[0]
-    columns = [
-        Column("Setting", text_of(table["setting"]), is_number=False),
-        Column("First run", text_of(of_repeated), is_number=False) if table["setting"].duplicated().any() else None,
-        Column("n", n),
-        progress(table)[0],
-        Column(f"RS{of_all}", memorized("rs")),
-        Column(f"BS{of_all}", memorized("bs")),
+    labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
+    if table["setting"].duplicated().any():
+        labels.append(Column("First run", text_of(table["runs"].str.split(", ").str[0]), is_number=False))
+    labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "")), *shown.progress(table)[0]]
+
+    def half(name: str) -> list[str]:
+        return formatted((table[f"{name}_high"] - table[f"{name}_low"]) / 2, "{:.1f}")
+
+    bits = [
         Column("Bits", formatted(table["mean_exposure"], "{:.1f}")),
-        Column("CI_s", formatted((table["seeds_high"] - table["seeds_low"]) / 2, "{:.1f}")),
-        Column("CI_c", formatted((table["canaries_high"] - table["canaries_low"]) / 2, "{:.1f}")),
-        Column("Acc. %", formatted(table["accuracy"], "{:.1f}", 100)),
-        Column("SD", formatted(table["accuracy_sd"], "{:.1f}", 100)),
-        Column("Perp.", formatted(table["perplexity"], "{:.1f}")),
-        Column("SD", formatted(table["perplexity_sd"], "{:.1f}")),
+        Column("CI_s", half("seeds"), note=OVER_SEEDS),
+        Column("CI_c", half("canaries"), note=OVER_CANARIES),
+        *shown.exposures(table),
     ]
-    return [column for column in columns if column is not None]
+    memorized = [unit for metric in ("rs", "bs") for unit in shown.memorized(table, metric, "{:.1f}")]
+    return labels, [*memorized, bits, *shown.utility(table, has_deviations=True), *shown.epsilons(table)]

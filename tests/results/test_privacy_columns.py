@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from flsim.results import tables
+from flsim.results.columns import RECORD_PRIVACY
 from flsim.results.store import read_run
 
 MakeRun = Callable[..., Path]
@@ -28,8 +29,13 @@ def test_without_noise_there_are_no_such_columns(make_run: MakeRun) -> None:
 def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_run: MakeRun) -> None:
     early = FIXED | {"epsilon paper": 5.62, "epsilon replace-one-rdp": 28.5}
     table = table_of(make_run, plain={8: {"perplexity": 58.2}}, fixed={4: early, 8: FIXED}, poisson={8: POISSON})
-    shown = tables.to_markdown(table, width=0).splitlines()
-    assert [line.split("|")[-2].strip() for line in shown[:1] + shown[2:5]] == ["Eps.", "", "18.8/153", "-/9.3"]
+    shown = tables.to_markdown(table, width=130).splitlines()
+    assert [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])] == [
+        ["Eps.", "Convention"],
+        ["", ""],
+        ["18.8/153", "replace-one-rdp"],
+        ["-/9.3", "poisson-rdp"],
+    ]
     assert shown[-1] == (
         "Eps.: epsilon by the paper's convention / by one that holds (replace-one-rdp, poisson-rdp), delta 1e-07."
     )
@@ -47,8 +53,8 @@ def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -
     assert table["epsilon_paper"].isna().tolist() == [False, True, True]
     assert table["delta"].isna().tolist() == [False, True, True]
     assert table["record_epsilon"].isna().tolist() == [True, False, True]
-    assert [table[name][1] for name in tables.RECORD_PRIVACY] == [2.5, "poisson-rdp", 1e-5]
-    shown = tables.to_markdown(table, width=0).splitlines()
+    assert [table[name][1] for name in RECORD_PRIVACY] == [2.5, "poisson-rdp", 1e-5]
+    shown = tables.to_markdown(table, width=110).splitlines()
     assert [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])] == [
         ["Eps.", "Rec. eps."],
         ["18.8/153", ""],
@@ -63,7 +69,7 @@ def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -
 
 def test_without_noise_on_updates_there_is_no_user_s_column(make_run: MakeRun) -> None:
     table = table_of(make_run, record={9: RECORD})
-    assert list(table.columns) == [*tables.COLUMNS, *tables.RECORD_PRIVACY]
+    assert list(table.columns) == [*tables.COLUMNS, *RECORD_PRIVACY]
     assert "| Eps." not in tables.to_markdown(table)
 
 

@@ -3,8 +3,6 @@
 import io
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from flsim.errors import InputError
-from flsim.results import formats, tables
+from flsim.results import formats, shown, tables
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
 
@@ -132,21 +130,26 @@ def table_1(make_run: MakeRun) -> pd.DataFrame:
 
 
 def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
-    assert tables.to_markdown(table_1, width=100) == (
-        "| Setting                     | RS /90 | Lowest     | BS /90 | Lowest     | Bits | Acc. % | Perp. |\n"
-        "| --------------------------- | -----: | ---------- | -----: | ---------- | ---: | -----: | ----: |\n"
-        "| IID, FedAvg, b_u = 500      |     66 | 1/50K, 10% |     56 | 1/50K, 10% | 10.0 |   24.6 |  57.5 |\n"
-        "| Non-IID, FedAvg, b_u = 5000 |     26 | 1/5K, 1%   |      2 | 1/5K, 100% | 10.0 |   24.5 |  58.2 |\n"
-        "\n" + tables.LEGEND
+    assert tables.to_markdown(table_1, width=98) == (
+        "|Setting                    |RS /90|Lowest    |BS /90|Lowest    |Bits|Acc. %|Perp.|\n"
+        "|---------------------------|-----:|----------|-----:|----------|---:|-----:|----:|\n"
+        "|IID, FedAvg, b_u = 500     |    66|1/50K, 10%|    56|1/50K, 10%|10.0|  24.6| 57.5|\n"
+        "|Non-IID, FedAvg, b_u = 5000|    26|1/5K, 1%  |     2|1/5K, 100%|10.0|  24.5| 58.2|\n"
+        f"\n{shown.LOWEST}\n{tables.BITS}\n"
     )
 
 
-def test_cells_lose_their_padding_only_where_that_helps(table_1: pd.DataFrame) -> None:
-    widths = {width: len(tables.to_markdown(table_1, width).splitlines()[0]) for width in (100, 99, 90, 84, 83, 80)}
-    full, tight = widths[100], min(widths.values())
-    assert full - tight == 2 * 8
-    for width, used in widths.items():
-        assert used == (tight if tight <= width < full else full)
+def test_intervals_are_shown_where_they_leave_one_table_or_there_are_more(table_1: pd.DataFrame) -> None:
+    """Exact intervals of 66 and 26 of 90: 0.630 to 0.821, 0.198 to 0.394."""
+    plain = tables.to_markdown(table_1, width=98)
+    assert "CI" not in plain
+    for width in (80, 120):
+        text = tables.to_markdown(table_1, width)
+        assert text.count("| Setting") + text.count("|Setting") == (1 if width == 120 else 2)
+        head, _, iid, non_iid = ([cell.strip() for cell in line.split("|")] for line in text.splitlines()[:4])
+        assert (iid[head.index("CI %")], non_iid[head.index("CI %")]) == ("63-82", "20-39")
+        assert shown.SHARE_INTERVAL in text
+        assert max(map(len, text.splitlines())) <= width
 
 
 def test_rounds_other_than_the_last(table_1: pd.DataFrame, make_run: MakeRun) -> None:
@@ -218,7 +221,7 @@ def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
     ]
     late = memorization_table(runs, round=20)
     assert late["rs"].fillna(-1).tolist() == [1, -1, -1, -1, -1]
-    assert tables.to_markdown(memorization_table(runs[:1])).splitlines()[0].count("|") == 9
+    assert "Status" not in tables.to_markdown(memorization_table(runs[:1]))
 
 
 def test_equal_settings_are_told_apart_and_other_counts_are_said(make_run: MakeRun) -> None:
@@ -249,10 +252,12 @@ STATUS = st.sampled_from(["completed", "running", "failed", "diverged"])
 @st.composite
 def frames(draw: st.DrawFn) -> pd.DataFrame:
     kinds = {"string": LOWEST, "Int64": COUNT, "Float64": NUMBER}
-    values = {name: kinds[kind] for name, kind in tables.COLUMNS.items()}
+    more = draw(st.sets(st.sampled_from(sorted({*tables.TYPES} - {*tables.COLUMNS}))))
+    types = {name: kind for name, kind in tables.TYPES.items() if name in tables.COLUMNS or name in more}
+    values = {name: kinds[kind] for name, kind in types.items()}
     values |= {"setting": LINE, "run": LINE, "status": STATUS, "canaries": st.integers(1, 999)}
     rows = draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=4))
-    return pd.DataFrame(rows, columns=list(tables.COLUMNS)).astype(tables.COLUMNS)
+    return pd.DataFrame(rows, columns=list(types)).astype(types)
 
 
 @settings(deadline=None)
@@ -279,9 +284,11 @@ def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: P
 def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
     assert tables.to_latex(table_1).splitlines() == [
         r"% needs \usepackage{booktabs}",
+        f"% {shown.LOWEST}",
+        f"% {tables.BITS}",
         r"\begin{tabular}{lrlrlrrr}",
         r"\toprule",
-        r"Setting & RS /90 & Lowest $(p_u, p_e)$ & BS /90 & Lowest $(p_u, p_e)$ & Exposure (bits) & Acc. \% & Perp. \\",
+        r"Setting & RS /90 & Lowest & BS /90 & Lowest & Bits & Acc. \% & Perp. \\",
         r"\midrule",
         r"IID, FedAvg, $b_u = 500$ & 66 & 1/50K, 10\% & 56 & 1/50K, 10\% & 10.0 & 24.6 & 57.5 \\",
         r"Non-IID, FedAvg, $b_u = 5000$ & 26 & 1/5K, 1\% & 2 & 1/5K, 100\% & 10.0 & 24.5 & 58.2 \\",
@@ -295,19 +302,8 @@ HOSTILE = r"\input{x} & 100% $b_x$ #1 {~^} <|> _b_u = 16"
 
 def test_latex_escapes_what_it_would_otherwise_obey(make_run: MakeRun) -> None:
     text = tables.to_latex(memorization_table([read_run(make_run({10: {"rs": memorized()}}, setting=HOSTILE))]))
-    assert text.splitlines()[5].startswith(
+    rows = text.split("\\midrule\n")[1]
+    assert rows.startswith(
         r"\textbackslash{}input\{x\} \& 100\% \$b\_x\$ \#1 \{\textasciitilde{}\textasciicircum{}\} "
-        r"\textless{}\textbar{}\textgreater{} \_b\_u = 16 & 0 & - & "
+        r"\textless{}\textbar{}\textgreater{} \_b\_u = 16 & 0 & "
     )
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_latex_compiles(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [
-        read_run(make_run({10: {"rs": memorized()}}, setting=HOSTILE)),
-        read_run(make_run({10: {"rs": memorized()}}, setting="IID, FedAvg, b_u = 500", name="b", status="running")),
-    ]
-    body = tables.to_latex(memorization_table(runs))
-    document = f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{body}\\end{{document}}\n"
-    (tmp_path / "table.tex").write_text(document)
-    subprocess.run(["pdflatex", "-halt-on-error", "table.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,184 @@
+"""Tables that people read, as Markdown and LaTeX: columns side by side as far as the width goes, the rest below.
+
+A table is labels, which say what a row is, and units, each of columns that stay together. All go into one table where
+that fits; else extra columns are left out where that makes it fit; else a table follows a table, each with the labels.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flsim.results.formats import note
+
+TERMINAL = 80  # characters
+PAGE = 92  # as `_printed` counts: measured, 4.5 to 5.1 points each at \small, of 6.5 inches of text
+LATEX_HEADINGS = {
+    "Eps.": r"$\varepsilon$",
+    "Rec. eps.": r"Record-level $\varepsilon$",
+    "CI_s": r"CI$_s$",
+    "CI_c": r"CI$_c$",
+}
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    # At the beginning of a row these would be arguments of the row's end before it.
+    "[": "{[}",
+    "*": "{*}",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that people read.
+
+    Attributes:
+        heading: its name.
+        cells: a text per row; empty where there is nothing to say.
+        is_number: to be aligned at the right.
+        is_extra: to be left out where all others then fit into one table.
+        note: a sentence that says what it is, for below the table.
+    """
+
+    heading: str
+    cells: list[str]
+    is_number: bool = True
+    is_extra: bool = False
+    note: str = ""
+
+
+Columns = Sequence[Column]
+
+
+def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: int = TERMINAL) -> str:
+    """Tables aligned, each at most `width` characters wide, then the notes of all their columns, then `more`.
+
+    Cells go without padding where only that fits. Where words of the labels leave no room for a unit, rows are
+    numbered, and the words are in a list above.
+    """
+    words, tables = _fitting(labels, units, _tight, width)
+    text = ""
+    for row, (said, *others) in enumerate(zip(*(label.cells for label in words), strict=True), 1):
+        text += note(_escaped(f"{row}. {said}" + "".join(f" ({other})" for other in others if other)), width)
+    is_tight = any(_tight(table) <= width < _tight(table) + 2 * len(table) for table in tables)
+    parts = [text] * bool(text) + [_markdown(table, "" if is_tight else " ") for table in tables]
+    return "\n".join([*parts, _notes(tables, width) + more])
+
+
+def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
+    """Tabulars, ready to paste; they need the package booktabs. Notes are comments.
+
+    Where words of the labels leave no room for a unit, rows are numbered, and the words are in a table of their own.
+    """
+    words, tables = _fitting(labels, units, _printed, PAGE)
+    said = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
+    tables = [[tables[0][0], *words]] * bool(words) + tables
+    return "".join(f"% {line}".rstrip() + "\n" for line in said) + "\n\\bigskip\\noindent\n".join(map(_tabular, tables))
+
+
+def _notes(tables: Sequence[Columns], width: int) -> str:
+    notes = dict.fromkeys(column.note for table in tables for column in table if column.note)
+    return "".join(note(each, width) for each in notes)
+
+
+def _fitting(
+    labels: Columns, units: Sequence[Columns], size: Callable[[Columns], int], width: int
+) -> tuple[Columns, list[list[Column]]]:
+    """The labels that numbers of rows stand for, and the tables."""
+    tables = _arranged(labels, units, size, width)
+    words = [label for label in labels if not label.is_number]
+    if not words or max(map(size, tables)) <= width:
+        return [], tables
+    numbers = Column("Row", [str(row) for row in range(1, len(words[0].cells) + 1)])
+    return words, _arranged([numbers, *(label for label in labels if label.is_number)], units, size, width)
+
+
+def _arranged(
+    labels: Columns, units: Sequence[Columns], size: Callable[[Columns], int], width: int
+) -> list[list[Column]]:
+    whole = [*labels, *(column for unit in units for column in unit)]
+    for shown in (whole, [column for column in whole if not column.is_extra]):
+        if size(shown) <= width:
+            return [shown]
+    tables: list[list[Column]] = []
+    for unit in units:
+        if tables and size([*tables[-1], *unit]) <= width:
+            tables[-1] += unit
+        else:
+            tables.append([*labels, *unit])
+    return tables
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\|*`\[]|<(?=\S))", r"\\\1", text)
+
+
+def _widths(columns: Columns) -> list[int]:
+    # A rule takes a hyphen at least, and a colon where a column is aligned at the right.
+    return [max(map(len, ["-:", column.heading, *map(_escaped, column.cells)])) for column in columns]
+
+
+def _tight(columns: Columns) -> int:
+    """Characters of a line without padding."""
+    return sum(_widths(columns)) + len(columns) + 1
+
+
+def _printed(columns: Columns) -> int:
+    """About how many characters wide a tabular is printed, with two more between columns."""
+    headings = [
+        re.sub(r"\\[a-z]+|[${}\\]", "", LATEX_HEADINGS.get(column.heading, column.heading)) for column in columns
+    ]
+    return sum(max(map(len, [heading, *column.cells])) + 2 for heading, column in zip(headings, columns, strict=True))
+
+
+def _markdown(columns: Columns, pad: str) -> str:
+    """One table; `pad` is on both sides of every cell."""
+    widths = _widths(columns)
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.rjust(size) if column.is_number else cell.ljust(size)
+            for cell, size, column in zip(cells, widths, columns, strict=True)
+        ]
+        return "|" + "|".join(f"{pad}{cell}{pad}" for cell in aligned) + "|\n"
+
+    rule = [
+        "-" * (size - column.is_number) + ":" * column.is_number for size, column in zip(widths, columns, strict=True)
+    ]
+    rows = zip(*(map(_escaped, column.cells) for column in columns), strict=True)
+    return "".join([line([column.heading for column in columns]), line(rule), *map(line, rows)])
+
+
+def _tabular(columns: Columns) -> str:
+    alignment = "".join("r" if column.is_number else "l" for column in columns)
+    rows = zip(*(column.cells for column in columns), strict=True)
+    headings = [LATEX_HEADINGS.get(column.heading, _latex(column.heading)) for column in columns]
+    lines = [
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        " & ".join(headings) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(_latex, cells)) + r" \\" for cells in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    """Text that LaTeX prints as it stands, batch sizes as the paper's mathematics."""
+    escaped = "".join(LATEX.get(character) or _known(character) for character in text).replace("--", "-{}-")
+    return re.sub(r"\bb\\_([ur]) ?= ?(\d+)", r"$b_\1 = \2$", escaped)
+
+
+def _known(character: str) -> str:
+    """A character that every LaTeX has; others by their number, e.g. ``[U+6F22]``."""
+    if character.isascii() or (character <= "ÿ" and unicodedata.decomposition(character)[:4].isalnum()):
+        return character
+    return f"{{[}}U+{ord(character):04X}]"
