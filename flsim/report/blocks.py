@@ -42,6 +42,11 @@ class Heading:
     is_number: bool = True
 
 
+def left(text: Cell) -> Heading:
+    """Of a column of words."""
+    return Heading(text, is_number=False)
+
+
 @dataclass(frozen=True)
 class Table:
     """A table whose rows begin with what they are about.

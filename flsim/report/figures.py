@@ -100,7 +100,7 @@ def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup
     ceiling = _ceiling([run for setting in settings for run, _ in setting.shown])
     values = {id(setting): np.sort(setting.last("exposure")["value"].to_numpy()) for setting in settings}
     highest = max([float(each.max()) for each in values.values()] + [ceiling or 1.0])
-    panel = Panel(Axis(0, 1.02 * highest, "at least so many bits"), Axis(0, 100, "% of canaries", most=4))
+    panel = Panel(Axis(0, 1.02 * highest, "at least so many bits"), Axis(0, 100, "% of canaries"))
     if ceiling is not None:
         panel.rule(x=ceiling, text="log₂|R|")
     told = []

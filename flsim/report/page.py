@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from flsim.errors import InputError
 from flsim.files import new_file
-from flsim.report import about, figures, maps, summary, tables, worlds
+from flsim.report import about, figures, ledger, maps, settings, summary, tables, worlds
 from flsim.report.blocks import Section, plural
 from flsim.report.gather import Gathered, gather
 
@@ -72,9 +72,9 @@ def sections(of: Gathered) -> list[Section]:
         Section("configurations", "By how often canaries occur", maps.configurations(of)),
         Section("exposure", "Exposure of the canaries", figures.distributions(of)),
         Section("traces", "Canary by canary", figures.traces(of)),
-        Section("settings", "Settings, beside the paper’s", about.settings(of)),
+        Section("settings", "Settings, beside the paper’s", settings.settings(of)),
         Section("data", "Data and canaries", about.data(of)),
-        Section("privacy", "Privacy", about.privacy(of)),
+        Section("privacy", "Privacy", ledger.privacy(of)),
         Section("failures", "What did not succeed", about.failures(of)),
         Section("provenance", "Provenance", about.provenance(of)),
     ]

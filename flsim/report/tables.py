@@ -7,10 +7,11 @@ import pandas as pd
 from markupsafe import Markup
 
 from flsim.errors import InputError
-from flsim.report.blocks import Block, Cell, Fold, Heading, Prose, Table, number, plural
+from flsim.report.blocks import Block, Cell, Fold, Heading, Prose, Table, left, number, plural
 from flsim.report.gather import Gathered
 from flsim.results.against import against, agreements
 from flsim.results.seeds_table import seeds_table
+from flsim.results.store import RunResults
 from flsim.results.tables import memorization_table
 
 # Heading, format and factor of the columns that are known, in their order; others follow under their own names. The
@@ -19,10 +20,8 @@ KNOWN: dict[str, tuple[str, str, float]] = {
     "round": ("Round", "{:,.0f}", 1),
     "epochs": ("Epochs", "{:.3g}", 1),
     "rs": ("RS", "count", 1),
-    "rs_size": ("RS is", "{}", 1),
     "rs_lowest": ("RS lowest", "{}", 1),
     "bs": ("BS", "count", 1),
-    "bs_size": ("BS is", "{}", 1),
     "bs_lowest": ("BS lowest", "{}", 1),
     "canaries": ("of", "{:.0f}", 1),
     "extracted": ("Extracted", "{:.3g}", 1),
@@ -44,40 +43,63 @@ KNOWN: dict[str, tuple[str, str, float]] = {
     "status": ("Status", "{}", 1),
 }
 PUBLISHED = "published_"
+Published = dict[RunResults, Mapping[str, Any]]
 BESIDE = {"exposure": "mean_exposure", "extracted": "bs", "epsilon": "epsilon_paper"}  # published column -> ours
 # Columns within another's cell, in the sentences below, or elsewhere in the report.
 WITHIN = {
     *("setting", "series", "runs", "run", "seeds", "given", "left_out", "reason"),
     *(f"{name}_sd" for name in ("rs", "bs", "accuracy", "perplexity")),
     *(f"{name}_{end}" for name in ("exposure", "seeds", "canaries", "space") for end in ("low", "high")),
+    *("rs_size", "bs_size"),
     *(f"{name}_share_{end}" for name in ("rs", "bs") for end in ("low", "high")),
     *(f"space_{name}_{end}" for name in ("seeds", "canaries") for end in ("low", "high")),
     *(f"{name}_{kind}" for name in ("rs", "bs", "extracted", "exposure") for kind in ("pairs", "twin")),
-    *(f"{PUBLISHED}{name}" for name in ("table", "data", "canaries", "delta")),
+    *(f"{PUBLISHED}{name}" for name in ("table", "data", "setting", "canaries", "delta")),
 }
 INTERVALS = {"mean_exposure": ("seeds", "exposure"), "mean_space_exposure": ("space_seeds", "space")}
+# Columns that are a sentence of the note where all rows have the same.
+SAME = {
+    "canaries": "{:,} canaries are planted",
+    "references": "|R| = {:,}",
+    "sound_convention": "ε, sound: by the convention {}",
+    "delta": "δ = {:.3g}",
+    "record_convention": "ε, record’s: of one record, by the convention {}",
+    "record_delta": "δ of one record = {:.3g}",
+}
 LOWEST = "Lowest: the (p_u, p_e) of the fewest expected insertions with a memorized canary."
 SIZE = (
-    " RS is, BS is: where the published share of canaries lies to our 95% interval, within (same) or above (ours is "
-    "lower) or below (ours is higher)."
+    " Beside a published share: whether it lies in our 95% interval of all canaries, taken as independent (ours is the "
+    "same), above it (ours is lower) or below it (ours is higher)."
 )
 
 
 def memorization(of: Gathered) -> list[Block]:
     """A row for each setting over its seeds, and one for each run; the runs alone where none has a second seed."""
-    runs, found = _runs(of)
-    blocks: list[Block] = [runs]
-    if any(len(setting.runs) > 1 for setting in of.settings):
-        settings, found = _settings(of)
-        blocks = [settings, Fold(f"Run by run: {plural(len(of.runs), 'run')}", [runs])]
+    published = _published(of)
+    has_seeds = any(len(setting.runs) > 1 for setting in of.settings)
+    table, found = _settings(of, published) if has_seeds else _runs(of, published)
+    blocks: list[Block] = [table]
     if "published_table" in found:
         said = [str(each).replace("IID less Non-IID", "IID less non-IID") for each in agreements(found)]
         blocks += [Prose(f"Against the paper: {' '.join(said)}", is_note=True)] if said else []
+        blocks.append(Fold("Which published row each setting stands for", [_stand_for(table, found)]))
+    if has_seeds:
+        blocks.append(Fold(f"Run by run: {plural(len(of.runs), 'run')}", [_runs(of, {})[0]]))
     return blocks
 
 
-def _settings(of: Gathered) -> tuple[Table, pd.DataFrame]:
-    published = _published(of)
+def _stand_for(table: Table, frame: pd.DataFrame) -> Table:
+    rows: list[list[Cell]] = []
+    for name, row in zip(table.rows, frame.to_dict("records"), strict=True):
+        if not pd.isna(row["published_table"]):
+            words = [row.get(f"published_{part}") for part in ("data", "setting")]
+            what = ", ".join(str(word) for word in words if word is not None and not pd.isna(word))
+            rows.append([name[0], f"Table {row['published_table']}", what])
+    headings = [left(text) for text in ("Here", "Published", "Its row")]
+    return Table("Published rows, as their table has them", headings, rows)
+
+
+def _settings(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
     frames = []
     for setting in of.settings:
         taken = [run.results for run, _ in setting.shown] or [run.results for run in setting.runs]
@@ -93,16 +115,16 @@ def _settings(of: Gathered) -> tuple[Table, pd.DataFrame]:
         "canaries, with its 95% interval over seeds (Student’s t). Seeds: those that are averaged, of all; diverged "
         "runs are left out, and unfinished ones where another is completed."
     )
-    headings = [Heading("Setting", is_number=False), Heading("Seeds")]
+    headings = [left("Setting"), Heading("Seeds")]
     caption = "What was memorized, by setting: means over seeds, ± their standard deviation"
     return _framed(frame, headings, names, caption, note), frame
 
 
-def _runs(of: Gathered) -> tuple[Table, pd.DataFrame]:
+def _runs(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
     pairs = [(setting, run) for setting in of.settings for run in setting.runs]
-    frame = _against(memorization_table([run.results for _, run in pairs], published=_published(of)))
+    frame = _against(memorization_table([run.results for _, run in pairs], published=published))
     names: list[list[Cell]] = [[run.results.name, setting.label] for setting, run in pairs]
-    headings = [Heading("Run", is_number=False), Heading("Setting", is_number=False)]
+    headings = [left("Run"), left("Setting")]
     note = (
         f"{LOWEST} Exposure: mean over canaries, with its 95% interval over them (Student’s t), which says nothing of "
         "other seeds. A run that diverged has no numbers."
@@ -111,7 +133,7 @@ def _runs(of: Gathered) -> tuple[Table, pd.DataFrame]:
     return _framed(frame, headings, names, caption, note), frame
 
 
-def _published(of: Gathered) -> dict[Any, Mapping[str, Any]]:
+def _published(of: Gathered) -> Published:
     planned = [(run.results, run.planned.published) for run in of.runs if run.planned]
     return {results: row for results, row in planned if row}
 
@@ -127,9 +149,8 @@ def _framed(
     rows = [list(each) for each in names]
     records = frame.to_dict("records")
     for name in _ordered(frame):
-        if name in {"canaries", "references"} and frame[name].nunique() == 1:
-            value = frame[name].dropna().iloc[0]
-            note += f" {value:,} canaries." if name == "canaries" else f" |R| = {value:,}."
+        if name in SAME and frame[name].nunique() == 1:
+            note += f" {SAME[name].format(frame[name].dropna().iloc[0])}."
             continue
         is_number = bool(pd.api.types.is_numeric_dtype(frame[name]))
         headings = [*headings, Heading(_heading(name), is_number)]
@@ -149,7 +170,9 @@ def _ordered(frame: pd.DataFrame) -> list[str]:
         ours = BESIDE.get(plain, plain) if name != plain else plain
         return order.get(ours if ours in frame else plain, len(order)), name != plain
 
-    kept = [str(name) for name in frame.columns if name not in WITHIN and frame[name].notna().any()]
+    hidden = WITHIN | ({"round"} if frame["epochs"].notna().any() else set())
+    names = [str(name) for name in frame.columns if name not in hidden and frame[name].notna().any()]
+    kept = [name for name in names if not name.endswith("_lowest") or name.removeprefix(PUBLISHED) in names]
     return sorted(kept, key=place)
 
 
@@ -172,7 +195,11 @@ def _cell(name: str, row: Mapping[Any, Any], is_number: bool) -> Cell:
     if template == "count" and not pd.isna(row.get("published_rs", row.get("published_bs"))):
         canaries = row["published_canaries" if plain != name else "canaries"]
         share = number(value / canaries, "{:.0%}")
-        return Markup("{} <small>{}{} of {}</small>").format(share, _number(value, template), spread, canaries)
+        size = row.get(f"{plain}_size") if plain != name else None
+        judged = "" if size is None or pd.isna(size) else f"; ours {size}"
+        return Markup("{} <small>{}{} of {}{}</small>").format(
+            share, _number(value, template), spread, canaries, judged
+        )
     text = _number(value * scale, template)
     for kind in INTERVALS.get(name, ()):
         low, high = row.get(f"{kind}_low"), row.get(f"{kind}_high")

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flsim.report.blocks import Block, Cell, Heading, Prose, Table, number
+from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.report.svg import image
 from flsim.results.compare_pairs import compare_pairs
@@ -18,9 +18,9 @@ WIDTH, HIGH = 132, 16  # pixels of an interval
 NOTE = (
     "The same canaries are planted in both worlds, so that each is compared with itself. Over several seeds counts are "
     "means over them; the 95% interval and p of exposure are Student’s t over the seeds’ mean differences; p of RS and "
-    "BS is exact, exchanging the worlds within seeds (Fisher), and at least 2/2ⁿ with n seeds. With one seed, marked †, "
-    "they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about other seeds. In "
-    "brackets p corrected for the number of rows (Holm)."
+    "BS is exact, exchanging the worlds within seeds (Fisher), and at least 2/2ⁿ with n seeds. With one seed, marked "
+    "†, they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about other "
+    "seeds. In brackets p corrected for the number of rows (Holm)."
 )
 
 
@@ -45,20 +45,20 @@ def comparison(of: Gathered) -> list[Block]:
         ]
         for index, ((line, _, _), row) in enumerate(zip(lines, records, strict=True))
     ]
-    headings = [Heading("Setting", is_number=False), Heading("Seeds")]
+    headings = [left("Setting"), Heading("Seeds")]
     for metric in ("RS", "BS"):
         headings += [Heading(Markup("{}, IID&nbsp;/ non").format(metric))]
         headings += [Heading(Markup("<em>published</em>"))] if has_published else []
         headings += [Heading("p")]
     scale = f"from {number(low)} to {number(high)} bits"
-    headings += [Heading("Exposure, IID less non, bits"), Heading(scale, is_number=False), Heading("p")]
+    headings += [Heading("Exposure, IID less non, bits"), left(scale), Heading("p")]
     blocks: list[Block] = [Table("IID against non-IID: the same canaries, paired", headings, rows, NOTE)]
-    left = [
+    why = [
         f"{line.label}: {row['left_out']}"
         for (line, *_), row in zip(lines, records, strict=True)
         if _has(row, "left_out")
     ]
-    return [*blocks, Prose(f"Not compared, or only in part. {'. '.join(left)}.", is_note=True)] if left else blocks
+    return [*blocks, Prose(f"Not compared, or only in part. {'. '.join(why)}.", is_note=True)] if why else blocks
 
 
 def _planned(setting: Setting) -> list[SweepRun]:
@@ -75,9 +75,9 @@ def _cells(row: Mapping[Any, Any], has_published: bool) -> list[Cell]:
     mark = " †" if row["unit"] == "canaries" else ""
     cells: list[Cell] = [f"{number(row['seeds'], '{:d}')}{mark}"]
     for metric in ("rs", "bs"):
-        cells.append(_both(row, metric, "{:.3g}"))
+        cells.append(_both(row, metric))
         if has_published:
-            cells.append(_both(row, f"published_{metric}", "{:.3g}"))
+            cells.append(_both(row, f"published_{metric}"))
         cells.append(_p(row, f"{metric}_p"))
     text = number(row["mean_difference"], "{:+.2f}")
     if _has(row, "ci_low"):
@@ -86,9 +86,9 @@ def _cells(row: Mapping[Any, Any], has_published: bool) -> list[Cell]:
     return [*cells, text]
 
 
-def _both(row: Mapping[Any, Any], name: str, template: str) -> str:
+def _both(row: Mapping[Any, Any], name: str) -> str:
     values = [row[f"{name}_{side}"] for side in "ab"]
-    return "–" if any(map(pd.isna, values)) else " / ".join(number(value, template) for value in values)
+    return "–" if any(map(pd.isna, values)) else " / ".join(number(value).removesuffix(".0") for value in values)
 
 
 def _p(row: Mapping[Any, Any], name: str) -> Cell:

@@ -1,0 +1,73 @@
+"""What was spent of privacy: every epsilon with the convention that it comes from."""
+
+from flsim.privacy.accounting import CONVENTIONS
+from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
+from flsim.report.gather import Gathered, RunView, Setting
+
+
+def privacy(of: Gathered) -> list[Block]:
+    """Each setting's mechanism, and each epsilon with its convention."""
+    named = {convention.name: convention for convention in CONVENTIONS}
+    rows: list[list[Cell]] = []
+    without = []
+    for setting in of.settings:
+        found = _epsilons(setting)
+        if not found:
+            without.append(setting.label)
+        for unit, name, epsilon, delta, round_, run in found:
+            how = named.get(name)
+            about = (
+                [how.sampler, how.relation, how.sensitivity, how.accountant, how.conversion or "–"]
+                if how
+                else ["–"] * 5
+            )
+            noise = number(run.config.privacy.noise_multiplier if run.config else None, "{:g}")
+            rows.append(
+                [
+                    setting.label,
+                    name,
+                    number(epsilon, "{:.4g}"),
+                    number(delta, "{:.3g}"),
+                    unit,
+                    *about,
+                    noise,
+                    f"{round_:,}",
+                ]
+            )
+    blocks: list[Block] = []
+    if rows:
+        headings = [left("Setting"), left("Convention"), Heading("ε"), Heading("δ")]
+        headings += [
+            left(text) for text in ("Of one", "Sampler", "Relation", "Sensitivity", "Accountant", "Conversion")
+        ]
+        headings += [Heading("Noise z"), Heading("Rounds")]
+        note = (
+            "An ε says nothing without its convention. “paper” is how the paper counts: it takes S for what replacing "
+            "a user changes, which can be 2S; the other holds as it stands. None accounts for choosing settings on "
+            "the same data, and the noise of a simulation is a function of its seed."
+        )
+        blocks.append(Table("What was spent, by convention, at the last evaluation", headings, rows, note))
+    if without and rows:
+        blocks.append(Prose(f"Without noise, so that ε is infinite: {'; '.join(without)}.", is_note=True))
+    if not rows:
+        blocks.append(Prose("No run added noise, so no ε is finite: nothing here is differentially private."))
+    return blocks
+
+
+def _epsilons(setting: Setting) -> list[tuple[str, str, float, float | None, int, RunView]]:
+    """Unit, convention, epsilon, delta, round, and the run, as the first shown run's rows have them."""
+    for run, round_ in setting.shown[:1]:
+        rows = run.results.rows
+        found = rows[(rows["round"] == round_) & (rows["canary"] == "") & rows["metric"].str.contains("epsilon ")]
+        return [
+            (
+                "record" if metric.startswith("record ") else "user",
+                metric.removeprefix("record ").removeprefix("epsilon "),
+                float(value),
+                run.results.of_model("record delta" if metric.startswith("record ") else "delta", round_),
+                round_,
+                run,
+            )
+            for metric, value in zip(found["metric"], found["value"], strict=True)
+        ]
+    return []

@@ -1,0 +1,105 @@
+"""Settings of runs beside the defaults, which are the paper's."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from flsim.config import Config, DataHParams
+from flsim.report.blocks import Block, Fold, Prose, Table, left
+from flsim.report.configurations import percent
+from flsim.report.gather import Gathered
+from flsim.results.tables import user_share
+
+
+def settings(of: Gathered) -> list[Block]:
+    """What differs from the defaults, which are the paper's: of all runs, then of each setting; then the machines'."""
+    known = [(setting, run) for setting in of.settings for run in setting.runs if run.config is not None]
+    if not known:
+        return [Prose("These run folders do not say their settings: they have no config.toml.")]
+    values = {id(run): _flat(run.config) for _, run in known if run.config}
+    defaults = {id(run): _flat(_default(run.config)) for _, run in known if run.config}
+    common = _agreed(list(values.values()))
+    differing = [
+        (key, value) for key, value in common.items() if any(each.get(key) != value for each in defaults.values())
+    ]
+    blocks: list[Block] = []
+    shared = [(key, value) for key, value in differing if not key.startswith("system.")]
+    if shared:
+        rows = [[_code(key), _shown(value, key), _default_of(key, defaults)] for key, value in shared]
+        caption = "All runs: settings that differ from the defaults, which are the paper’s"
+        blocks.append(Table(caption, [left("Setting"), left("Here"), left("The paper’s")], rows))
+    else:
+        blocks.append(Prose("No setting that all runs share differs from the defaults, which are the paper’s."))
+    rows = []
+    for setting in of.settings:
+        mine = [values[id(run)] for run in setting.runs if id(run) in values]
+        if mine:
+            own = [
+                (key, value)
+                for key, value in _agreed(mine).items()
+                if key not in common and not key.startswith("system.")
+                if value != defaults[id(setting.runs[0])].get(key)
+            ]
+            seeds = ", ".join(str(run.config.seed) for run in setting.runs if run.config)
+            rows.append([setting.label, seeds, _pairs(own)])
+    headings = [left("Setting"), left("Seeds"), left("Its own settings")]
+    own_table = Table("Each setting: what else differs from the defaults", headings, rows)
+    blocks.append(own_table if len(rows) <= 8 else Fold(f"Each setting’s own settings: {len(rows)}", [own_table]))
+    machines = [(key, value) for key, value in differing if key.startswith("system.")]
+    if machines:
+        blocks.append(
+            Prose(
+                Markup("Use of machines, which changes nothing but rounding: {}.").format(_pairs(machines)),
+                is_note=True,
+            )
+        )
+    return blocks
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Settings by section.key, but for the seed and where the corpus lies."""
+    found: dict[str, Any] = {}
+    for section, values in asdict(config).items():
+        if isinstance(values, dict):
+            found |= {f"{section}.{key}": value for key, value in values.items()}
+    del found["data.corpus"]
+    return found
+
+
+def _default(config: Config) -> Config:
+    return type(config)(data=DataHParams(config.data.corpus))
+
+
+def _default_of(key: str, defaults: Mapping[int, Mapping[str, Any]]) -> str:
+    return _shown(next(each[key] for each in defaults.values() if key in each), key)
+
+
+def _agreed(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all have, with one value."""
+    first, *rest = values
+    return {key: value for key, value in first.items() if all(key in each and each[key] == value for each in rest)}
+
+
+def _code(key: str) -> Markup:
+    """A setting's name, which may be broken at its dots and underscores."""
+    return Markup("<code>{}</code>").format(Markup(re.sub(r"([._])", r"\1<wbr>", escape(key))))
+
+
+def _pairs(found: Sequence[tuple[str, Any]]) -> Markup:
+    written = [Markup("{} <code>= {}</code>").format(_code(key), _shown(value, key)) for key, value in found]
+    return Markup(", ").join(written) if written else Markup("none")
+
+
+def _shown(value: Any, key: str = "") -> str:
+    if key in {"canaries.p_u", "canaries.p_e"}:
+        return ", ".join(user_share(each) if key.endswith("u") else percent(each) for each in value)
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_shown, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
