@@ -36,16 +36,13 @@ def to_latex(table: pd.DataFrame) -> str:
 
 
 def _labels(table: pd.DataFrame) -> list[str]:
-    """What the settings of a row have in common; where that does not tell rows apart, their axes."""
-    settings = []
-    for a, b in zip(table["setting_a"], table["setting_b"], strict=True):
-        common = {"" if pd.isna(setting) else str(setting) for setting in (a, b)} - {""}
-        if len(common) > 1:
-            common = {setting.removeprefix(WORLDS[0]).removeprefix(WORLDS[1]) for setting in common}
-        settings.append(common.pop() if len(common) == 1 else "")
-    if all(settings) and len(set(settings)) == len(settings):
-        return settings
-    return text_of(table["row"])
+    """What the settings of a row have in common; its axes where that is not known, or does not tell rows apart."""
+    labels = []
+    for row, a, b in zip(table["row"], table["setting_a"], table["setting_b"], strict=True):
+        rests = [str(setting).removeprefix(WORLDS[0]).removeprefix(WORLDS[1]) for setting in (a, b)]
+        has_both = not pd.isna(a) and not pd.isna(b)
+        labels.append(a if has_both and a == b else rests[0] if has_both and rests[0] == rests[1] else row)
+    return labels if len(set(labels)) == len(labels) else text_of(table["row"])
 
 
 def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:

@@ -1,0 +1,240 @@
+"""`flsim compare` as it is typed, on hand-made run and sweep folders."""
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scipy import stats
+
+from flsim import cli
+from flsim.results.compare_pairs import COLUMNS, compare_pairs
+from flsim.results.formats import from_csv
+from flsim.results.inference import holm, mcnemar_p, sign_flip_p
+from flsim.results.sweep_pairs import same_names, twins
+from flsim.results.sweeps import read_sweep
+
+MakeRun = Callable[..., Path]
+Flsim = Callable[..., tuple[int, str, str]]
+MakeSweep = Callable[..., Path]
+Levels = Mapping[tuple[str, str], Sequence[float | None]]
+PUBLISHED = {
+    ("fedavg", "iid"): {"data": "IID", "rs": 65, "bs": 58, "canaries": 90},
+    ("fedavg", "non-iid"): {"data": "Non-IID", "rs": 26, "bs": 2, "canaries": 90},
+}
+
+
+@pytest.fixture
+def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
+    """Runs a command in the folder of the runs: its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["flsim", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+def measured(level: float) -> dict[str, Sequence[float] | float]:
+    """Canary i of 9 has `level` + i / 2 bits; RS has those of 4 bits and more, BS those of 6."""
+    bits = [level + index / 2 for index in range(9)]
+    memorized = {metric: [float(each >= least) for each in bits] for metric, least in (("rs", 4), ("bs", 6))}
+    return {"exposure": bits, **memorized, "references": 10_000, "accuracy": 0.2, "perplexity": 60 - level}
+
+
+@pytest.fixture
+def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
+    """Write a sweep's folder: (grid, world) -> a level for each seed, None where its run has not begun."""
+
+    def make(levels: Levels, name: str = "sweep", label: str = "{grid}, b_u=40", **about: object) -> Path:
+        (tmp_path / name / "runs").mkdir(parents=True)
+        runs = []
+        for (grid, world), each in levels.items():
+            setting = ("IID, " if world == "iid" else "Non-IID, ") + label.format(grid=grid)
+            for seed, level in enumerate(each):
+                run = f"{grid}-{world}-seed{seed}"
+                axes = {"data.world": world, "training.cohort": 40}
+                published = PUBLISHED.get((grid, world))
+                runs.append({"name": run, "grid": grid, "seed": seed, "axes": axes, "published": published})
+                if level is not None:
+                    series = {"seed": seed, "series": f"{grid}-{world}", "rounds_per_epoch": 1.0, "setting": setting}
+                    rounds = {10: measured(level), 20: measured(level + 1)}
+                    folder = make_run(rounds, name=run, shift=100 * seed, **(series | about))
+                    folder.rename(tmp_path / name / "runs" / run)
+        texts = dict.fromkeys(("question", "tier", "about", "command"), "-")
+        about_all: dict[str, object] = {
+            "name": name,
+            "title": "Two grids",
+            "source": None,
+            "versions": {},
+            "runs": runs,
+            "sessions": [],
+        }
+        (tmp_path / name / "sweep.json").write_text(json.dumps(about_all | texts))
+        return tmp_path / name
+
+    return make
+
+
+def count(level: float, least: float) -> int:
+    return sum(level + index / 2 >= least for index in range(9))
+
+
+IID, NON_IID = [2.0, 3.0, 4.0], [1.0, 1.5, 3.5]
+TWO: Levels = {
+    ("fedavg", "iid"): IID,
+    ("fedavg", "non-iid"): NON_IID,
+    ("central", "iid"): [2.0, 3.0, 2.5],
+    ("central", "non-iid"): [2.0, 3.5, 1.5],
+}
+
+
+def test_twins_over_seeds(make_sweep: MakeSweep) -> None:
+    table = compare_pairs(twins(read_sweep(make_sweep(TWO))))
+    first, second = (row for _, row in table.iterrows())
+    differences = [[1, 1.5, 0.5], [0, -0.5, 1]]
+    tests = [stats.ttest_1samp(each, 0) for each in differences]
+    interval = tests[0].confidence_interval(0.95)
+    assert (first["row"], first["seeds"], first["unit"], first["canaries"]) == ("fedavg cohort=40", 3, "seeds", 9)
+    assert first["mean_difference"] == pytest.approx(1)
+    assert (first["ci_low"], first["ci_high"]) == pytest.approx((interval.low, interval.high))
+    assert table["p"].tolist() == pytest.approx([test.pvalue for test in tests])
+    assert table["p_holm"].tolist() == pytest.approx(holm([test.pvalue for test in tests]))
+    counts = [(count(a + 1, 4), count(b + 1, 4)) for a, b in zip(IID, NON_IID, strict=True)]
+    assert (first["rs_a"], first["rs_b"]) == pytest.approx([sum(each) / 3 for each in zip(*counts, strict=True)])
+    assert first["rs_p"] == sign_flip_p([a - b for a, b in counts])
+    spread = stats.ttest_1samp([a - b for a, b in counts], 0).confidence_interval(0.95)
+    assert (first["rs_low"], first["rs_high"]) == pytest.approx((spread.low, spread.high))
+    assert (first["perplexity_a"], first["perplexity_b"]) == pytest.approx((56, 57))
+    assert (first["published_rs_a"], first["published_bs_b"]) == (65, 2)
+    assert pd.isna(second["published_rs_a"])
+
+
+def test_twins_of_one_seed_are_compared_over_canaries(make_sweep: MakeSweep) -> None:
+    row = compare_pairs(twins(read_sweep(make_sweep({key: levels[:1] for key, levels in TWO.items()})))).iloc[0]
+    a, b = count(3.0, 4), count(2.0, 4)
+    assert (row["unit"], row["rs_a"], row["rs_b"]) == ("canaries", a, b)
+    assert row["rs_p"] == mcnemar_p(a - b, 0)  # all canaries of b are a's as well
+    assert row["p"] == 0  # all canaries differ by one bit
+    assert pd.isna(row["rs_low"])
+
+
+def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    levels: Levels = {
+        ("fedavg", "iid"): [2.0, 3.0, 4.0],
+        ("fedavg", "non-iid"): [1.0, None, 3.5],
+        ("central", "iid"): [2.0],
+        ("central", "non-iid"): [None],
+        ("alone", "iid"): [2.0],
+    }
+    table = compare_pairs(twins(read_sweep(make_sweep(levels))))
+    assert table["row"].tolist() == ["fedavg cohort=40", "central cohort=40"]
+    assert table["seeds"].iloc[0] == 2
+    assert table.drop(columns="left_out").iloc[1][["seeds", "p", "rs_a", "p_holm"]].isna().all()
+    assert table["p_holm"].iloc[0] == table["p"].iloc[0]  # a row without a test does not count
+    code, shown, _ = flsim("compare", "sweep")
+    assert code == 0
+    assert "Left out of central cohort=40: central-non-iid-seed0 (not begun)" in shown
+
+
+def test_unfinished_runs_wait_unless_a_round_is_named(make_sweep: MakeSweep) -> None:
+    pairs = twins(read_sweep(make_sweep(TWO, status="running", reason="stopped")))
+    assert compare_pairs(pairs)["seeds"].isna().all()
+    assert "fedavg-iid-seed0 (running at round 20 of 20: stopped)" in compare_pairs(pairs)["left_out"].iloc[0]
+    assert compare_pairs(pairs, round=10)["mean_difference"].tolist() == pytest.approx([1, 1 / 6])
+    assert compare_pairs(pairs, epoch=10)["epochs_a"].tolist() == [10, 10]
+
+
+def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    make_sweep(TWO)
+    make_sweep({key: [level - 0.5 for level in levels if level] for key, levels in list(TWO.items())[:3]}, "other")
+    table = compare_pairs(same_names(*(read_sweep(Path(name)) for name in ("sweep", "other"))))
+    assert table["row"].tolist() == [
+        "fedavg world=iid cohort=40",
+        "fedavg world=non-iid cohort=40",
+        "central world=iid cohort=40",
+    ]
+    assert table["mean_difference"].tolist() == pytest.approx([0.5] * 3)
+    assert table["published_rs_a"].isna().all()  # both stand for the same row
+    code, shown, _ = flsim("compare", "sweep", "other")
+    assert (code, shown.splitlines()[0]) == (0, "sweep (a) less other (b)")
+    assert "Non-IID, fedavg, b_u=40" in shown
+
+
+LONG = "{grid}+Clip+Momentum, S=0.3, z=1, b_u=800, Poisson, dropout 0.2, weight decay 1e-4"
+
+
+@pytest.mark.parametrize(("label", "seeds"), list(product(["{grid}, b_u=40", LONG], [1, 3])))
+def test_the_text_is_of_80_columns(make_sweep: MakeSweep, flsim: Flsim, label: str, seeds: int) -> None:
+    make_sweep({key: levels[:seeds] for key, levels in TWO.items()}, label=label)
+    code, shown, said = flsim("compare", "sweep")
+    assert (code, said) == (0, "")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.startswith("Two grids: IID (a) less non-IID (b)\n")
+    for grid in ("fedavg", "central"):
+        assert label.format(grid=grid) in " ".join(shown.split())
+    assert ("Fisher's exact test" in shown, "McNemar's exact test" in shown) == (seeds == 3, seeds == 1)
+    assert "+43" in shown  # (65 - 26) / 90, published
+    assert "All after 20 epochs" in shown
+
+
+def test_every_format_has_the_same_table(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
+    table = compare_pairs(twins(read_sweep(make_sweep(TWO))))
+    csv = flsim("compare", "sweep", "--format", "csv")[1]
+    pd.testing.assert_frame_equal(from_csv(csv, COLUMNS), table)
+    assert flsim("compare", "sweep", "--format", "parquet", "--out", "table.parquet") == (0, "", "")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
+    said = json.loads(flsim("compare", "sweep", "--json")[1])
+    assert (said["compared"], said["a"], said["b"]) == ("worlds", "IID", "non-IID")
+    assert [row["p_holm"] for row in said["rows"]] == table["p_holm"].tolist()
+    assert r"\toprule" in flsim("compare", "sweep", "--format", "latex")[1]
+    assert flsim("compare", "sweep", "--out", "table.md") == (0, "", "")
+    assert (tmp_path / "table.md").read_text() == flsim("compare", "sweep")[1]
+
+
+def test_two_runs(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    runs = make_sweep(TWO).relative_to(Path.cwd()) / "runs"
+    names = [str(runs / f"fedavg-{world}-seed0") for world in ("iid", "non-iid")]
+    code, shown, said = flsim("compare", *names, "--epoch", "10")
+    assert (code, said) == (0, "")
+    assert "fedavg-iid-seed0), round 10" in shown
+    found = json.loads(flsim("compare", *names, "--json")[1])
+    assert (found["compared"], found["all"]["mean_difference"]) == ("runs", 1)
+    assert len(pd.read_csv(io.StringIO(flsim("compare", *names, "--format", "csv")[1]))) == 10  # all, and nine
+
+
+def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    make_sweep(TWO)
+    make_sweep({("other", "iid"): [2.0]}, "one-world")
+    run, other = "sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-iid-seed1"
+    for arguments, message in (
+        ([run], "one run has nothing to be compared with"),
+        ([run, other], "planted different canaries"),
+        ([run, "sweep"], "a run and a sweep do not compare"),
+        (["sweep", run], "a run and a sweep do not compare"),
+        (["one-world"], "no row of this sweep has both worlds"),
+        (["sweep", "one-world"], "no run has the same name in both"),
+        (["nowhere"], "nowhere: not a run folder"),
+        ([run, run, "--round", "7"], "round 7 was not evaluated"),
+        (["sweep", "--round", "10", "--epoch", "10"], "--round and --epoch: each says where to look"),
+        (["sweep", "--json", "--format", "csv"], "--json and --format csv: choose one of them"),
+        (["sweep", "--format", "parquet"], "not for a terminal"),
+        (["sweep", "sweep", "sweep"], "unexpected extra argument"),
+    ):
+        code, shown, said = flsim("compare", *arguments)
+        assert (code, shown) == (2, ""), arguments
+        assert message in said
+        assert said.count("\n") == 1
+
+
+def test_help_has_examples(flsim: Flsim) -> None:
+    code, shown, _ = flsim("compare", "--help")
+    assert code == 0
+    assert "flsim compare sweeps/table1" in shown
