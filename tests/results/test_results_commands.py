@@ -1,6 +1,7 @@
 """`flsim table` and `flsim plot` as they are typed."""
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pandas as pd
 import pytest
 
 from flsim import cli
-from flsim.results import seeds_table
+from flsim.results import seeds_table, tables
+from flsim.results.published import matching, published_rows
 from flsim.results.store import RunResults
 
 MakeRun = Callable[..., Path]
@@ -51,6 +53,51 @@ def test_a_table_over_seeds_in_every_format(flsim: Flsim, names: list[str], tmp_
     assert (tmp_path / "table.md").read_text() == shown
 
 
+@pytest.fixture
+def sweep(make_run: MakeRun, tmp_path: Path) -> str:
+    """A sweep's folder with two begun runs of three, which stand for rows of Thakkar et al.'s Table 1."""
+    planned = []
+    for world, count in (("IID", 6), ("Non-IID", 2), ("later", 0)):
+        name = f"fedavg-{world.lower()}-seed0"
+        row = {"data": "IID" if world == "later" else world, "optimizer": "FedAvg", "batch_size": 500}
+        published = matching(published_rows("thakkar2020.csv", "1"), row)
+        planned.append({"name": name, "grid": "fedavg", "seed": 0, "axes": {}, "published": published})
+        if count:
+            bits = [float(count + index) for index in range(9)]
+            measured = {"rs": [float(index < count) for index in range(9)], "exposure": bits, "references": 1000.0}
+            make_run(
+                {10: measured}, name=f"table1/runs/{name}", setting=f"{world}, FedAvg, b_u=4", seed=0, series=world
+            )
+    words = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
+    about = {**words, "versions": {}, "sessions": [], "runs": planned}
+    (tmp_path / "table1" / "sweep.json").write_text(json.dumps(about))
+    return "table1"
+
+
+@pytest.mark.parametrize("more", [[], ["--over-seeds"]])
+def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, more: list[str], tmp_path: Path) -> None:
+    code, shown, said = flsim("table", sweep, "--against", "paper", *more)
+    assert (code, said) == (0, "")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "RS, Table 1: 1 of 1 pairs of rows differ in the published direction" in shown
+    marked = ["table", sweep, "--against", "paper", *more]
+    assert "pairs of rows" not in flsim("table", sweep, *more)[1]
+    assert "Paper" in flsim("table", sweep, *more)[1]
+    _, csv, _ = flsim(*marked, "--format", "csv")
+    table = (seeds_table if more else tables).from_csv(csv)
+    assert table["published_rs"].tolist() == [66, 21]
+    assert table["rs_size"].tolist() == ["same", "same"]
+    assert table["rs_twin"].tolist() == ["yes", "yes"]
+    flsim(*marked, "--format", "parquet", "--out", "table.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
+    assert "& Twin" in flsim(*marked, "--format", "latex")[1]
+
+
+def test_runs_and_sweeps_are_one_table(flsim: Flsim, names: list[str], sweep: str) -> None:
+    _, csv, _ = flsim("table", names[0], sweep, "--format", "csv")
+    assert pd.read_csv(io.StringIO(csv))["published_rs"].fillna(-1).tolist() == [-1, 66, 21]
+
+
 def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
     assert "less" not in flsim("table", *names[:2], "--over-seeds")[1]
     assert "less" not in flsim("table", *names)[1]
@@ -62,6 +109,7 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--over-seeds", "--epoch", "3"], "run iid-0: was not evaluated at 3 epochs; choose of 10"),
         (["table", *names, "iid-0", "--over-seeds"], "runs iid-0 and iid-0: equal settings and seed 0; leave one out"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
+        (["table", *names, "--against", "paper"], "no run here stands for a published row; name the folder of a sweep"),
         (["plot", *names, "--out", "figure.pdf"], ".png or .svg"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "equal settings and seed 0"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),

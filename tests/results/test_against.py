@@ -1,0 +1,289 @@
+"""Tables of sweeps: the published values beside ours, and marks of agreement that hand-made rows have to get."""
+
+import io
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flsim.results import formats, seeds_table, shown, tables
+from flsim.results.against import AGAINST, against, agreements
+from flsim.results.published import matching, published_rows
+from flsim.results.store import RunResults, read_run
+
+MakeRun = Callable[..., Path]
+Row = Mapping[str, object]
+HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
+
+
+def paper(table: str, **keys: object) -> Row:
+    row = matching(published_rows("thakkar2020.csv", table), keys)
+    assert row is not None
+    return row
+
+
+def fedavg(world: str, size: int) -> Row:
+    return paper("1", data=world, optimizer="FedAvg", batch_size=size)
+
+
+def of_ninety(count: int) -> list[float]:
+    return [float(index < count) for index in range(90)]
+
+
+@pytest.fixture
+def make(make_run: MakeRun) -> Callable[..., RunResults]:
+    """A run of 90 canaries with so many memorized."""
+
+    def run(name: str, rs: int, bs: int | None = None, bits: float = 5.0, **about: object) -> RunResults:
+        measured: dict[str, Sequence[float] | float] = {"rs": of_ninety(rs), "exposure": [bits] * 90}
+        measured |= {"accuracy": 0.2, "perplexity": 70.0} | ({} if bs is None else {"bs": of_ninety(bs)})
+        extra = about.pop("measured", {})
+        assert isinstance(extra, dict)
+        return read_run(make_run({10: measured | extra}, name=name, copies=10, **{"setting": name, **about}))
+
+    return run
+
+
+@pytest.fixture
+def four(make: Callable[..., RunResults]) -> dict[RunResults, Row]:
+    """Two sizes of cohort in both worlds; the paper has RS 66, 21, 69, 23 and BS 56, 0, 58, 1."""
+    return {
+        make("IID, FedAvg, b_u=4", 60, 20): fedavg("IID", 500),
+        make("Non-IID, FedAvg, b_u=4", 40, 0): fedavg("Non-IID", 500),
+        make("IID, FedAvg, b_u=8", 69, 20): fedavg("IID", 1000),
+        make("Non-IID, FedAvg, b_u=8", 10, 20): fedavg("Non-IID", 1000),
+    }
+
+
+def test_published_values_are_beside_ours(four: dict[RunResults, Row]) -> None:
+    table = tables.memorization_table(list(four), published=four)
+    assert table["published_rs"].tolist() == [66, 21, 69, 23]
+    assert table["published_bs_lowest"].tolist() == ["1/50K, 10%", "-", "1/50K, 10%", "1/5K, 100%"]
+    assert table["published_accuracy"].tolist() == [0.246, 0.244, 0.246, 0.243]
+    assert set(table["published_setting"]) == {
+        "FedAvg, users, batch_size 500, 8000 rounds",
+        "FedAvg, users, batch_size 1000, 8000 rounds",
+    }
+    assert not {*AGAINST, "published_epsilon", "published_exposure"} & {*table}
+    lines = tables.to_markdown(table).splitlines()
+    assert re.split(r" *\| *", lines[0])[1:7] == ["Setting", "RS %", "CI %", "Paper", "RS lowest", "Paper"]
+    assert re.split(r" *\| *", lines[2])[2:5] == ["66.7", "56-76", "73.3"]
+    pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
+
+
+def test_marks_of_size_and_direction(four: dict[RunResults, Row]) -> None:
+    """RS: all pairs but that of both non-IID rows are as published. 40 of 90 is 34 to 55%, 10 is 5 to 19%.
+
+    BS of the first row: as published above the second (56, 0), tied with the third (58), which counts half, and tied
+    with the fourth (1): 2 of 3. All others the same way.
+    """
+    table = against(tables.memorization_table(list(four), published=four))
+    assert table["rs_size"].tolist() == ["same", "higher", "same", "lower"]
+    assert table["rs_pairs"].tolist() == pytest.approx([1, 2 / 3, 1, 2 / 3])
+    assert table["rs_twin"].tolist() == ["yes"] * 4
+    assert table["bs_pairs"].tolist() == pytest.approx([2 / 3, 1, 2 / 3, 2 / 3])
+    assert table["bs_twin"].tolist() == ["yes", "yes", "tie", "tie"]
+    assert table["bs_size"].tolist() == ["lower", "same", "lower", "higher"]
+    rs, bs = agreements(table)
+    assert (rs.order.agreeing, rs.order.pairs, bs.order.agreeing, bs.order.pairs) == (5, 6, 4.5, 6)
+    text = tables.to_markdown(table)
+    said = " ".join(text.split())
+    assert (
+        "RS, Table 1: 5 of 6 pairs of rows differ in the published direction (tau-b 0.67, p = 0.33); IID less Non-IID "
+        "has the published sign in 2 of 2 twins." in said
+    )
+    assert "in 1 of 2 twins (1 tied)." in said
+    head, _, first, second, _, fourth = (re.split(r" *\| *", line) for line in text.splitlines()[:6])
+    for line, marks in ((first, ["=", "100%", "yes"]), (second, [">", "67%", "yes"]), (fourth, ["<", "67%", "yes"])):
+        assert line[head.index("vs") : head.index("Twin") + 1] == marks
+    for note in (shown.VS, shown.PAIRS, shown.TWIN, shown.PAPER, shown.SHARE_INTERVAL):
+        assert note in said
+    pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
+
+
+def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunResults]) -> None:
+    """The IID row's mean is 30, equal to the other's: a tie, though one seed is above."""
+    published = {
+        make("a", 50, setting="IID, A"): fedavg("IID", 500),
+        make("b", 10, setting="IID, A"): fedavg("IID", 500),
+        make("c", 30): fedavg("Non-IID", 500),
+    }
+    table = against(tables.memorization_table(list(published), published=published))
+    assert (agreements(table)[0].order.pairs, agreements(table)[0].order.agreeing) == (1, 0.5)
+    assert table["rs_twin"].tolist() == ["tie"] * 3
+    assert table["rs_size"].tolist() == ["lower", "lower", "higher"]
+
+
+def test_what_has_no_result_or_no_published_row_is_not_judged(
+    four: dict[RunResults, Row], make: Callable[..., RunResults]
+) -> None:
+    wild, other = make("wild", 90, 90, status="diverged"), make("other", 0, 0)
+    runs = [*four, wild, other]
+    table = against(tables.memorization_table(runs, published=four | {wild: fedavg("IID", 2000)}))
+    alone = against(tables.memorization_table(list(four), published=four))
+    assert table["rs_pairs"].tolist()[:4] == alone["rs_pairs"].tolist()
+    assert table.loc[4:, [name for name in AGAINST if name in table]].isna().all(axis=None)
+    assert [str(each) for each in agreements(table)] == [str(each) for each in agreements(alone)]
+    assert "published_rs" in table
+    nothing = against(tables.memorization_table([other]))
+    assert not {*AGAINST} & {*nothing}
+    assert agreements(nothing) == []
+
+
+def test_rows_of_two_published_tables_are_not_pairs(make: Callable[..., RunResults]) -> None:
+    """Both rows of each table have the published order; across tables they have not."""
+    published = {
+        make("a", 80): fedavg("IID", 500),
+        make("b", 70): fedavg("Non-IID", 500),
+        make("c", 20): paper("3", data="IID", optimizer="Adam"),
+        make("d", 10): paper("3", data="Non-IID", optimizer="Adam"),
+    }
+    table = against(tables.memorization_table(list(published), published=published))
+    assert [(each.table, each.order.pairs, each.order.agreeing) for each in agreements(table)] == [
+        ("1", 1, 1),
+        ("3", 1, 1),
+    ]
+
+
+def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., RunResults]) -> None:
+    """Exposures over the whole space where all runs have them; else among references."""
+    rows = published_rows("carlini2018.csv", "2")[:3]  # 1.7, 4.3, 6.9 bits
+    spaces = [9.0, 8.0, 7.0]
+    runs = [
+        make(f"run-{index}", 9, bits=5.0 + index, measured={"space_exposure": [space] * 90})
+        for index, space in enumerate(spaces)
+    ]
+    table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
+    assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
+    assert agreements(table)[0].order.agreeing == 0
+    shown_ = tables.to_markdown(table, 200).splitlines()[0]
+    assert re.split(r" *\| *", shown_)[8:13] == ["Bits", "CI", "Space", "Paper", "Pairs"]
+    without = make("without", 9, bits=9.0)
+    published = dict(zip([*runs[:2], without], rows, strict=True))
+    assert agreements(tables.memorization_table(list(published), published=published))[0].order.agreeing == 3
+
+
+def test_extracted_secrets_are_held_against_beam_search(make: Callable[..., RunResults]) -> None:
+    rows = published_rows("carlini2018.csv", "4")[:3]  # 80, 11, 2 %
+    runs = [make(f"run-{index}", rs, bs) for index, (rs, bs) in enumerate([(10, 9), (20, 6), (30, 3)])]
+    table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
+    assert {name for name in AGAINST if name in table} == {"extracted_pairs"}
+    assert table["extracted_pairs"].tolist() == [1, 1, 1]
+    head, _, first, *_ = (re.split(r" *\| *", line) for line in tables.to_markdown(table, 200).splitlines())
+    assert head.count("Paper") == head.count("Pairs") == 1
+    assert first[head.index("BS %") : head.index("Pairs") + 1] == ["10.0", "5-18", "80.0", "100%"]
+
+
+def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None:
+    """30 and 60 of 90 are 90 of 180, whose exact interval is that of one run of 180 canaries."""
+    runs = [make(f"r{seed}", count, seed=seed, series="s") for seed, count in enumerate((30, 60))]
+    table = against(seeds_table.seeds_table(runs, published=dict.fromkeys(runs, fedavg("IID", 500))))
+    low, high = table["rs_share_low"].item(), table["rs_share_high"].item()
+    assert (low, high) == pytest.approx((0.4247, 0.5753), abs=1e-4)
+    assert (table["published_rs"].item(), table["rs_size"].item()) == (66, "lower")
+    assert "43-57" not in seeds_table.to_markdown(table)
+    assert "42-58" in seeds_table.to_markdown(table)
+    assert "Lowest" not in seeds_table.to_markdown(table)
+
+
+PRIVATE = {"epsilon paper": 18.77, "epsilon replace-one-rdp": 152.8, "delta": 1e-7}
+
+
+def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Callable[..., RunResults]) -> None:
+    runs = [
+        make(f"r{seed}", 3, seed=seed, series="s", measured=measured)
+        for seed, measured in enumerate(
+            (
+                {**PRIVATE, "space_exposure": [10.0] * 90},
+                {**PRIVATE, "epsilon replace-one-rdp": 160.0, "delta": 2e-7, "space_exposure": [12.0] * 90},
+            )
+        )
+    ]
+    row = seeds_table.seeds_table(runs).iloc[0]
+    assert [row[name] for name in ("epsilon_paper", "epsilon_sound", "sound_convention", "delta")] == [
+        18.77,
+        160.0,
+        "replace-one-rdp",
+        2e-7,
+    ]
+    assert row["mean_space_exposure"] == 11
+    # Student's t at 97.5% with one degree of freedom is 12.706; the means deviate by sqrt(2), theirs by 1.
+    assert 11 - row["space_seeds_low"] == pytest.approx(12.706, abs=1e-3)
+    text = seeds_table.to_markdown(seeds_table.seeds_table(runs))
+    assert "18.8/160" in text
+    assert "replace-one-rdp" in text
+    partly = [*runs, make("r2", 3, seed=2, series="s")]
+    assert not {"epsilon_sound", "mean_space_exposure"} & {*seeds_table.seeds_table(partly)}
+
+
+@pytest.fixture
+def everything(make: Callable[..., RunResults]) -> dict[RunResults, Row]:
+    """Runs with every kind of column, and names that LaTeX would obey or does not know."""
+    dp = paper("2", data="IID", optimizer="DP-FedAvg", budget="10 epochs")
+    secret = published_rows("carlini2018.csv", "7")[0]
+    common = {"series": "s", "seed": 0, "rounds_per_epoch": 1.0}
+    measured = PRIVATE | {"space_exposure": [7.0] * 90, "references": 10_000.0}
+    return {
+        make("dp-fedavg-iid-cohort16-seed0", 20, 3, setting=HOSTILE, measured=measured, **common): dp,
+        make(
+            "b%_$#&{}~^", 30, 4, setting=HOSTILE, measured={"record epsilon poisson-rdp": 2.5, "record delta": 1e-5}
+        ): secret,
+        make("[c]", 9, 4, setting="[c]", status="failed", reason=HOSTILE): published_rows("carlini2018.csv", "4")[1],
+        make("d", 40, 5, setting="IID, FedAvg, b_u=16"): fedavg("IID", 500),
+        make("e", 10, 5, setting="Non-IID, FedAvg, b_u=16"): fedavg("Non-IID", 500),
+    }
+
+
+def frames(published: dict[RunResults, Row]) -> list[tuple[pd.DataFrame, str]]:
+    """Both tables of the runs, and each as LaTeX."""
+    runs = against(tables.memorization_table(list(published), published=published))
+    seeds = against(seeds_table.seeds_table(list(published), published=published))
+    return [(runs, tables.to_latex(runs)), (seeds, seeds_table.to_latex(seeds))]
+
+
+def compiled(bodies: list[str], folder: Path) -> str:
+    """What pdflatex says of tables that are pasted into an article."""
+    preamble = "\\documentclass{article}\n\\usepackage[margin=1in]{geometry}\n\\usepackage{booktabs}\n"
+    pages = "\\newpage\n".join(f"\\noindent\\small\n{body}" for body in bodies)
+    (folder / "table.tex").write_text(f"{preamble}\\begin{{document}}\n{pages}\\end{{document}}\n", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles_with_every_kind_of_column(everything: dict[RunResults, Row], tmp_path: Path) -> None:
+    both = frames(everything)
+    assert {*tables.TYPES} - {*both[0][0]} == {"extracted_pairs", "exposure_pairs"} | {
+        name for name in AGAINST if name.startswith(("extracted", "exposure")) and name.endswith("twin")
+    }
+    compiled([text for _, text in both], tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_of_a_sweep_fits_a_page(four: dict[RunResults, Row], tmp_path: Path) -> None:
+    assert "Overfull" not in compiled([text for _, text in frames(four)], tmp_path)
+
+
+def test_markdown_of_everything_fits_the_terminal(everything: dict[RunResults, Row]) -> None:
+    """Long settings and names are in a list above, by the rows' numbers."""
+    table = frames(everything)[0][0]
+    lines = tables.to_markdown(table).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines[: lines.index("")]).count("(dp-fedavg-iid-cohort16-seed0)") == 1
+    assert re.split(r" *\| *", lines[lines.index("") + 1])[1:3] == ["Row", "Round"]
+    assert lines[lines.index("") + 3].split("|")[1].strip() == "1"
+
+
+def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults, Row], tmp_path: Path) -> None:
+    for (table, _), kind in zip(frames(everything), (tables, seeds_table), strict=True):
+        pd.testing.assert_frame_equal(kind.from_csv(formats.to_csv(table)), table, check_exact=True)
+        formats.write_parquet(table, tmp_path / "table.parquet")
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
+        plain = pd.read_csv(io.StringIO(formats.to_csv(table)))
+        assert list(plain.columns) == list(table.columns)

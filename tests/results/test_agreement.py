@@ -1,0 +1,85 @@
+"""Agreement with published values, against definitions: exact intervals, pairs counted one by one, all permutations."""
+
+import math
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from flsim.results.agreement import order, share_interval, size
+
+CANARIES = 48
+VALUES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("memorized", [1, 7, 24, 47])
+def test_the_interval_ends_where_what_was_found_becomes_unlikely(memorized: int) -> None:
+    """Clopper-Pearson: at each end, the odds of as many or more, or as many or fewer, are 2.5%."""
+    low, high = share_interval(memorized, CANARIES)
+    assert stats.binom.sf(memorized - 1, CANARIES, low) == pytest.approx(0.025)
+    assert stats.binom.cdf(memorized, CANARIES, high) == pytest.approx(0.025)
+
+
+def test_none_and_all_have_closed_forms() -> None:
+    """Of none, (1 - high)^n = 2.5%."""
+    assert share_interval(0, CANARIES) == pytest.approx((0, 1 - 0.025 ** (1 / CANARIES)))
+    assert share_interval(CANARIES, CANARIES) == pytest.approx((0.025 ** (1 / CANARIES), 1))
+
+
+def test_the_interval_covers_whatever_the_true_share() -> None:
+    """Not simulated: the odds of each count, summed over those whose interval holds the share."""
+    intervals = [share_interval(count, CANARIES) for count in range(CANARIES + 1)]
+    for share in np.linspace(0.01, 0.99, 99):
+        odds = stats.binom.pmf(range(CANARIES + 1), CANARIES, share)
+        assert sum(each for each, (low, high) in zip(odds, intervals, strict=True) if low <= share <= high) >= 0.95
+
+
+def test_size_is_where_the_published_share_lies() -> None:
+    low, high = share_interval(20, CANARIES)  # 41.7%: 27.6 to 56.8
+    found = [size(low, high, published) for published in (0.2, low, 0.4, high, 0.6)]
+    assert found == ["higher", "same", "same", "same", "lower"]
+
+
+@settings(deadline=None)  # the machine's load is not the test's matter
+@given(VALUES)
+def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
+    """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
+    ours, theirs = zip(*values, strict=True)
+    found = order(ours, theirs)
+    half = {True: 1.0, False: 0.0}
+    pairs: list[tuple[int, int, float]] = []
+    for i, j in combinations(range(len(values)), 2):
+        a, b = ours[i] - ours[j], theirs[i] - theirs[j]
+        if b:
+            pairs.append((i, j, 0.5 if a == 0 else half[(a > 0) == (b > 0)]))
+    assert found.pairs == len(pairs)
+    assert found.agreeing == sum(agrees for *_, agrees in pairs)
+    for row, share in enumerate(found.of_rows):
+        of_row = [agrees for i, j, agrees in pairs if row in (i, j)]
+        assert share == pytest.approx(sum(of_row) / len(of_row)) if of_row else math.isnan(share)
+    concordant = sum(agrees == 1 for *_, agrees in pairs) - sum(agrees == 0 for *_, agrees in pairs)
+    untied = sum(ours[i] != ours[j] for i, j in combinations(range(len(values)), 2))
+    if pairs and untied:
+        assert found.tau == pytest.approx(concordant / math.sqrt(len(pairs) * untied))
+        assert 0 <= found.p <= 1
+    else:
+        assert math.isnan(found.tau)
+        assert math.isnan(found.p)
+
+
+def test_p_is_the_share_of_orders_as_far_from_none() -> None:
+    """Without ties exact: of all 120 orders of five rows those with a tau as large."""
+    ours = [3.0, 1.0, 2.0, 5.0, 4.0]
+    found = order(ours, range(5))
+    taus = [order(other, range(5)).tau for other in permutations(range(5))]
+    assert found.p == pytest.approx(np.mean([abs(tau) >= abs(found.tau) - 1e-9 for tau in taus]))
+
+
+def test_the_published_order_agrees_and_its_reverse_does_not() -> None:
+    theirs = [9, 3, 3, 0]
+    assert order(theirs, theirs).agreeing == order(theirs, theirs).pairs == 5
+    assert order([-value for value in theirs], theirs).agreeing == 0
+    assert order([1, 1, 1, 1], theirs).agreeing == 2.5

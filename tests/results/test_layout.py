@@ -1,0 +1,91 @@
+"""Columns side by side: nothing is lost, nothing is wider than asked, and rows keep what they are about."""
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flsim.results.layout import Column, latex, markdown
+
+WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[list[Column], list[list[Column]]]:
+    """One or two labels of up to 60 characters, and units of up to four columns with cells of their own."""
+    rows = draw(st.integers(1, 3))
+    labels = [
+        Column(f"L{index}", [draw(WORDS) or "-" for _ in range(rows)], is_number=False)
+        for index in range(draw(st.integers(1, 2)))
+    ]
+    units = []
+    for unit in range(draw(st.integers(1, 6))):
+        columns = draw(st.integers(1, 4))
+        extra = draw(st.booleans())
+        units.append(
+            [
+                Column(
+                    f"U{unit}C{column}",
+                    [f"{unit}.{column}.{row}" for row in range(rows)],
+                    is_extra=extra and column > 0,
+                )
+                for column in range(columns)
+            ]
+        )
+    return labels, units
+
+
+@settings(deadline=None, max_examples=200)  # the machine's load is not the test's matter
+@given(layouts(), st.integers(60, 120))
+def test_all_is_shown_once_within_the_width(layout: tuple[list[Column], list[list[Column]]], width: int) -> None:
+    labels, units = layout
+    text = markdown(labels, units, width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    parts = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in part] for part in parts]
+    headings = [heading for part in cells for heading in part[0]]
+    needed = [column.heading for unit in units for column in unit if not column.is_extra]
+    extra = [column.heading for unit in units for column in unit if column.is_extra]
+    assert [heading for heading in headings if heading in needed] == needed
+    found = [heading for heading in headings if heading in extra]
+    assert found in ([], extra)
+    assert found == extra or len(parts) == 1  # left out only for one table
+    for part in cells:
+        for row, line in enumerate(part[2:]):
+            for heading, cell in zip(part[0], line, strict=True):
+                if heading.startswith("U"):
+                    assert cell == f"{heading[1]}.{heading[3]}.{row}"
+        has_numbers = part[0][0] == "Row"
+        for row, line in enumerate(part[2:]):
+            assert line[0] == (str(row + 1) if has_numbers else labels[0].cells[row])
+    if cells[0][0][0] == "Row":
+        listed = " ".join(lines[: lines.index("")])
+        for row, words in enumerate(zip(*(label.cells for label in labels), strict=True), 1):
+            assert f"{row}. {' '.join(words[0].split())}" in listed
+
+
+def test_notes_are_said_once_and_in_latex_as_comments() -> None:
+    columns = [Column("A", ["1"], note="A: a number."), Column("B", ["2"], note="A: a number."), Column("C", ["3"])]
+    labels = [Column("Setting", ["x"], is_number=False)]
+    assert markdown(labels, [columns], "More.\n").endswith("|\n\nA: a number.\nMore.\n")
+    assert latex(labels, [columns], "More.\n").startswith(
+        "% needs \\usepackage{booktabs}\n% A: a number.\n% More.\n\\begin{tabular}{lrrr}\n"
+    )
+
+
+def test_latex_says_words_of_numbered_rows_in_a_table_of_their_own() -> None:
+    labels = [Column("Setting", ["w" * 95, "v"], is_number=False)]
+    text = latex(labels, [[Column("A", ["1", "2"])], [Column("B", ["3", "4"])]])
+    first, second = re.findall(r"\\midrule\n(.*?)\\bottomrule", text, re.DOTALL)
+    assert first == f"1 & {'w' * 95} \\\\\n2 & v \\\\\n"
+    assert second == "1 & 1 & 3 \\\\\n2 & 2 & 4 \\\\\n"
+
+
+def test_a_row_cannot_begin_with_an_argument_of_the_one_before() -> None:
+    """`\\\\[...]` and `\\\\*` would take what follows as theirs; letters that not every LaTeX has are numbers."""
+    labels = [Column("Setting", ["[1pt]", "*", "é漢 a--b"], is_number=False)]
+    text = latex(labels, [[Column("A", ["1", "2", "3"])]])
+    assert "{[}1pt] & 1" in text
+    assert "{*} & 2" in text
+    assert "é{[}U+6F22] a-{}-b & 3" in text
