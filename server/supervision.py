@@ -14,6 +14,7 @@ from flsim.progress import progress, say
 from flsim.results.evaluations import Evaluation, failures
 from flsim.results.store import read_run
 from flsim.runs import Run
+from flsim.tracking import tracking
 
 
 class Evaluations:
@@ -125,25 +126,26 @@ def supervised(
     evaluations = Evaluations(run, service)
     newest = checkpoint.latest(run.path / "checkpoints")
     run.forget_rounds_after(checkpoint.round_of(newest) if newest else 0)
-    try:
-        evaluations.submit_unevaluated()
-        yield evaluations
-        evaluations.finish()
-    except Diverged as error:
-        evaluations.wait()  # what was good before still counts
-        newest = checkpoint.latest(run.path / "checkpoints")
-        reason = f"{error}; last good checkpoint: {newest or 'none'}"
-        run.mark("diverged", reason)
-        raise Diverged(reason) from error
-    except BaseException as error:
-        run.mark("failed", "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error))
-        raise
-    finally:
-        if shared:
-            service.forget(run.path.resolve())
-        else:
-            service.close()
-    run.mark("completed")
+    with tracking(run.path, run.config.system.tracking, run.parameters):
+        try:
+            evaluations.submit_unevaluated()
+            yield evaluations
+            evaluations.finish()
+        except Diverged as error:
+            evaluations.wait()  # what was good before still counts
+            newest = checkpoint.latest(run.path / "checkpoints")
+            reason = f"{error}; last good checkpoint: {newest or 'none'}"
+            run.mark("diverged", reason)
+            raise Diverged(reason) from error
+        except BaseException as error:
+            run.mark("failed", "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error))
+            raise
+        finally:
+            if shared:
+                service.forget(run.path.resolve())
+            else:
+                service.close()
+        run.mark("completed")
 
 
 def _service_of(run: Run, num_gpus: float) -> EvaluationService:

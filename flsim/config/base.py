@@ -18,6 +18,7 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
 from flsim.sampling import Sampler
+from flsim.tracking import Kind
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
 # digest that it was started with.
@@ -80,12 +81,14 @@ class CommonSystemHParams:
             three times, and recorded as failed.
         checkpoint_every: rounds (of central training, steps) between two checkpoints; only the newest and the evaluated
             ones are kept.
+        tracking: who is told of rounds and evaluations: any of "tensorboard", "mlflow", "wandb"; see `flsim.tracking`.
     """
 
     evaluators: int = 1
     gpus_for_evaluation: float | None = None
     evaluation_deadline: float = 6 * 3600.0
     checkpoint_every: int = 10
+    tracking: tuple[Kind, ...] = ("tensorboard",)
 
     def __post_init__(self) -> None:
         at_least_one(checkpoint_every=self.checkpoint_every, evaluators=self.evaluators)

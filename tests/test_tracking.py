@@ -1,0 +1,324 @@
+"""What trackers keep, read back from their files, is what rounds.jsonl and rows say, whatever is killed or fails."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import PRIVATE, Experiment
+
+from flsim import checkpoint, config
+from flsim.errors import InputError
+from flsim.evaluation.service import EvaluationService
+from flsim.federated import ServerState
+from flsim.measuring import evaluate_checkpoint
+from flsim.results.store import read_run
+from flsim.results.tables import memorization_table
+from flsim.runs import Run
+from flsim.tracking import News, flat
+from server import steps
+from server.supervision import supervised
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
+ALL = ("tensorboard", "mlflow", "wandb")
+FOLDERS = set(ALL)
+Scalars = dict[str, dict[int, list[float]]]  # tag -> round -> values, each as often as it is there
+WAIT = 60.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_", "WANDB_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("NETRC", str(tmp_path / "nobody"))
+
+
+@pytest.fixture
+def make(experiment: Experiment) -> Callable[..., Run]:
+    """A run of 8 rounds, saved at every second and evaluated at every fourth."""
+
+    def make(name: str, kinds: tuple[str, ...] = ALL, *overrides: str) -> Run:
+        changed = ("training.rounds=8", "evaluation.every=4", "system.checkpoint_every=2", *overrides)
+        settings = config.load(experiment.config, (*changed, f"system.tracking={list(kinds)}"))
+        return Run.create(settings, experiment.folder / name)
+
+    return make
+
+
+def line_of(round_: int) -> dict[str, Any]:
+    spent = {"paper": round_ / 7, "replace-one-rdp": 2.0 * round_} if round_ % 4 == 0 else None
+    return {"round": round_, "loss": 1 / round_, "users": 6, "clip": None, "epsilon": spent, "seconds": 0.5}
+
+
+def simulate(run: Run, last: int = 8, after: Callable[[int], None] = lambda _: None) -> None:
+    """Rounds from the newest checkpoint on, as the server writes them, but without clients; Ray is not needed."""
+    with supervised(run, service=EvaluationService(evaluate_checkpoint)):
+        state = run.latest_state()
+        assert isinstance(state, ServerState)
+        for round_ in range(state.round + 1, last + 1):
+            run.log_round(**line_of(round_), workers=["node/1"])
+            if run.is_saved_at(round_):
+                path = run.save(replace(state, round=round_))
+                if run.is_evaluated_at(round_):
+                    evaluate_checkpoint(run.path, path)
+            after(round_)
+
+
+def simulate_and_die(path: Path) -> None:
+    """Killed once everything of round 7 is told, which is after the newest checkpoint."""
+
+    def after(round_: int) -> None:
+        if round_ == 7:
+            wait_until(lambda: "train 7" in told(path) and 7 in of_tensorboard(path).get("train/seconds", {}))
+            wait_until(lambda: 7 in of_mlflow(path).get("train/seconds", {}))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    simulate(Run.open(path), after=after)
+
+
+def told(run: Path) -> list[str]:
+    path = run / "wandb" / "told"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def expected(run: Path) -> dict[str, dict[int, float]]:
+    """What rounds.jsonl and rows say, rows by way of the table."""
+    found: dict[str, dict[int, float]] = {}
+    for text in (run / "rounds.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        for name, value in flat(line, " "):
+            if name not in ("round", "workers"):
+                found.setdefault(f"train/{name}", {})[line["round"]] = value
+        what = "users" if "users" in line else "records"
+        found.setdefault(f"train/{what} per second", {})[line["round"]] = line[what] / line["seconds"]
+    results = read_run(run)
+    for round_ in results.evaluated:
+        row = memorization_table([results], round_).iloc[0]
+        names = {"rs": "rs", "bs": "bs", "mean_exposure": "mean exposure", "epsilon_sound": "epsilon poisson-rdp"}
+        names |= {name: name for name in ("accuracy", "perplexity", "references", "delta")}
+        for column, name in names.items():
+            if column in row:
+                found.setdefault(f"eval/{name}", {})[round_] = float(row[column])
+    return found
+
+
+def of_tensorboard(run: Path) -> Scalars:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: Scalars = {}
+    if (run / "tensorboard").exists():
+        events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+        for tag in events.Tags()["scalars"]:
+            for each in events.Scalars(tag):
+                found.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
+    return found
+
+
+def of_mlflow(run: Path) -> Scalars:
+    from mlflow import MlflowClient
+
+    found: Scalars = {}
+    if (run / "mlflow" / "run_id").exists():
+        client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
+        known = client.get_run((run / "mlflow" / "run_id").read_text())
+        for tag in known.data.metrics:
+            for each in client.get_metric_history(known.info.run_id, tag):
+                found.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
+    return found
+
+
+def of_wandb(run: Path) -> Scalars:
+    """The history in the one folder that would be synchronized."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found: Scalars = {}
+    folders = list((run / "wandb").glob("offline-run-*"))
+    for record in records(next(folders[0].glob("*.wandb"))) if folders else ():
+        history = Record.FromString(record).history
+        items = {(each.key or ".".join(each.nested_key)): json.loads(each.value_json) for each in history.item}
+        for tag, value in items.items():
+            if "/" in tag:
+                found.setdefault(tag, {}).setdefault(items["round"], []).append(float(value))
+    assert len(folders) <= 1
+    return found
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """Of a LevelDB log: blocks of 32 KiB, of chunks with a header of checksum, length and type."""
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 2**15 - at % 2**15 < 7:
+            at += 2**15 - at % 2**15
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if not kind:  # not written yet
+            return
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # the whole, or the last part
+            yield whole
+            whole = b""
+
+
+def assert_says(run: Path, kinds: Sequence[str] = ALL) -> None:
+    """Each tracker has each number, once; TensorBoard's are of single precision."""
+    truth = expected(run)
+    readers = {"tensorboard": of_tensorboard, "mlflow": of_mlflow, "wandb": of_wandb}
+    for kind in kinds:
+        found = readers[kind](run)
+        assert truth.keys() <= found.keys(), kind
+        for tag, by_round in truth.items():
+            assert {round_: len(values) for round_, values in found[tag].items()} == dict.fromkeys(by_round, 1), tag
+            for round_, value in by_round.items():
+                kept = np.float32(value) if kind == "tensorboard" else value
+                assert found[tag][round_] == [kept], (kind, tag, round_)
+
+
+def test_a_private_run_in_a_real_process_is_told_to_all_three_and_quietly(experiment: Experiment) -> None:
+    from mlflow import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = (*PRIVATE, f"system.tracking={list(ALL)}")
+    overrides = [part for text in settings for part in ("--set", text)]
+    done = experiment.flsim("run", experiment.config, "--out", "run", *overrides)
+    run = experiment.folder / "run"
+    assert_says(run)
+    assert "train/epsilon poisson-rdp" in expected(run)
+    assert {line.partition(":")[0] for line in done.stderr.splitlines()} <= {"run", "4 rounds will spend"}
+    assert "tracking by" not in done.stderr
+    assert done.stdout.startswith("|Setting")
+    client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
+    about = client.get_run((run / "mlflow" / "run_id").read_text())
+    assert (about.info.status, about.data.params["training.cohort"]) == ("FINISHED", "6")
+    assert about.data.params.keys() == Run.open(run).parameters.keys()
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+    (text,) = events.Tensors("settings/text_summary")
+    assert b"| `training.cohort` | 6 |" in text.tensor_proto.string_val[0]
+
+
+def test_a_killed_run_that_goes_on_longer_is_told_once(make: Callable[..., Run]) -> None:
+    from mlflow import MlflowClient
+
+    broken, whole = make("broken"), make("whole", ("tensorboard",), "training.rounds=12")
+    code = f"from pathlib import Path; import test_tracking; test_tracking.simulate_and_die(Path({str(broken.path)!r}))"
+    died = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    newest = checkpoint.latest(broken.path / "checkpoints")
+    assert newest is not None
+    assert checkpoint.round_of(newest) == 6
+    longer = Run.reopen(replace(broken.federated, training=whole.federated.training), broken.path)
+    for run in (longer, whole):
+        simulate(run, last=12)
+    assert_says(broken.path)
+    assert of_tensorboard(broken.path) == of_tensorboard(whole.path)
+    assert sorted(expected(broken.path)["train/loss"]) == list(range(1, 13))
+    assert sorted(expected(broken.path)["eval/perplexity"]) == [4, 8, 12]
+    client = MlflowClient(tracking_uri=f"sqlite:///{broken.path / 'mlflow' / 'mlflow.db'}")
+    about = client.get_run((broken.path / "mlflow" / "run_id").read_text()).data
+    assert about.params["training.rounds"] == "8"  # a parameter of MLflow's cannot change
+    assert about.tags["resumed with training.rounds"] == "12"
+
+
+def test_steps_of_central_training_are_told_as_they_are_saved(experiment: Experiment) -> None:
+    experiment.config.write_text(experiment.config.read_text().partition("[training]")[0])
+    central = ("training.kind=central", "training.steps=20", "training.batch_size=9", "evaluation.references=100")
+    settings = config.load(experiment.config, (*central, "evaluation.every=10", "system.checkpoint_every=7"))
+    run = Run.create(settings, experiment.folder / "central")
+    with supervised(run, service=EvaluationService(evaluate_checkpoint)):
+        for news in steps.train(run.path, gpus=0.0):
+            if news.saved and run.is_evaluated_at(news.step):
+                evaluate_checkpoint(run.path, run.path / "checkpoints" / checkpoint.checkpoint_name(news.step))
+    assert_says(run.path, ("tensorboard",))
+    assert sorted(expected(run.path)["train/records per second"]) == [7, 10, 14, 20]
+
+
+def test_who_asks_for_none_gets_none(make: Callable[..., Run]) -> None:
+    run = make("run", ())
+    simulate(run)
+    assert not FOLDERS & {path.name for path in run.path.iterdir()}
+
+
+def test_tensorboard_is_the_default_and_no_part_of_a_digest(experiment: Experiment) -> None:
+    settings = config.load(experiment.config)
+    assert settings.system.tracking == ("tensorboard",)
+    assert settings.digest == config.load(experiment.config, ["system.tracking=[]"]).digest
+    with pytest.raises(InputError, match=r"system\.tracking\.0: Input should be 'tensorboard', 'mlflow' or 'wandb'"):
+        config.load(experiment.config, ["system.tracking=['comet']"])
+
+
+def test_trackers_that_fail_at_the_start_stop_nothing(
+    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make("run")
+    (run.path / "tensorboard").write_text("a file where a folder should be")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    simulate(run)
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if "goes on without tracking by" in line]
+    assert sorted(line.split()[6].strip(",") for line in lines) == sorted(ALL)
+    assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
+
+
+def test_a_tracker_that_fails_on_the_way_is_said_once_and_told_no_more(
+    make: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make("run", ("tensorboard", "wandb"))
+
+    def after(round_: int) -> None:
+        if round_ == 4:
+            wait_until(lambda: "eval 4" in told(run.path))
+            (run.path / "wandb" / "told").unlink()
+            (run.path / "wandb" / "told").mkdir()
+
+    simulate(run, after=after)
+    assert capsys.readouterr().err.count("run: goes on without tracking by wandb, which failed: ") == 1
+    assert sorted(of_tensorboard(run.path)["train/loss"]) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_package_that_is_missing_is_said_before_anything_is_made(
+    make: Callable[..., Run], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, kind, None)
+    package = kind if kind == "tensorboard" else rf"'flsim-memorization\[{kind}\]'"
+    with pytest.raises(InputError, match=rf'^system\.tracking: "{kind}" needs .*; pip install {package}, or leave it'):
+        make("run", (kind,))
+    assert not (tmp_path / "run").exists()
+
+
+def test_news_are_each_round_once_also_where_it_is_trained_again(make: Callable[..., Run]) -> None:
+    """And no line before it is whole."""
+    run = make("run", ())
+    news = News(run.path)
+    assert not list(news.take())
+    for round_ in (1, 2, 3):
+        run.log_round(**line_of(round_))
+    with (run.path / "rounds.jsonl").open("a") as log:
+        log.write('{"round": 4, "lo')
+    assert [round_ for _, round_ in news.take()] == [1, 2, 3]
+    run.forget_rounds_after(1)
+    for round_ in (2, 3, 4):
+        run.log_round(**line_of(round_))
+    assert [(values["train/loss"], round_) for values, round_ in news.take()] == [(0.25, 4)]
+    assert not list(news.take())
