@@ -110,11 +110,9 @@ def _compared(
     if len(pairs) > 1:
         over = paired_over_seeds(a, b, round, epoch)
         row |= {"mean_difference": over.mean_difference, "ci_low": over.ci_low, "ci_high": over.ci_high, "p": over.p}
-        for metric in ("rs", "bs"):
-            counts = counts_over_seeds(a, b, metric, round, epoch)
-            if counts is not None:
-                row |= {f"{metric}_a": counts.a, f"{metric}_b": counts.b, f"{metric}_p": counts.p}
-                row |= {f"{metric}_low": counts.ci_low, f"{metric}_high": counts.ci_high}
+        for metric, counts in counts_over_seeds(a, b, round, epoch).items():
+            row |= {f"{metric}_a": counts.a, f"{metric}_b": counts.b, f"{metric}_p": counts.p}
+            row |= {f"{metric}_low": counts.ci_low, f"{metric}_high": counts.ci_high}
         return row
     _, run_a, run_b = pairs[0]
     one = paired_exposure(run_a, run_b, round, epoch)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flsim.results.compare import counts_of
+from flsim.results.compare import PairedCounts, counts_of
 from flsim.results.inference import sign_flip_p, t_interval
 from flsim.results.pairing import paired_canaries
 from flsim.results.store import RunResults
@@ -34,23 +34,21 @@ class CountsOverSeeds:
 
 
 def counts_over_seeds(
-    a: Sequence[RunResults],
-    b: Sequence[RunResults],
-    metric: str,
-    round: int | None = None,
-    epoch: float | None = None,
-) -> CountsOverSeeds | None:
-    """Compare counts of ``rs`` or ``bs`` of two series, seed by seed; None where it was not measured in all runs.
+    a: Sequence[RunResults], b: Sequence[RunResults], round: int | None = None, epoch: float | None = None
+) -> dict[str, CountsOverSeeds]:
+    """Compare counts of two series, seed by seed: ``rs`` and ``bs``, of which each was measured in all runs.
 
     Seeds are what is independent, not canaries: one model's are memorized or not together.
 
     Raises:
         InputError: as `flsim.results.worlds.paired_over_seeds`.
     """
-    pairs = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs_of_seeds(a, b)]
-    counts = [found for pair in pairs if (found := counts_of(pair.canaries, metric)) is not None]
-    if len(counts) < len(pairs):
-        return None
+    pairs = [paired_canaries(run_a, run_b, round, epoch).canaries for _, run_a, run_b in pairs_of_seeds(a, b)]
+    found = {metric: [counts_of(canaries, metric) for canaries in pairs] for metric in ("rs", "bs")}
+    return {metric: _over([each for each in counts if each]) for metric, counts in found.items() if all(counts)}
+
+
+def _over(counts: Sequence[PairedCounts]) -> CountsOverSeeds:
     differences = np.array([each.a - each.b for each in counts])
     low, high = t_interval(differences.astype(float)) if np.ptp(differences) else (math.nan, math.nan)
     return CountsOverSeeds(
