@@ -1,0 +1,156 @@
+"""How far all runs of a sweep are, on one screen: a table that stays where someone watches, plain lines elsewhere."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flsim.errors import InputError
+from flsim.progress import LINES_EVERY, clock, console, say
+from flsim.results.store import read_run
+from flsim.sweeps.folder import SweepFolder
+
+SHOWN = 16  # runs at most
+TAIL = 4096  # bytes of a log that hold its last line
+
+
+@dataclass(frozen=True)
+class State:
+    """Of a run, now.
+
+    Attributes:
+        status: "waits", "runs", or what run.json says of one that is over.
+        done: share of its rounds, 0 to 1.
+        note: what to say of it.
+    """
+
+    status: str
+    done: float = 0.0
+    note: str = ""
+
+
+def state_of(run: Path, began: float) -> State:
+    """Of a run's folder.
+
+    Args:
+        run: the folder, which may not be there yet.
+        began: when this session began, in seconds since the epoch; a run that was not touched since then waits.
+    """
+    try:
+        about = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return State("waits")
+    if about["status"] in {"completed", "diverged"}:
+        return State(about["status"], 1.0, _found(run))
+    if (run / "run.json").stat().st_mtime < began:
+        return State("waits", note=f"stopped at {about['round']:,}" if about["round"] else "")
+    last = _last_line(run / "rounds.jsonl")
+    done, loss = int(last.get("round", about["round"])), last.get("loss")
+    note = f"{done:,}/{about['rounds']:,}" + (f", loss {loss:.2f}" if loss is not None else "")
+    status = "runs" if about["status"] == "running" else about["status"]
+    return State(status, done / max(about["rounds"], 1), note)
+
+
+class Screen:
+    """Shows runs while they are trained."""
+
+    def __init__(self, folder: SweepFolder, names: Sequence[str], began: float) -> None:
+        self._folder, self._names, self._began = folder, names, began
+        self._said_at = time.monotonic()
+        self._started: set[str] = set()
+        self._live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator["Screen"]:
+        """On a terminal the table stays in place for as long as the block takes."""
+        if not console.is_terminal:
+            yield self
+            return
+        with Live(console=console, refresh_per_second=2, transient=True) as live:
+            self._live = live
+            yield self
+        self._live = None
+
+    def look(self) -> None:
+        """Show how far the runs are."""
+        states = {name: state_of(self._folder.run(name), self._began) for name in self._names}
+        if self._live is not None:
+            self._live.update(self._table(states))
+            return
+        for name in [name for name, state in states.items() if state.status == "runs" and name not in self._started]:
+            self._started.add(name)
+            say(f"{name}: started")
+        if time.monotonic() - self._said_at >= LINES_EVERY:
+            self._said_at = time.monotonic()
+            running = [f"{name} {100 * state.done:.0f}%" for name, state in states.items() if state.status == "runs"]
+            if running:
+                say(f"{self._summary(states)}; {', '.join(running)}")
+
+    def ended(self, name: str, failure: str | None, left: int) -> None:
+        """Say what became of a run."""
+        state = state_of(self._folder.run(name), self._began)
+        over = state.status in {"completed", "diverged"}
+        said = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
+        say(f"{name}: {said} ({left} left)")
+
+    def _summary(self, states: dict[str, State]) -> str:
+        over = sum(state.status in {"completed", "diverged"} for state in states.values())
+        return f"{over} of {len(states)} runs, {clock(time.time() - self._began)}"
+
+    def _table(self, states: dict[str, State]) -> Table:
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
+        table.add_column(width=10)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
+        whole = sum(state.done for state in states.values()) / max(len(states), 1)
+        table.add_row(Text(self._summary(states), style="bold"), _bar(whole), _left(whole, time.time() - self._began))
+        order = {"runs": 0, "failed": 1, "completed": 2, "diverged": 2, "waits": 3}
+        by_need = sorted(states, key=lambda name: order.get(states[name].status, 1))  # stable
+        for name in by_need[:SHOWN]:
+            state = states[name]
+            waits = state.status == "waits"
+            said = f"{state.note}" if state.status in {"runs", "completed"} else f"{state.status} {state.note}"
+            table.add_row(Text(name, style="dim" if waits else ""), _bar(state.done), Text(said.strip()))
+        if len(states) > SHOWN:
+            table.add_row(Text(f"and {len(states) - SHOWN} more", style="dim"))
+        return table
+
+
+def _bar(done: float) -> ProgressBar:
+    return ProgressBar(total=1.0, completed=done, width=10)
+
+
+def _left(done: float, seconds: float) -> Text:
+    return Text(f"about {clock(seconds * (1 - done) / done)} left" if 0.02 < done < 1 else "")
+
+
+def _found(run: Path) -> str:
+    """What a run that is over has found, in a few words."""
+    try:
+        results = read_run(run)
+        if results.status == "diverged":
+            return f"at {results.round:,}"
+        last = results.evaluation()
+        counts = [(results.of_canaries(metric, last) == 1).sum() for metric in ("rs", "bs")]  # type: ignore[union-attr]
+        bits = results.of_canaries("exposure", last)
+        return f"RS {counts[0]} BS {counts[1]}" + ("" if bits is None else f" {bits.mean():.1f} bits")
+    except (InputError, AttributeError):
+        return ""
+
+
+def _last_line(path: Path) -> dict[str, float]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            lines = file.read().splitlines()
+        found: dict[str, float] = json.loads(lines[-1]) if lines else {}
+        return found
+    except (OSError, ValueError):
+        return {}
