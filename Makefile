@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint peers bench clean
+.PHONY: help setup demo test lint tools peers bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -24,6 +24,11 @@ lint: setup      ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+tools:           ## Chromium and LaTeX, which tests of reports and tables use where they are (Debian, as root)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+		chromium texlive-latex-base texlive-latex-recommended
 
 peers: .venv-peers/done ## make .venv-peers with the platforms that are compared with, which need versions of their own
 

@@ -111,7 +111,7 @@ class SweepFolder:
                 "command": command,
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
                 "sessions": known["sessions"] if known else [],
-                "runs": _in_order(runs, planned),
+                "runs": _in_order(runs, definition),
             },
         )
 
@@ -161,7 +161,7 @@ def _entry(run: Planned) -> dict[str, Any]:
     }
 
 
-def _in_order(runs: Mapping[str, Any], planned: Sequence[Planned]) -> list[Any]:
-    """Those that are planned now as they are planned, then what earlier calls added."""
-    now = [each.name for each in planned]
-    return [runs[name] for name in [*now, *(name for name in runs if name not in now)]]
+def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:
+    """Grid by grid; within a grid in the order in which they were first planned."""
+    grids = [grid.name for grid in definition.grids]
+    return sorted(runs.values(), key=lambda run: grids.index(run["grid"]))
