@@ -221,7 +221,6 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         *shown.exposures(table),
     ]
     memorized = [unit for metric in ("rs", "bs") for unit in shown.memorized(table, metric, "{}")]
-    units = [*memorized, bits, *shown.utility(table), *shown.epsilons(table)]
-    if unfinished:
-        units.append([Column("Status", text_of(table["status"]), is_number=False)])
+    status = [[Column("Status", text_of(table["status"]), is_number=False)]] if unfinished else []
+    units = [*status, *memorized, bits, *shown.utility(table), *shown.epsilons(table)]
     return labels + shown.progress(table, unfinished)[0], units

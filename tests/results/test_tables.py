@@ -211,13 +211,13 @@ def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
     assert not any((folder / "checkpoints").exists() for folder in folders)
     head, _, *lines = tables.to_markdown(memorization_table(runs)).splitlines()[:7]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
-    assert [(line[0], line[1], line[2], line[-1]) for line in cells] == [
-        ("Setting", "Round", "RS /9", "Status"),
-        ("A", "20", "1", "completed"),
-        ("B", "10", "1", "running"),
-        ("C", "10", "1", "failed"),
-        ("D", "", "", "diverged"),
-        ("E", "", "", "running"),
+    assert [line[:4] for line in cells] == [
+        ["Setting", "Round", "Status", "RS /9"],
+        ["A", "20", "completed", "1"],
+        ["B", "10", "running", "1"],
+        ["C", "10", "failed", "1"],
+        ["D", "", "diverged", ""],
+        ["E", "", "running", ""],
     ]
     late = memorization_table(runs, round=20)
     assert late["rs"].fillna(-1).tolist() == [1, -1, -1, -1, -1]
@@ -252,7 +252,7 @@ STATUS = st.sampled_from(["completed", "running", "failed", "diverged"])
 @st.composite
 def frames(draw: st.DrawFn) -> pd.DataFrame:
     kinds = {"string": LOWEST, "Int64": COUNT, "Float64": NUMBER}
-    more = draw(st.sets(st.sampled_from(sorted({*tables.TYPES} - {*tables.COLUMNS}))))
+    more = draw(st.sets(st.sampled_from(sorted({*tables.TYPES} - {*tables.COLUMNS})), max_size=9))
     types = {name: kind for name, kind in tables.TYPES.items() if name in tables.COLUMNS or name in more}
     values = {name: kinds[kind] for name, kind in types.items()}
     values |= {"setting": LINE, "run": LINE, "status": STATUS, "canaries": st.integers(1, 999)}
