@@ -260,7 +260,7 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(types)).astype(types)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(frames())
 def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
     assert_frame_equal(tables.from_csv(tables.to_csv(table)), table, check_exact=True)
