@@ -1,0 +1,171 @@
+"""Results as data frames, for notebooks: two lines.
+
+    from flsim.results.frames import frames
+    runs, canaries = frames("runs/*")
+
+`runs` has a row per run and evaluated round, with the columns of `flsim.results.tables` and these before them:
+
+    folder                   the run's, which tells runs of equal names apart
+    sweep, grid              the sweep that it is of, and the block of its rows there; blank without one
+    world                    "iid" or "non-iid"; blank where records are drawn at random, which makes both the same
+    seed, series             of everything in it; equal for runs that differ in nothing but the seed
+    is_final                 whether it is the last round of a completed run: what a table shows
+    training.cohort, ...     a column per setting that a sweep varies
+
+A run that is not evaluated yet, or that diverged, has one row, without measurements.
+
+`canaries` has a row per run, evaluated round and canary; none of runs that diverged:
+
+    folder, run, world, seed, is_final, round, epochs    as above
+    canary, words            its id, and what it says
+    p_u, p_e                 the probabilities by which it was planted; blank where it has a number of copies
+    sharers, insertions      users that have it, and records, in all
+    log_perplexity           nats
+    rank, exposure           among the references; bits
+    rs, bs                   whether Random Sampling and Beam Search found it memorized
+
+All columns are typed, and what was not measured is missing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flsim.errors import InputError
+from flsim.results.store import RunResults, read_run
+from flsim.results.sweeps import WORLD, is_sweep, read_sweep
+from flsim.results.tables import memorization_table
+from flsim.results.worlds import IID, NON_IID
+
+RUN = {
+    "folder": "string",
+    "sweep": "string",
+    "grid": "string",
+    "world": "string",
+    "seed": "Int64",
+    "series": "string",
+    "is_final": "boolean",
+}
+CANARY = {
+    "folder": "string",
+    "run": "string",
+    "world": "string",
+    "seed": "Int64",
+    "is_final": "boolean",
+    "round": "Int64",
+    "epochs": "Float64",
+    "canary": "string",
+    "words": "string",
+    "p_u": "Float64",
+    "p_e": "Float64",
+    "sharers": "Int64",
+    "insertions": "Int64",
+    "log_perplexity": "Float64",
+    "rank": "Int64",
+    "exposure": "Float64",
+    "rs": "boolean",
+    "bs": "boolean",
+}
+MEASURED = ("log_perplexity", "rank", "exposure", "rs", "bs")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A run, and what a sweep says of it."""
+
+    folder: Path
+    results: RunResults
+    sweep: str | None = None
+    grid: str | None = None
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] | None = None
+
+    @property
+    def rounds(self) -> Sequence[int]:
+        """Evaluated rounds; none of a model that diverged, whose last finite evaluation would pass for a result."""
+        return [] if self.results.status == "diverged" else self.results.evaluated
+
+    def about(self, round_: int | None) -> dict[str, Any]:
+        """The columns of `RUN`."""
+        results, prefixes = self.results, {"iid": IID, "non-iid": NON_IID}
+        worlds = [world for world, prefix in prefixes.items() if results.setting.startswith(prefix)]
+        return {
+            "folder": str(self.folder),
+            "sweep": self.sweep,
+            "grid": self.grid,
+            "world": worlds[0] if worlds else None,
+            "seed": results.seed,
+            "series": results.series,
+            "is_final": results.status == "completed" and round_ == results.rounds,
+        }
+
+
+def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Runs and canaries; see the module.
+
+    Args:
+        paths: run folders, folders of sweeps, or patterns such as ``"runs/*"``, which pass over what is neither.
+
+    Raises:
+        InputError: a path that is neither, nothing at all, or a run that is damaged.
+    """
+    found = [run for path in paths for run in _read(str(path))]
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths)) or 'no paths'}: no runs there; `flsim demo` makes some")
+    return _runs(found), _canaries(found)
+
+
+def _read(pattern: str) -> Iterator[_Found]:
+    named = Path(pattern).exists()
+    for path in [Path(pattern)] if named else sorted(map(Path, glob(pattern))):  # noqa: PTH207 (the pattern may be absolute)
+        if is_sweep(path):
+            sweep = read_sweep(path)
+            for run in sweep.runs:
+                if run.results:
+                    folder = path / "runs" / run.name
+                    yield _Found(folder, run.results, sweep.name, run.grid, run.axes, run.published)
+        elif named or (path / "run.json").is_file():
+            yield _Found(path, read_run(path))
+
+
+def _runs(found: list[_Found]) -> pd.DataFrame:
+    """A table shows the last evaluation of a run: here each evaluation is a run of its own."""
+    about, shown, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
+    for run in found:
+        for round_ in run.rounds or (None,):
+            results = run.results
+            if round_ is not None:
+                results = replace(results, rows=results.rows[results.rows["round"] == round_])
+            about.append(run.about(round_) | _cells(run.axes))
+            shown.append(results)
+            if run.published:
+                published[results] = run.published
+    before = pd.DataFrame(about).convert_dtypes().astype(RUN)
+    return pd.concat([before, memorization_table(shown, published=published)], axis=1)
+
+
+def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Values that can be grouped by; the world has its column."""
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in axes.items()
+        if name != WORLD
+    }
+
+
+def _canaries(found: list[_Found]) -> pd.DataFrame:
+    tables = [pd.DataFrame(columns=list(CANARY))]
+    for run in found:
+        roster = run.results.roster
+        words = roster["words"].map(" ".join) if "words" in roster else None
+        for round_ in run.rounds:
+            values = {metric: run.results.of_canaries(metric, round_) for metric in MEASURED}
+            measured = {name: None if value is None else value.to_numpy() for name, value in values.items()}
+            at = {"run": run.results.name, "round": round_, "epochs": run.results.epochs_of(round_), "words": words}
+            columns = run.about(round_) | at | measured
+            tables.append(roster.assign(**columns).reindex(columns=list(CANARY)))
+    return pd.concat([table.astype(CANARY) for table in tables], ignore_index=True)

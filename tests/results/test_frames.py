@@ -1,0 +1,171 @@
+"""Frames say what the files say, by run, round and canary; the notebook runs on them."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pandas as pd
+import pytest
+
+from flsim.errors import InputError
+from flsim.results.frames import CANARY, RUN, frames
+from flsim.results.rows import DIVERGED, Row
+from flsim.results.store import read_run, write_rows
+from flsim.results.tables import memorization_table
+
+MakeRun = Callable[..., Path]
+NOTEBOOK = Path(__file__).parents[2] / "experiments" / "notebook.ipynb"
+WORLDS = {"iid": "IID, FedAvg, b_u=16", "non-iid": "Non-IID, FedAvg, b_u=16"}
+
+
+def measured(level: float) -> dict[str, Any]:
+    """Canary i of nine has `level` + i / 2 bits; RS found those of 4 bits and more, BS those of 6."""
+    bits = [level + index / 2 for index in range(9)]
+    return {
+        "exposure": bits,
+        "log_perplexity": [20 - each for each in bits],
+        "rank": [1 + index for index in range(9)],
+        "rs": [float(each >= 4) for each in bits],
+        "bs": [float(each >= 6) for each in bits],
+        "references": 10_000,
+        "accuracy": 0.2,
+        "perplexity": 60 - level,
+    }
+
+
+@pytest.fixture
+def make_worlds(make_run: MakeRun) -> Callable[..., list[Path]]:
+    """Both worlds of two seeds, evaluated after 5 and 10 rounds, which are 1 and 2 epochs; IID has a bit more."""
+
+    def make() -> list[Path]:
+        return [
+            make_run(
+                {5: measured(seed + extra), 10: measured(seed + extra + 1)},
+                name=f"{world}-{seed}",
+                shift=100 * seed,
+                setting=setting,
+                seed=seed,
+                series=world,
+                rounds_per_epoch=5.0,
+            )
+            for extra, (world, setting) in zip((1, 0), WORLDS.items(), strict=True)
+            for seed in (0, 1)
+        ]
+
+    return make
+
+
+def test_rows_are_runs_and_evaluations_with_the_columns_of_a_table(
+    make_worlds: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    made = make_worlds()
+    (tmp_path / "notes.txt").write_text("no run")
+    runs, _ = frames(tmp_path / "*")
+    assert runs[["folder", "round"]].to_numpy().tolist() == [[str(path), at] for path in made for at in (5, 10)]
+    assert runs["world"].tolist() == ["iid"] * 4 + ["non-iid"] * 4
+    assert runs["seed"].tolist() == [0, 0, 1, 1] * 2
+    assert runs["epochs"].tolist() == [1.0, 2.0] * 4
+    assert runs["is_final"].tolist() == [False, True] * 4
+    for at in (5, 10):
+        table = memorization_table([read_run(path) for path in made], round=at)
+        ours = runs.loc[runs["round"] == at, table.columns].reset_index(drop=True)
+        pd.testing.assert_frame_equal(ours, table)
+    assert {name: str(kind) for name, kind in runs.dtypes.items() if name in RUN} == RUN
+
+
+def test_canaries_are_the_stored_rows_beside_the_roster(make_worlds: Callable[..., list[Path]]) -> None:
+    made = make_worlds()
+    runs, canaries = frames(*made)
+    assert {name: str(kind) for name, kind in canaries.dtypes.items()} == CANARY
+    assert len(canaries) == 4 * 2 * 9
+    for path in made:
+        results = read_run(path)
+        ours = canaries[canaries["run"] == results.name]
+        assert ours["words"].eq("a b c d e").all()
+        for at in results.evaluated:
+            of = ours[ours["round"] == at].set_index("canary")
+            assert of["p_u"].tolist() == results.roster["p_u"].tolist()
+            for metric in ("exposure", "log_perplexity", "rank", "rs", "bs"):
+                stored = results.of_canaries(metric, at)
+                assert stored is not None
+                assert of[metric].astype(float).to_dict() == stored.to_dict()
+    counted = canaries.groupby(["folder", "round"])[["rs", "bs"]].sum().astype("Int64")
+    pd.testing.assert_frame_equal(counted, runs.set_index(["folder", "round"])[["rs", "bs"]].sort_index())
+
+
+def test_what_is_not_a_result_is_no_number(make_run: MakeRun) -> None:
+    """Not evaluated, diverged, or still running."""
+    fresh = make_run(name="fresh", status="running")
+    running = make_run({10: measured(0)}, name="running", status="running")
+    lost = make_run({10: measured(0)}, name="lost")
+    write_rows(lost, 20, [Row("lost", 20, DIVERGED, "", 1.0)])
+    runs, canaries = frames(fresh, running, lost)
+    assert runs["run"].tolist() == ["fresh", "running", "lost"]
+    assert runs["rs"].isna().tolist() == [True, False, True]
+    assert runs["status"].tolist() == ["running", "running", "diverged"]
+    assert not runs["is_final"].any()
+    assert canaries["run"].unique().tolist() == ["running"]
+    assert canaries["epochs"].isna().all()
+
+
+def test_a_sweep_brings_its_axes_and_published_rows(make_worlds: Callable[..., list[Path]], tmp_path: Path) -> None:
+    (tmp_path / "table1" / "runs").mkdir(parents=True)
+    runs = []
+    for path in make_worlds():
+        path.rename(tmp_path / "table1" / "runs" / path.name)
+        world, _, seed = path.name.rpartition("-")
+        axes = {"data.world": world, "training.cohort": 40, "canaries.p_u": [0.1, 1.0]}
+        published = {"table": "1", "data": "IID", "rs": 65, "mean_exposure": 2.5} if world == "iid" else None
+        about_run = {"name": path.name, "grid": "fedavg", "seed": int(seed), "axes": axes, "published": published}
+        runs.append(about_run)
+    about = {name: name for name in ("title", "question", "tier", "about", "command")}
+    (tmp_path / "table1" / "sweep.json").write_text(
+        json.dumps({"name": "table1", "source": None, "versions": {}, "sessions": [], "runs": runs, **about})
+    )
+    found, canaries = frames(str(tmp_path / "table1"))
+    assert found["sweep"].eq("table1").all()
+    assert found["grid"].eq("fedavg").all()
+    assert found["training.cohort"].tolist() == [40] * 8
+    assert found["canaries.p_u"].tolist() == ["[0.1, 1.0]"] * 8
+    assert "data.world" not in found
+    assert found["published_rs"].tolist() == [65] * 4 + [pd.NA] * 4
+    assert found["published_exposure"].tolist() == [2.5] * 4 + [pd.NA] * 4
+    assert len(canaries) == 72
+
+
+@pytest.mark.parametrize("paths", [(), ("nothing*",)])
+def test_nothing_there_is_said(paths: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="no runs there; `flsim demo` makes some"):
+        frames(*paths)
+
+
+def test_a_path_that_is_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a run folder"):
+        frames(tmp_path)
+
+
+def test_the_notebook_is_clean_and_runs_from_top_to_bottom(
+    make_worlds: Callable[..., list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_worlds()
+    monkeypatch.setenv("FLSIM_RUNS", f"{tmp_path}/iid-*{os.pathsep}{tmp_path}/non-iid-*")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nbclient's and its event loop's
+        nbclient.execute(notebook, cwd=str(NOTEBOOK.parent), timeout=120)
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    shown = [kind for output in outputs for kind in output.get("data", {})]
+    assert (shown.count("text/html"), shown.count("image/png")) == (2, 2)
+    text = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert text.startswith("4 runs, 8 evaluations, 72 measurements of canaries\n")
+    assert "FedAvg, b_u=16: +1.00 (+1.00 to +1.00)" in text
+    assert "2 of 2 seeds" in text
