@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "data", "privacy", "results"},
     "demo": {"data", "canaries", "config", "runs", "results"},
     "sweeps": {"data", "config", "results"},
+    "planning": {"data", "canaries", "model", "privacy", "evaluation", "results", "config", "sweeps"},
     "bench": {
         "data",
         "canaries",
@@ -90,6 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quantizing",
         "results",
         "sweeps",
+        "planning",
         "report",
         "demo",
         "bench",

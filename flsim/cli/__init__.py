@@ -17,6 +17,8 @@ from flsim.cli.data import data
 from flsim.cli.defences import add_defences
 from flsim.cli.evaluate import EPILOG, evaluate
 from flsim.cli.options import Overrides
+from flsim.cli.plan import EPILOG as PLAN_EPILOG
+from flsim.cli.plan import plan
 from flsim.cli.privacy import privacy
 from flsim.cli.quantize import EPILOG as QUANTIZE_EPILOG
 from flsim.cli.quantize import quantize
@@ -45,6 +47,7 @@ app.command(
 app.command(epilog=EPILOG)(evaluate)
 app.command(epilog=QUANTIZE_EPILOG)(quantize)
 app.command(epilog=TRACE_EPILOG)(trace)
+app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(epilog=TABLE_EPILOG)(table)
 app.command(epilog=PLOT_EPILOG)(plot)

@@ -1,0 +1,285 @@
+"""A short calibration: copies of a few runs, shortened, trained by the machinery and with the concurrency of the sweep.
+
+Runs of a kind differ only in their length and in the size of their rounds. Of each kind as many are trained at once as
+the sweep would have at once, the largest and the smallest in turn, so that they start, train, evaluate and end beside
+runs in the same stage: whatever they take from each other is in what is measured.
+"""
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from flsim.config import CentralConfig, Config, FederatedConfig, dump
+from flsim.errors import InputError, RunFailed
+from flsim.planning.cost import Observed
+from flsim.planning.disk import parameters_of
+from flsim.planning.watching import Watch, watching
+from flsim.progress import progress
+from flsim.results.evaluations import read_evaluations
+from flsim.sweeps.definition import Planned
+
+TRAIN = 6.0  # seconds, about, that a copy is to train
+FEWEST, MOST = 8, 2_000  # rounds of a copy
+LINES = 6  # saved steps of a central copy
+REFERENCES = 100_000  # of a copy's evaluation, at most
+SPEED = {"cpu": 4e9, "cuda": 1e13}  # operations a second, to guess how short a copy may be
+TRIES = 50  # to remove a folder that processes which are about to end may still write to
+
+
+class Ended(Protocol):
+    """What became of a job, as `server.sweep.Ended`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+
+class Backend(Protocol):
+    """What trains: `server.sweep`."""
+
+    def Job(self, name: str, config: Config, file: Path, out: Path, log: Path) -> Any: ...  # noqa: N802 (a class)
+
+    def train_all(
+        self,
+        jobs: Sequence[Any],
+        address: str | None = None,
+        at_once: int | None = None,
+        whole_cluster: bool = False,
+        look: Callable[[], None] = ...,
+    ) -> Iterable[Ended]: ...
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A run, shortened.
+
+    Attributes:
+        kind: of run, see `kind_of`.
+        config: its settings.
+        weight: seconds of the run's evaluation, in times of the copy's.
+    """
+
+    kind: str
+    config: Config
+    weight: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured.
+
+    Attributes:
+        observed: kind of run -> its copies.
+        before: seconds until the first run starts.
+        after: seconds from the end of the last run until all is over.
+        seconds: that the calibration took.
+        watch: memory.
+    """
+
+    observed: Mapping[str, Sequence[Observed]]
+    before: float
+    after: float
+    seconds: float
+    watch: Watch
+
+
+def kind_of(config: Config) -> str:
+    """Runs of one kind cost the same but for the size of their rounds and how many there are."""
+    system, model, evaluation = config.system, config.model, config.evaluation
+    parts: list[object] = [config.privacy.mechanism, model.architecture, model.embedding, model.units, model.layers]
+    if isinstance(config, FederatedConfig):
+        local = config.local
+        parts = ["federated", config.system.engine, *parts, config.system.shards, config.system.cpus_per_client]
+        parts += [local.batch_size, local.epochs, local.max_records, local.precision, config.system.micro_cohort]
+    elif isinstance(config, CentralConfig):
+        parts = ["central", config.system.engine, *parts, config.system.device, config.system.workers]
+        parts += [config.system.threads, config.training.precision]
+    parts += [system.evaluators, evaluation.references, evaluation.decide, evaluation.also, evaluation.test_users]
+    return " ".join(map(str, parts))
+
+
+def size_of(config: Config) -> int:
+    """Users of a round, or records of a step; expected ones where they are drawn."""
+    if isinstance(config, FederatedConfig):
+        return config.training.cohort
+    if isinstance(config, CentralConfig):
+        return config.training.batch_size
+    raise InputError(f"{type(config).__name__} is neither federated nor central")
+
+
+def copies_of(
+    planned: Sequence[Planned],
+    at_once: Callable[[str], int],
+    words_a_user: float,
+    records_a_user: float,
+    vocabulary: int,
+    device: str = "cpu",
+) -> list[Copy]:
+    """The copies to train, kind by kind; at least two of a kind that has two sizes.
+
+    Args:
+        planned: all runs.
+        at_once: kind -> runs of it at the same time.
+        words_a_user, records_a_user: of the training users, on average.
+        vocabulary: number of token ids.
+        device: of federated training.
+    """
+    kinds: dict[str, list[Config]] = {}
+    for each in planned:
+        kinds.setdefault(kind_of(each.config), []).append(each.config)
+    copies = []
+    for kind, configs in kinds.items():
+        configs.sort(key=size_of)
+        both = [configs[-1], configs[0]]
+        wanted = max(at_once(kind), 1 if size_of(configs[0]) == size_of(configs[-1]) else 2)
+        for config in islice(cycle(both), wanted):
+            copies.append(_shortened(kind, config, words_a_user, records_a_user, vocabulary, device))
+    return copies
+
+
+def _shortened(
+    kind: str, config: Config, words_a_user: float, records_a_user: float, vocabulary: int, device: str
+) -> Copy:
+    """Two evaluations, the second after the last round and the first just before, so that rounds go undisturbed."""
+    words = words_a_user / max(records_a_user, 1)
+    device = config.system.device if isinstance(config, CentralConfig) else device
+    of_record = 6 * parameters_of(config, vocabulary) * (words + 1) / SPEED[device]
+    tracking = tuple(each for each in config.system.tracking if each == "tensorboard")
+    references = min(config.evaluation.references, REFERENCES)
+    weight = config.evaluation.references / references
+    if isinstance(config, FederatedConfig):
+        of_user = 0.001 + of_record * records_a_user * config.local.epochs
+        cohort = max(1, min(config.training.cohort, int(TRAIN / FEWEST / of_user)))
+        rounds = _length(TRAIN / (0.02 + cohort * of_user))
+        federated = replace(config.training, cohort=cohort, rounds=rounds, epochs=None)
+        evaluation = replace(config.evaluation, every=rounds - 1, every_epochs=None, references=references)
+        system = replace(config.system, tracking=tracking)
+        return Copy(kind, replace(config, training=federated, evaluation=evaluation, system=system), weight)
+    if isinstance(config, CentralConfig):
+        steps = _length(TRAIN / (0.001 + size_of(config) * of_record))
+        line = max(1, steps // LINES)
+        central = replace(config.training, steps=LINES * line, words=None)
+        every = (LINES - 1) * line
+        stepwise = replace(config.evaluation, every=every, every_epochs=None, references=references)
+        of_central = replace(config.system, tracking=tracking, checkpoint_every=line)
+        return Copy(kind, replace(config, training=central, evaluation=stepwise, system=of_central), weight)
+    raise InputError(f"{type(config).__name__} is neither federated nor central")
+
+
+def _length(rounds: float) -> int:
+    return int(min(max(rounds, FEWEST), MOST))
+
+
+def calibrate(
+    backend: Backend, copies: Sequence[Copy], at_once: int | None = None, whole_cluster: bool = False
+) -> Calibration:
+    """Train the copies in a folder that is gone afterwards, however this ends.
+
+    Args:
+        backend: what trains.
+        copies: what to train.
+        at_once, whole_cluster: as of the sweep.
+
+    Raises:
+        RunFailed: a copy failed.
+        InputError: as `train_all`.
+    """
+    with scratch() as folder:
+        jobs, configs = [], {}
+        for number, copy in enumerate(copies):
+            name = f"copy{number}"
+            dump(copy.config, folder / f"{name}.toml")
+            paths = (folder / f"{name}.toml", folder / name, folder / f"{name}.log")
+            jobs.append(backend.Job(name, copy.config, *paths))
+            configs[name] = copy
+        ended: dict[str, float] = {}
+        began = time.time()
+        with progress("calibrating", len(jobs), unit="runs") as advance, watching() as watch:
+
+            def look() -> None:
+                advance(len(ended) + _done(folder / name for name in configs if name not in ended))
+
+            try:
+                for each in backend.train_all(jobs, None, at_once, whole_cluster, look):
+                    if each.failure:
+                        raise RunFailed(f"the calibration failed, and says nothing of the sweep: {each.failure}")
+                    ended[each.name] = time.time()
+                    look()
+            except RunFailed as error:
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise KeyboardInterrupt from None
+                raise
+        over = time.time()
+        observed: dict[str, list[Observed]] = {}
+        for name, copy in configs.items():
+            path = folder / name
+            observed.setdefault(copy.kind, []).append(observe(path, copy.config, watch.began[str(path)], ended[name]))
+        first = min(watch.began.values())
+        return Calibration(observed, first - began, over - max(ended.values()), over - began, watch)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is gone after the block, also where processes that are about to end still write to it."""
+    folder = Path(tempfile.mkdtemp(prefix="flsim-plan-"))
+    try:
+        yield folder
+    finally:
+        for _ in range(TRIES):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(0.1)
+
+
+def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
+    """What a copy took, from its folder.
+
+    Args:
+        run: the folder of a run that is completed and had two evaluations, or more.
+        config: its settings.
+        began, ended: seconds since 1970 when its process started and ended.
+    """
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = (run / "rounds.jsonl").stat().st_mtime
+    steps = [line["round"] - before["round"] for before, line in zip([{"round": 0}, *lines], lines, strict=False)]
+    seconds = [line["seconds"] / count for line, count in zip(lines, steps, strict=True)]
+    at_least = [line["round"] for line in lines].index(_first_due(config)) if len(lines) > 2 else 1
+    rounds = seconds[1:at_least] or seconds[1:] or seconds
+    typical = statistics.median(rounds)
+    evaluations = sorted(
+        (each for each in read_evaluations(run) if each.outcome == "stored"), key=lambda each: each.ended
+    )
+    last = evaluations[-1]
+    sizes = [line["users"] for line in lines] if isinstance(config, FederatedConfig) else [size_of(config)]
+    start = trained - sum(line["seconds"] for line in lines) - began + (seconds[0] - typical) * steps[0]
+    private = config.privacy.mechanism == "dp" and len(seconds) > 2
+    return Observed(
+        size=float(statistics.median(sizes)),
+        start=max(0.0, start),
+        rounds=tuple(rounds),
+        pause=max(0.0, (seconds[at_least] - typical) * steps[at_least]) if private else 0.0,
+        first_evaluation=max(0.0, last.ended - trained - last.seconds),
+        evaluation=last.seconds,
+        end=max(0.0, ended - last.ended),
+    )
+
+
+def _first_due(config: Config) -> int:
+    return config.evaluation.every
+
+
+def _done(runs: Iterable[Path]) -> float:
+    """How much of the runs is done, in runs: as far as their files say."""
+    marks = ("config.toml", "rounds.jsonl", "rows", "evaluations.jsonl")
+    return sum(sum((run / mark).exists() for mark in marks) / (len(marks) + 1) for run in runs)

@@ -1,0 +1,220 @@
+"""A plan as a person reads it: at most 80 characters a line, numbers as one says them."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from flsim.planning.plan import Plan, Privacy
+from flsim.planning.scale import Canaries, Row, Scale
+from flsim.privacy.table import SOUND, STAR
+from flsim.results.formats import note
+from flsim.results.layout import Column, markdown
+
+
+def page(plan: Plan) -> str:
+    """The whole plan."""
+    runs = sum(row.runs for row in plan.scale.rows)
+    of = f", tier {plan.tier}" if plan.tier else ""
+    title = note(f"{plan.name}{of}: {count(runs, 'run')} on {_machine(plan)}")
+    sections = [_scale(plan), _time(plan), _memory(plan), _disk(plan), _privacy(plan.privacy), _power(plan)]
+    return "\n".join([title, *(text.rstrip("\n") + "\n" for text in [*sections, _against(plan)] if text)])
+
+
+def duration(seconds: float) -> str:
+    """As "about" goes: 40 s, 12 min, 3.5 h, 20 days."""
+    for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
+        amount, most = seconds / size, {"s": 90, "min": 90, "h": 48}[unit]
+        if amount < most:
+            return f"{amount:.1f} {unit}" if amount < 9.95 and unit == "h" else f"{amount:.0f} {unit}"
+    return f"{seconds / 86_400:,.1f} days" if seconds < 10 * 86_400 else f"{seconds / 86_400:,.0f} days"
+
+
+def size(amount: float) -> str:
+    """Of bytes: 4.1 GB, in powers of ten."""
+    return f"{amount:.0f} B" if amount < 1e3 else f"{_three(amount)}B"
+
+
+def number(amount: float) -> str:
+    """Short: 11,896, 92.9 M."""
+    return f"{amount:,.0f}" if amount < 1e6 else _three(amount).rstrip()
+
+
+def count(amount: int, what: str) -> str:
+    return f"{amount:,} {what}{'s' * (amount != 1)}"
+
+
+def share(fraction: float) -> str:
+    """In percent, to two digits."""
+    return f"{100 * fraction:.2g}%" if fraction < 0.995 else f"{100 * fraction:.0f}%"
+
+
+def _three(amount: float) -> str:
+    power = min(4, int(math.log10(max(amount, 1) * 1.0005) // 3))
+    value = amount / 1000**power
+    return f"{value:.{0 if value >= 99.95 else 1}f} {['', 'k', 'M', 'G', 'T'][power]}"
+
+
+def _few(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def _machine(plan: Plan) -> str:
+    gpus = f" and {count(plan.machine.gpus, 'GPU')}" if plan.machine.gpus else ""
+    return count(plan.machine.cores, "core") + gpus
+
+
+def _heading(title: str) -> str:
+    return f"## {title}\n\n"
+
+
+def _scale(plan: Plan) -> str:
+    here, there = plan.scale, plan.published
+    labels = [Column("", ["Users", "Records", "Vocabulary", "Canaries", "of all records"], is_number=False)]
+    scales = {"Here": here} | ({"Published": there} if there else {})
+    units = [[Column(name, _facts(of)) for name, of in scales.items()]]
+    names = Column("Rows", [row.name for row in here.rows], is_number=False)
+    counts = Column("Canaries", [str(each.count) for each in here.canaries])
+    text = "Share: of all users, in a round. Sharers: p_u x users. Copies: of a canary, in expectation."
+    if there is not None:
+        text += f" Published: {plan.source}, {number(there.users.users)} users of about "
+        text += f"{there.users.records / there.users.users:.0f} records."
+    tables = [(labels, units), ([names], list(_rows(here, there))), ([counts], list(_copies(here, there)))]
+    return _heading("Scale") + "".join(markdown(*table) for table in tables) + note(text)
+
+
+def _facts(of: Scale) -> list[str]:
+    users = of.users
+    records = f"{number(users.records)} ({_few(users.records / users.users)} a user)"
+    return [number(users.users), records, number(users.vocabulary), str(of.number), share(of.share)]
+
+
+def _rows(here: Scale, there: Scale | None) -> Iterator[list[Column]]:
+    def columns(rows: Sequence[Row], head: str) -> list[Column]:
+        return [
+            Column(f"{head}batch", [number(row.size) for row in rows]),
+            Column("share", ["" if row.share is None else share(row.share) for row in rows]),
+            Column("epochs", [_few(row.epochs) for row in rows]),
+        ]
+
+    lengths = [
+        Column("runs", [str(row.runs) for row in here.rows]),
+        Column("length", [number(r.length) for r in here.rows]),
+    ]
+    yield [*lengths, *columns(here.rows, "")]
+    if there is not None and len(there.rows) == len(here.rows):
+        yield columns(there.rows, "publ. ")
+
+
+def _copies(here: Scale, there: Scale | None) -> Iterator[list[Column]]:
+    def columns(canaries: Sequence[Canaries], head: str) -> list[Column]:
+        copies = Column("copies", [_few(each.copies) for each in canaries])
+        if canaries[0].p_u is None:
+            return [copies]
+        return [
+            Column(f"{head}p_u", [f"{each.p_u:.3g}" for each in canaries]),
+            Column("p_e", [f"{each.p_e:g}" for each in canaries]),
+            Column("sharers", [_few(each.sharers or 0) for each in canaries]),
+            copies,
+        ]
+
+    yield columns(here.canaries, "")
+    if there is not None and len(there.canaries) == len(here.canaries):
+        yield columns(there.canaries, "publ. ")
+
+
+def _time(plan: Plan) -> str:
+    time = plan.time
+    if time is None:
+        return ""
+    text = f"About {duration(time.seconds)} ({duration(time.quickest)} to {duration(time.slowest)}), "
+    text += "one run after another" if time.at_once == 1 else f"{time.at_once} runs at once"
+    text += f"; measured in {duration(time.calibration)} on shortened copies of a few runs, trained as many at once."
+    if plan.machine.busy is not None and plan.machine.busy > 0.25:
+        text += (
+            f" Others used {share(plan.machine.busy)} of the cores before that: this is for a machine as busy, and on "
+            f"an idle one it will be less."
+        )
+    longest = sorted(time.runs, key=lambda name: -time.runs[name])
+    listed = [(name, duration(time.runs[name])) for name in longest]
+    shown = listed if len(listed) <= 8 else [*listed[:4], ("...", "..."), *listed[-3:]]
+    table = markdown(
+        [Column("Run", [name for name, _ in shown], is_number=False)], [[Column("Time", [each for _, each in shown])]]
+    )
+    return _heading("Time") + note(text) + "\n" + table
+
+
+def _memory(plan: Plan) -> str:
+    memory = plan.memory
+    if memory is None:
+        return ""
+    kinds = ", ".join(f"{kind} {size(held)}" for kind, held in memory.of_run.items())
+    text = f"About {size(memory.total)} at the peak, all processes together. A run takes {size(memory.run)} ({kinds}, "
+    return _heading("Memory") + note(text + f"each at its own peak); what starts the runs {size(memory.rest)}.")
+
+
+def _disk(plan: Plan) -> str:
+    disk = plan.disk
+    text = f"{size(disk.total)}: {count(disk.kept, 'checkpoint')} {size(disk.checkpoints)}, "
+    text += f"planted canaries and IID twins {size(disk.planted)}, rows and logs {size(disk.rest)}"
+    text += f", the corpus {size(disk.corpus)}" if disk.corpus else ""
+    return _heading("Disk") + note(f"{text}; {size(disk.meanwhile)} more meanwhile.")
+
+
+def _privacy(found: Sequence[Privacy]) -> str:
+    if not found:
+        return ""
+    names = list(dict.fromkeys(name for each in found for name in each.epsilons))
+    columns = [
+        Column(
+            name + "*" * (name == "paper"), [_epsilon(each.epsilons.get(name), name in each.epsilons) for each in found]
+        )
+        for name in names
+    ]
+    deltas = Column("delta", [f"{each.delta:.3g}" for each in found])
+    rows = Column(
+        "Rows", [f"{each.name}" + ", of a record" * (each.unit == "record") for each in found], is_number=False
+    )
+    star = STAR if "paper" in names else ""
+    return _heading("Epsilon") + markdown([rows], [[deltas], *([column] for column in columns)]) + "\n" + star + SOUND
+
+
+def _epsilon(value: float | None, is_of_sampler: bool) -> str:
+    if not is_of_sampler:
+        return ""
+    if value is None:
+        return "-"
+    return f"{value:.0e}" if value >= 1e5 else _few(value)
+
+
+def _power(plan: Plan) -> str:
+    power = plan.power
+    of = f"{count(power.canaries, 'canary').replace('canarys', 'canaries')} and {count(power.seeds, 'seed')}"
+    text = f"With {of} a mean difference in exposure between two runs, such as twins, "
+    text += "is not found" if power.bits is None else f"of {power.bits:.2g} bits is found with 80% power"
+    text += f" (of {power.most_bits:.1f} bits at most)"
+    text += (
+        "" if power.counts is None else f"; one in RS, by McNemar's test, where it is {share(power.counts)} of canaries"
+    )
+    text += f". A difference of {power.effect:g} bits is found with {share(power.found)}; with 80% "
+    wanted = [
+        "by no number of canaries"
+        if power.canaries_needed is None
+        else f"by {power.canaries_needed:,} canaries of {count(power.seeds, 'seed')}",
+        "by no number of seeds"
+        if power.seeds_needed is None
+        else f"by {power.seeds_needed:,} seeds of {power.canaries}",
+    ]
+    return _heading("Statistical power") + note(text + " or ".join(wanted) + ".")
+
+
+def _against(plan: Plan) -> str:
+    if not plan.against:
+        return ""
+    lines = []
+    for each in plan.against:
+        text = f"{count(each.runs, 'run')}: {duration(each.seconds)}, predicted {duration(each.predicted_seconds)}"
+        text += f" ({each.predicted_seconds / each.seconds - 1:+.0%})"
+        if each.memory:
+            text += f"; {size(each.memory)}, predicted {size(each.predicted_memory)}"
+            text += f" ({each.predicted_memory / each.memory - 1:+.0%})"
+        lines.append(note(text))
+    return _heading("Beside what was recorded") + "".join(lines)

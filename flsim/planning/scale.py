@@ -1,0 +1,198 @@
+"""How large an experiment is, beside the one that it stands for: users, cohorts, epochs, and copies of canaries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flsim.canaries.spec import CanaryHParams, configurations
+from flsim.config import CentralConfig, Config, FederatedConfig
+from flsim.data.corpus import Corpus, Split
+from flsim.data.vocabulary import Layout
+from flsim.planning.disk import expected_copies
+from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
+
+WORLD = "data.world"
+
+
+@dataclass(frozen=True)
+class Users:
+    """Who is trained on.
+
+    Attributes:
+        users: of train.
+        records, words: that they have.
+        vocabulary: number of token ids.
+    """
+
+    users: int
+    records: int
+    words: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> "Users":
+        train = corpus.split("train")
+        return cls(len(train), train.records, train.words, corpus.layout.vocabulary_size)
+
+    def split(self) -> Split:
+        """As many users, all alike, to ask a configuration how long it trains on them; there is nothing to read.
+
+        Offsets are views of a single number: they take no memory whatever their length.
+        """
+        return Split(
+            Layout(self.vocabulary, 20),
+            np.broadcast_to(np.uint16(0), self.words),
+            np.broadcast_to(np.int64(0), self.records + 1),
+            np.linspace(0, self.records, self.users + 1).astype(np.int64),
+            Path(),
+        )
+
+
+# Of published experiments, by the file with their numbers: Thakkar et al. (2020), section 4.1: users of about 2,000
+# words each, in about 237 sentences of theirs (p_e x records of Table 5's copies), and 10,000 words.
+PUBLISHED = {"thakkar2020.csv": Users(392_000, 392_000 * 237, 392_000 * 2_000, 10_000)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table, whichever world and seed.
+
+    Attributes:
+        name: of it.
+        runs: that it has.
+        size: users of a round, or records of a step.
+        share: of all users, that a round takes; None of central training.
+        length: rounds, or steps.
+        epochs: passes over all records.
+    """
+
+    name: str
+    runs: int
+    size: int
+    share: float | None
+    length: int
+    epochs: float
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """A configuration of canaries.
+
+    Attributes:
+        count: canaries that have it.
+        p_u, p_e: probabilities; None where `copies` is a setting.
+        sharers: of each, in expectation; None likewise.
+        copies: of each, in expectation.
+    """
+
+    count: int
+    p_u: float | None
+    p_e: float | None
+    sharers: float | None
+    copies: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An experiment's size.
+
+    Attributes:
+        users: who is trained on.
+        rows: of the table.
+        canaries: of the first run.
+        share: of all records, that are canaries, in expectation.
+        number: of canaries.
+    """
+
+    users: Users
+    rows: tuple[Row, ...]
+    canaries: tuple[Canaries, ...]
+    share: float
+    number: int
+
+
+def scale_of(planned: Sequence[Planned], users: Users, train: Split) -> Scale:
+    """Of runs on these users.
+
+    Args:
+        planned: at least one.
+        users: their numbers.
+        train: them.
+    """
+    rows: dict[str, list[Planned]] = {}
+    for each in planned:
+        rows.setdefault(row_name(each), []).append(each)
+    hparams = planned[0].config.canaries
+    return Scale(
+        users,
+        tuple(_row(name, runs, users, train) for name, runs in rows.items()),
+        canaries_of(hparams, users),
+        expected_copies(hparams, users.records) / max(users.records, 1),
+        len(configurations(hparams)),
+    )
+
+
+def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
+    """Each configuration once, in its order."""
+    return tuple(
+        Canaries(hparams.count, None, None, None, float(copies))
+        if copies is not None
+        else Canaries(hparams.count, p_u, p_e, p_u * users.users, p_u * p_e * users.records)
+        for p_u, p_e, copies in configurations(hparams)[:: hparams.count]
+    )
+
+
+def published_scale(
+    definition: Definition, planned: Sequence[Planned], source: str, only: Sequence[str] = ()
+) -> Scale | None:
+    """Of the published runs, in the same rows; None where nobody knows their users.
+
+    Args:
+        definition: of the sweep, whose base and axes are as published.
+        planned: the runs that stand for them.
+        source: the definition's file, for messages.
+        only: the grids that were taken.
+    """
+    users = PUBLISHED.get(definition.published.file) if definition.published else None
+    if users is None:
+        return None
+    tier = Tier("", TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(each.seed for each in planned)))
+    theirs = planned_runs(definition, tier, Path(), source, only=only)
+    if len(theirs) != len(planned):
+        return None
+    split, pairs = users.split(), dict[str, list[Planned]]()
+    for ours, other in zip(planned, theirs, strict=True):
+        pairs.setdefault(row_name(ours), []).append(other)
+    rows = tuple(_row(row_name(runs[0]), runs, users, split) for runs in pairs.values())
+    hparams = theirs[0].config.canaries
+    share = expected_copies(hparams, users.records) / users.records
+    return Scale(users, rows, canaries_of(hparams, users), share, len(configurations(hparams)))
+
+
+def row_name(run: Planned) -> str:
+    """Of the row of a table that a run is in, whichever world and seed."""
+    axes = [
+        str(value) if isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
+        for key, value in run.axes.items()
+        if key != WORLD
+    ]
+    return " ".join([run.grid, *axes])
+
+
+def _row(name: str, runs: Sequence[Planned], users: Users, train: Split) -> Row:
+    config = runs[0].config
+    length = config.rounds_over(train)
+    size, share = _size_of(config), None
+    if isinstance(config, FederatedConfig):
+        share = size / users.users
+    return Row(name, len(runs), size, share, length, length / config.rounds_per_epoch(train))
+
+
+def _size_of(config: Config) -> int:
+    return config.training.batch_size if isinstance(config, CentralConfig) else _cohort(config)
+
+
+def _cohort(config: Config) -> int:
+    return config.training.cohort if isinstance(config, FederatedConfig) else 0
