@@ -138,7 +138,7 @@ class WeightsAndBiases:
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=name,
             resume=None if mode == "offline" else "allow",
-            reinit="create_new",  # runs of a sweep share the process
+            reinit="create_new",  # a process may train several runs, as the demo does
             name=path.name,
             dir=path.resolve(),
             mode=mode,
