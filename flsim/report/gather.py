@@ -18,7 +18,6 @@ from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
 from flsim.results.worlds import IID, NON_IID
 
-METRICS = ("rs", "bs", "exposure")  # of canaries
 WORLDS = {IID: "IID", NON_IID: "Non-IID"}
 
 
@@ -51,14 +50,21 @@ class RunView:
         """Float64 [rounds, canaries], of the rounds where it was measured of all canaries."""
         return self._canaries.get(metric, pd.DataFrame())
 
+    @cached_property
+    def _over_rounds(self) -> "dict[str, pd.Series[float]]":
+        exposure = self.of_canaries("exposure")
+        found = {"exposure": exposure.mean(axis=1)} if len(exposure) else {}
+        for metric in ("rs", "bs"):
+            if len(values := self.of_canaries(metric)):
+                found[metric] = (values == 1).sum(axis=1).astype("float64")
+        rows = self.results.rows
+        for metric, of in rows[(rows["canary"] == "") & np.isfinite(rows["value"])].groupby("metric"):
+            found[str(metric)] = of.set_index("round")["value"].sort_index()
+        return found
+
     def over_rounds(self, metric: str) -> "pd.Series[float]":
         """By round: canaries memorized for rs and bs, mean exposure in bits, or a finite metric of the model."""
-        if metric in METRICS:
-            found = self.of_canaries(metric)
-            return found.mean(axis=1) if metric == "exposure" else (found == 1).sum(axis=1).astype("float64")
-        rows = self.results.rows
-        of = rows[(rows["metric"] == metric) & (rows["canary"] == "") & np.isfinite(rows["value"])]
-        return pd.Series(of["value"].to_numpy(), index=of["round"].to_numpy(), dtype="float64").sort_index()
+        return self._over_rounds.get(metric, pd.Series(dtype="float64"))
 
     @property
     def references(self) -> float | None:

@@ -85,7 +85,7 @@ def _agreed(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _code(key: str) -> Markup:
     """A setting's name, which may be broken at its dots and underscores."""
-    return Markup("<code>{}</code>").format(Markup(re.sub(r"([._])", r"\1<wbr>", escape(key))))
+    return Markup("<code>{}</code>").format(Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(key)))))
 
 
 def _pairs(found: Sequence[tuple[str, Any]]) -> Markup:

@@ -1,0 +1,338 @@
+"""What a report says, against what was written; that it stands alone; and that nothing is half-written."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from math import log2
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from reported import Made, roster, write_run
+
+from flsim import cli
+from flsim.config import DataHParams, FederatedConfig, TrainingHParams, load
+from flsim.errors import InputError
+from flsim.report.gather import Gathered, Line, RunView, Setting, gather
+from flsim.report.page import render, write_report
+from flsim.results.rows import SCHEMA
+from flsim.results.store import RunResults, read_run
+from flsim.rng import stream
+
+VOID = {"meta", "wbr", "br"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, in order, and all text, of one space between words."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html, self.elements, self.open = html, list[tuple[str, dict[str, str]]](), list[str]()
+        self._texts, self._section = {"": ""}, ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag == "h2":
+            self._section = self.elements[-1][1]["id"]
+            self._texts[self._section] = ""
+        if tag not in VOID and not self.get_starttag_text().endswith("/>"):  # type: ignore[union-attr]
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "path" and tag != "rect" and tag != "circle":
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self._texts[self._section] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self._texts.values()).split())
+
+    def section(self, id_: str) -> str:
+        return " ".join(self._texts[id_].split())
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def plain(setting: str) -> str:
+    """A setting as text shows it: with a lowered index in place of an underscore."""
+    return setting.replace("b_", "b")
+
+
+@pytest.fixture(scope="module")
+def page(sweep: Made) -> Page:
+    return Page(render(gather([sweep.path])))
+
+
+def described(page: Page, title: str) -> str:
+    """The description of the image of that title."""
+    found = re.search(rf">{re.escape(title)}</title><desc id=\"[^\"]+\">(.*?)</desc>", page.html)
+    assert found, title
+    return found[1]
+
+
+def test_the_page_begins_with_the_question_and_how_it_is_scaled(page: Page) -> None:
+    begin = page.section("")
+    for said in ("Memorization <by> cohort & world", "Do users’ own data memorize less?", "Table 9", "smoke: 12 users"):
+        assert said in begin
+
+
+def test_every_setting_status_reason_and_run_occurs(page: Page, sweep: Made) -> None:
+    for name, setting in sweep.settings.items():
+        assert plain(setting) in page.text
+        assert name in page.text
+    for said in ("diverged", "the model of round 10 is not finite", "running", "waits", "not begun", "absurd"):
+        assert said in page.text
+
+
+def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) -> None:
+    """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4."""
+    iid, other = np.mean([7.5, 1, 4]), np.mean([3.5, 1, 4])
+    answer = page.section("answer")
+    assert f"finds {iid:.3g} of 16 canaries ({iid / 16:.0%}) where data are IID and {other:.3g} of 16" in answer
+    assert "over 3 settings trained in both worlds, with 1 to 2 seeds each" in answer
+    assert "more with IID data in 1 and equally many in 2 of 3" in answer
+    assert "Of 11 runs, 1 still in training, 1 diverged and 1 not begun" in answer
+    assert "8 / 11" in answer
+
+
+def test_published_values_stand_beside_ours(page: Page) -> None:
+    assert "47% 7.5 ± 0.7 of 16" in page.text
+    assert "72% 65 of 90; ours lower" in page.text
+    assert "Against the paper: RS, Table 9: 1 of 1 pairs of rows differ in the published direction" in page.text
+
+
+def test_each_epsilon_has_its_convention(page: Page) -> None:
+    privacy = page.section("privacy")
+    assert "paper 18.8 0.001 user fixed-size replace-one S rdp mironov-proposition-3 1 30" in privacy
+    assert "replace-one-rdp 152.8 0.001 user fixed-size replace-one 2S rdp tight 1 30" in privacy
+
+
+def test_settings_that_differ_from_the_papers_are_said_and_others_are_not(page: Page) -> None:
+    own = page.section("settings")
+    assert "training.cohort = 4" in own
+    assert "privacy.noise_multiplier = 1" in own
+    assert "local.batch_size" not in own
+
+
+def test_data_are_those_of_the_corpus_and_the_roster(page: Page, corpus: Path) -> None:
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    train = (
+        manifest["splits"]["train"] if "splits" in manifest else json.loads((corpus / "train/split.json").read_text())
+    )
+    assert f"train {train['users']:,} {train['records']:,} {train['words']:,}" in page.text
+    assert "pu 1/20, pe 50% 4 2.0 2.0 6.0 5.0" in page.text
+
+
+def test_provenance_has_seeds_lengths_times_digests_and_versions(page: Page, sweep: Made) -> None:
+    digest = load(sweep.path / "runs" / "fedavg-iid-1" / "config.toml").digest
+    assert f"fedavg-iid-1 1 30 / 30 3 45 s – {digest[:12]}" in page.text
+    for said in (
+        "torch 2.13.0",
+        "flsim sweep table9.toml --out table9",
+        "2026-01-02T03:04:05Z 9 min 2.0 GiB 2 on 2 1 1",
+    ):
+        assert said in page.text
+
+
+def test_curves_maps_and_distributions_show_what_was_measured(page: Page, sweep: Made) -> None:
+    runs = [read_run(sweep.path / "runs" / f"fedavg-iid-{seed}") for seed in (0, 1)]
+    bits = pd.concat([run.of_canaries("exposure", 30) for run in runs])
+    first = np.mean([run.of_canaries("exposure", 10).mean() for run in runs])  # type: ignore[union-attr]
+    setting = sweep.settings["fedavg-iid-0"]
+    told = described(page, "Mean exposure over epochs")
+    assert f"{setting}: from {first:.1f} bits at 1 to {bits.mean():.1f} bits at 3 epochs." in told
+    told = described(page, f"Exposure of canaries, {setting.removeprefix('IID, ')}")
+    assert (
+        f"median {bits.median():.1f} bits, highest {bits.max():.1f}, {(bits >= log2(1001) - 1e-6).mean():.0%}" in told
+    )
+    shown = described(page, f"mean exposure, bits, {setting}")
+    by_canary = bits.groupby(level=0, sort=False).mean()
+    cells = roster(0).assign(bits=by_canary.to_numpy()).groupby(["p_u", "p_e"], as_index=False)["bits"].mean()
+    assert len(cells) == 4
+    for cell in cells.to_dict("records"):
+        assert f"p_u 1/{1 / cell['p_u']:.0f}, p_e {cell['p_e']:.0%}: {cell['bits']:.1f}" in shown
+
+
+def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:
+    html = render(gather([write_run(tmp_path / "run", copies=(1, 4, 16), memorized=4)]))
+    assert described(Page(html), "RS, % memorized, IID, FedAvg, b_u=4") == "1 copy: 67; 4 copies: 0; 16 copies: 0."
+    assert 'class="bar"' in html
+    assert 'class="h' not in html
+
+
+def test_a_run_that_is_not_evaluated_has_a_report(tmp_path: Path) -> None:
+    html = render(gather([write_run(tmp_path / "run", rounds=(), status="running")]))
+    assert "Nothing has been evaluated yet" in html
+    assert "<svg" not in html
+
+
+def test_a_failed_run_shows_what_it_has(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=(10,), memorized=5, status="failed", reason="no space left")
+    text = Page(render(gather([folder]))).text
+    assert "finds 5 of 16 canaries (31%)" in text
+    assert "no space left" in text
+
+
+def test_settings_of_equal_words_are_told_apart(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, series=name, memorized=count) for name, count in (("one", 2), ("two", 9))]
+    text = Page(render(gather(paths))).text
+    assert "IID, FedAvg, bu=4 [one]" in text
+    assert "IID, FedAvg, bu=4 [two]" in text
+
+
+def test_a_path_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    assert render(gather([path, tmp_path / "." / "run"])) == render(gather([path]))
+
+
+def test_text_is_escaped(tmp_path: Path, corpus: Path) -> None:
+    config = FederatedConfig(DataHParams(corpus), training=TrainingHParams(cohort=4))
+    nasty = '"><script>alert(1)</script>'
+    folder = write_run(tmp_path / "run", config, setting=f"IID, {nasty}", name="run", status="failed", reason=nasty)
+    page = Page(render(gather([folder])))
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert nasty in page.text
+    assert page.html.count("&lt;script&gt;") > 5
+
+
+def test_nothing_is_fetched(page: Page) -> None:
+    for _, attributes in page.elements:
+        assert not {"src", "srcset", "style", "data", "poster", "action"} & {*attributes}
+        assert not [name for name in attributes if name.startswith("on")]
+        assert attributes.get("href", "#").startswith("#")
+    assert not {"script", "link", "img", "iframe", "object", "base"} & {tag for tag, _ in page.elements}
+    assert not re.search(r"https?:|@import|url\(|xlink", page.html)
+
+
+def test_structure_is_accessible(page: Page) -> None:
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.elements:
+        for name in ("aria-labelledby", "aria-describedby"):
+            assert attributes.get(name, ids[0]) in ids
+        assert attributes.get("href", f"#{ids[0]}")[1:] in ids
+    assert page.of("html") == [{"lang": "en"}]
+    assert [len(page.of(tag)) for tag in ("h1", "main", "header", "nav", "footer")] == [1] * 5
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in zip([0, *levels], levels, strict=False))
+    assert all(svg.get("role") == "img" or svg.get("aria-hidden") == "true" for svg in page.of("svg"))
+    assert len(page.of("caption")) == len(page.of("table"))
+    assert {th.get("scope") for th in page.of("th")} == {"col", "row"}
+    assert len(page.of("figcaption")) == len(page.of("figure"))
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    """In another process, whose sets of texts have another order."""
+    paths = [write_run(tmp_path / world, setting=f"{world}, FedAvg, b_u=4") for world in ("IID", "Non-IID")]
+    write_report(paths, tmp_path / "here.html")
+    code = "import sys; from pathlib import Path; from flsim.report.page import write_report as write; "
+    code += "*paths, out = map(Path, sys.argv[1:]); write(paths, out)"
+    command = [sys.executable, "-c", code, *map(str, paths), str(tmp_path / "there.html")]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert (tmp_path / "here.html").read_bytes() == (tmp_path / "there.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere", "--out", "report.html"), "not a run folder"),
+        (("run", "--out", "report.pdf"), "reports are written as .html"),
+        (("run", "--out", "missing/report.html"), "no such folder as missing"),
+        (("run", "broken", "--out", "report.html"), "damaged"),
+        (("empty", "--out", "report.html"), "no run has begun"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    arguments: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "sweep.json").write_text("{")
+    about = dict.fromkeys(("name", "title", "question", "tier", "about", "command"), "")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "sweep.json").write_text(
+        json.dumps({**about, "source": None, "versions": {}, "runs": [], "sessions": []})
+    )
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr("sys.argv", ["flsim", "report", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said.count("\n") == 1
+    assert says in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_report_that_is_there_stays_where_another_fails(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    write_report([write_run(tmp_path / "run")], out)
+    before = out.read_bytes()
+    (tmp_path / "run" / "planted" / "roster.parquet").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="damaged"):
+        write_report([tmp_path / "run"], out)
+    assert out.read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_large_sweep_stays_below_three_megabytes() -> None:
+    """16 settings in pairs of worlds, the paper's 90 canaries in 9 configurations, 40 evaluations."""
+    canaries = [f"c{index:02d}" for index in range(90)]
+    pairs = [(p_u, p_e) for p_u in (2e-4, 6e-5, 2e-5) for p_e in (0.01, 0.1, 1.0) for _ in range(10)]
+    planted = pd.DataFrame({"canary": canaries, "tokens": [[i] for i in range(90)], "words": [["a"]] * 90})
+    planted[["p_u", "p_e"]] = pairs
+    rounds = np.arange(200, 8001, 200)
+    metrics = [*(("exposure", c) for c in canaries), *(("rs", c) for c in canaries), *(("bs", c) for c in canaries)]
+    metrics += [("references", ""), ("accuracy", ""), ("perplexity", "")]
+
+    def run(setting: str, seed: int) -> RunView:
+        rng = stream(seed, "report-size", setting)
+        values = 1 + rng.random((len(rounds), len(metrics))).cumsum(axis=0) / 5
+        values[:, 90:270] = rng.random((len(rounds), 180)) < 0.3
+        values[:, 270] = 2_000_000
+        rows = pd.DataFrame(
+            {
+                "run": f"{setting}-{seed}",
+                "round": rounds.repeat(len(metrics)),
+                "metric": [metric for metric, _ in metrics] * len(rounds),
+                "canary": [canary for _, canary in metrics] * len(rounds),
+                "value": values.ravel(),
+            },
+            columns=SCHEMA.names,
+        )
+        name = f"{setting}-{seed}"
+        results = RunResults(name, setting, "completed", None, 8000, 8000, rows, planted, {}, 100.0, seed, setting)
+        return RunView(Path(name), results, None)
+
+    lines = []
+    for index in range(8):
+        rest = f"FedAvg, b_u={index}"
+        settings = [
+            Setting(f"{w}, {rest}", w, [run(f"{w}, {rest}", seed) for seed in range(1)]) for w in ("IID", "Non-IID")
+        ]
+        lines.append(Line(rest, settings))
+    html = render(Gathered([], lines, []))
+    assert 200_000 < len(html.encode()) < 3_000_000
+    assert html.count("<svg role") == 5 * 8 + 3 * 16 + 8 + 9 * 16 + 8
+
+
+def test_help_has_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["flsim", "report", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "flsim report runs/iid runs/non-iid --out worlds.html" in " ".join(capsys.readouterr().out.split())
