@@ -60,9 +60,9 @@ def test_both_engines_train_the_same_model(experiment: Experiment) -> None:
     assert_close(*runs)
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment, world: str) -> None:
-    path = experiment.run("run", f"data.world={world}")
+@pytest.mark.parametrize("override", ["data.world=iid", "data.world=non-iid", "model.architecture=gru"])
+def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment, override: str) -> None:
+    path = experiment.run("run", override)
     run = Run.open(path)
     expected = train_without_flower(run, 4)
     assert all(torch.equal(value, expected.params[name]) for name, value in final_params(path).items())

@@ -66,9 +66,6 @@ class CIFGLanguageModel(NextWordModel):
         units, embedding = self.projection.shape
         return self.projection.new_zeros(rows, embedding), self.projection.new_zeros(rows, units)
 
-    def output_layer(self) -> tuple[Tensor, Tensor]:
-        return self.embedding.detach(), self.output_bias.detach()
-
     @torch.no_grad()
     def stepper(self) -> Stepper:
         """Equal to `read` but for rounding; see `LogitModel`.

@@ -88,6 +88,10 @@ class NextWordModel(nn.Module, ABC):
         """[..., D] -> [..., V]."""
         return outputs @ self.embedding.T + self.output_bias
 
+    def output_layer(self) -> tuple[Tensor, Tensor]:
+        """See `LogitModel`, which a model is that has a stepper too."""
+        return self.embedding.detach(), self.output_bias.detach()
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B, T, V] of the token that follows each of tokens int64 [B, T]."""
         return self.logits(self.outputs(embedding(tokens, self.embedding)))

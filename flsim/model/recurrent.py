@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import NextWordModel, State
+from flsim.model.language_model import NextWordModel, State, Stepper
 
 
 class RecurrentLanguageModel(NextWordModel):
     """Torch's `nn.LSTM` or `nn.GRU`; r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
 
-    Its state is (h, c), of a GRU (h,), each [B, layers, H].
+    Its state is (r [B, D], h, c), of a GRU (r, h), with h and c [B, layers x H]; it is a
+    `flsim.model.language_model.LogitModel`.
     """
 
     def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
@@ -37,8 +38,19 @@ class RecurrentLanguageModel(NextWordModel):
 
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """As `read`, over embeddings [B, T, D]."""
-        past = None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
-        is_gru = self.hparams.architecture == "gru"
+        past, is_gru = None, self.hparams.architecture == "gru"
+        if state is not None:
+            layered = (len(state[0]), self.hparams.layers, self.hparams.units)
+            past = tuple(part.reshape(layered).transpose(0, 1).contiguous() for part in state[1:])
         hidden, new = self.cells(embedded, past[0] if past and is_gru else past)
-        reached = tuple(part.transpose(0, 1) for part in ((new,) if is_gru else new))
-        return hidden if self.projection is None else hidden @ self.projection, reached
+        outputs: Tensor = hidden if self.projection is None else hidden @ self.projection
+        return outputs, (outputs[:, -1], *(part.transpose(0, 1).flatten(1) for part in ((new,) if is_gru else new)))
+
+    def stepper(self) -> Stepper:
+        """See `flsim.model.language_model.LogitModel`."""
+
+        @torch.no_grad()
+        def step(state: State, rows: Tensor, tokens: Tensor) -> State:
+            return self.read(tokens[:, None], tuple(part[rows] for part in state))[1]
+
+        return step
