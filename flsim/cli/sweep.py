@@ -62,7 +62,8 @@ def sweep(
 def _show(path: Path) -> None:
     """The table beside the published one, on standard output, and a report."""
     from flsim.cli.report import report
-    from flsim.cli.results import table
+    from flsim.cli.results import Against, table
+    from flsim.results.sweeps import published_of
 
-    table([path])
+    table([path], against=Against.paper if published_of([path]) else None)
     report([path], path / "report.html")

@@ -1,7 +1,8 @@
 """Tables that people read, as Markdown and LaTeX: columns side by side as far as the width goes, the rest below.
 
 A table is labels, which say what a row is, and units, each of columns that stay together. All go into one table where
-that fits; else extra columns are left out where that makes it fit; else a table follows a table, each with the labels.
+that fits; else extra columns are left out where that makes it fit; else there are several tables, each with the labels,
+and a unit goes into the first that has room.
 """
 
 import re
@@ -43,6 +44,7 @@ class Column:
         cells: a text per row; empty where there is nothing to say.
         is_number: to be aligned at the right.
         is_extra: to be left out where all others then fit into one table.
+        is_late: the unit that it begins comes last where there are several tables.
         note: a sentence that says what it is, for below the table.
     """
 
@@ -50,6 +52,7 @@ class Column:
     cells: list[str]
     is_number: bool = True
     is_extra: bool = False
+    is_late: bool = False
     note: str = ""
 
 
@@ -107,11 +110,12 @@ def _arranged(
         if size(shown) <= width:
             return [shown]
     tables: list[list[Column]] = []
-    for unit in units:
-        if tables and size([*tables[-1], *unit]) <= width:
-            tables[-1] += unit
-        else:
+    for unit in sorted(units, key=lambda unit: unit[0].is_late):
+        into = next((table for table in tables if size([*table, *unit]) <= width), None)
+        if into is None:
             tables.append([*labels, *unit])
+        else:
+            into += unit
     return tables
 
 

@@ -198,7 +198,8 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
         labels.append(Column("First run", text_of(table["runs"].str.split(", ").str[0]), is_number=False))
-    labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "")), *shown.progress(table)[0]]
+    labels += [Column("n", n, note=MEANS.format("/given" if is_partial else ""))]
+    progress = [unit for unit in [shown.progress(table)[0]] if unit]
 
     def half(name: str) -> list[str]:
         return formatted((table[f"{name}_high"] - table[f"{name}_low"]) / 2, "{:.1f}")
@@ -210,4 +211,4 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         *shown.exposures(table),
     ]
     memorized = [unit for metric in ("rs", "bs") for unit in shown.memorized(table, metric, "{:.1f}")]
-    return labels, [*memorized, bits, *shown.utility(table, has_deviations=True), *shown.epsilons(table)]
+    return labels, [*progress, *memorized, bits, *shown.utility(table, has_deviations=True), *shown.epsilons(table)]

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.results import formats
-from flsim.results.against import AGAINST, agreements, measured
+from flsim.results.against import AGAINST, COUNTED, agreements, measured
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 
@@ -57,7 +57,7 @@ def _lowest(table: pd.DataFrame, metric: str, heading: str) -> list[Column]:
     cells = text_of(table[f"{metric}_lowest"])
     note = LOWEST + (COPIES if any(" cop" in cell for cell in cells) else "")
     return [
-        Column(heading, cells, is_number=False, note=note),
+        Column(heading, cells, is_number=False, is_late=True, note=note),
         *_published(table, f"{metric}_lowest", "{}", is_number=False),
     ]
 
@@ -68,7 +68,7 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
     if f"{metric}_size" in table:
         cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
         columns.append(Column("vs", cells, is_number=False, note=VS))
-    if f"{metric}_pairs" in table:
+    if f"{metric}_pairs" in table and metric not in COUNTED:  # of those the marks of size and twins say enough
         columns.append(Column("Pairs", formatted(table[f"{metric}_pairs"], "{:.0f}%", 100), note=PAIRS))
     if f"{metric}_twin" in table:
         columns.append(Column("Twin", text_of(table[f"{metric}_twin"]), is_number=False, note=TWIN))
@@ -141,9 +141,9 @@ def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Col
         found = {cell for cell in cells if cell}
         if len(found) == 1 and not is_unfinished:
             return [], ALL_EPOCHS.format(*found)
-        return [Column("Epochs", cells)], EPOCH
+        return [Column("Epochs", cells, is_late=True)], EPOCH
     if differ or is_unfinished:
-        return [Column("Round", text_of(table["round"]))], ROUND
+        return [Column("Round", text_of(table["round"]), is_late=True)], ROUND
     return [], ""
 
 

@@ -221,6 +221,7 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         *shown.exposures(table),
     ]
     memorized = [unit for metric in ("rs", "bs") for unit in shown.memorized(table, metric, "{}")]
-    status = [[Column("Status", text_of(table["status"]), is_number=False)]] if unfinished else []
-    units = [*status, *memorized, bits, *shown.utility(table), *shown.epsilons(table)]
-    return labels + shown.progress(table, unfinished)[0], units
+    status = [[Column("Status", text_of(table["status"]), is_number=False, is_late=True)]] if unfinished else []
+    progress = [unit for unit in [shown.progress(table, unfinished)[0]] if unit]
+    units = [*progress, *status, *memorized, bits, *shown.utility(table), *shown.epsilons(table)]
+    return labels, units
