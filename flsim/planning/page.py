@@ -187,23 +187,19 @@ def _epsilon(value: float | None, is_of_sampler: bool) -> str:
 
 def _power(plan: Plan) -> str:
     power = plan.power
-    of = f"{count(power.canaries, 'canary').replace('canarys', 'canaries')} and {count(power.seeds, 'seed')}"
-    text = f"With {of} a mean difference in exposure between two runs, such as twins, "
+    seeds, canaries = count(power.seeds, "seed"), f"{power.canaries:,} canar{'y' if power.canaries == 1 else 'ies'}"
+    text = f"With {canaries} and {seeds} a mean difference in exposure between two runs, such as twins, "
     text += "is not found" if power.bits is None else f"of {power.bits:.2g} bits is found with 80% power"
-    text += f" (of {power.most_bits:.1f} bits at most)"
-    text += (
-        "" if power.counts is None else f"; one in RS, by McNemar's test, where it is {share(power.counts)} of canaries"
+    text += f" (a canary has at most {power.most_bits:.1f} bits)"
+    if power.counts is not None:
+        text += f"; one in RS, by McNemar's test, where it is {share(power.counts)} of canaries"
+    effect = f"{power.effect:g} {'bit' if power.effect == 1 else 'bits'}"
+    text += f". A difference of {effect} is found with {share(power.found)} power; with 80% by "
+    more = "no number of" if power.canaries_needed is None else f"{power.canaries_needed:,}"
+    seeds_more = "no number of" if power.seeds_needed is None else f"{power.seeds_needed:,}"
+    return _heading("Statistical power") + note(
+        f"{text}{more} canaries and {seeds}, or {canaries} and {seeds_more} seeds."
     )
-    text += f". A difference of {power.effect:g} bits is found with {share(power.found)}; with 80% "
-    wanted = [
-        "by no number of canaries"
-        if power.canaries_needed is None
-        else f"by {power.canaries_needed:,} canaries of {count(power.seeds, 'seed')}",
-        "by no number of seeds"
-        if power.seeds_needed is None
-        else f"by {power.seeds_needed:,} seeds of {power.canaries}",
-    ]
-    return _heading("Statistical power") + note(text + " or ".join(wanted) + ".")
 
 
 def _against(plan: Plan) -> str:

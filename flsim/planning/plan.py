@@ -239,7 +239,7 @@ class Predictor:
     ) -> tuple[float, dict[str, float], int]:
         costs = self._costs(quantile)
         runs = in_order(planned, self.train)
-        needs = [self.need(each.config) for each in runs]
+        needs = [Need(1) if self.whole_cluster else self.need(each.config) for each in runs]
         seconds = [
             run_seconds(costs[kind_of(each.config)], self._work(each.config), self._saturation(each.config, at_once))
             for each in runs
@@ -260,7 +260,8 @@ class Predictor:
         if need.gpus:
             return 1.0  # they take turns on the GPU
         together = 1 if self.whole_cluster else fitting(need, self.machine, at_once)
-        return saturation(together, need.cpus, config.system.evaluators, self.machine.cores)
+        processes = min(need.cpus, self.machine.cores)
+        return saturation(together, processes, config.system.evaluators, self.machine.cores)
 
 
 def fitting(need: Need, machine: Machine, at_once: int | None) -> int:

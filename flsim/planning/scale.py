@@ -1,6 +1,6 @@
 """How large an experiment is, beside the one that it stands for: users, cohorts, epochs, and copies of canaries."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,9 +101,9 @@ class Scale:
     Attributes:
         users: who is trained on.
         rows: of the table.
-        canaries: of the first run.
-        share: of all records, that are canaries, in expectation.
-        number: of canaries.
+        canaries: every configuration that a run has.
+        share: of all records, that are canaries, in expectation; in the run with the most of them.
+        number: of canaries, in the run that has the most.
     """
 
     users: Users
@@ -124,13 +124,17 @@ def scale_of(planned: Sequence[Planned], users: Users, train: Split) -> Scale:
     rows: dict[str, list[Planned]] = {}
     for each in planned:
         rows.setdefault(row_name(each), []).append(each)
-    hparams = planned[0].config.canaries
+    return _scale(rows, users, train)
+
+
+def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) -> Scale:
+    hparams = list(dict.fromkeys(each.config.canaries for runs in rows.values() for each in runs))
     return Scale(
         users,
         tuple(_row(name, runs, users, train) for name, runs in rows.items()),
-        canaries_of(hparams, users),
-        expected_copies(hparams, users.records) / max(users.records, 1),
-        len(configurations(hparams)),
+        tuple(dict.fromkeys(each for of in hparams for each in canaries_of(of, users))),
+        max(expected_copies(of, users.records) for of in hparams) / max(users.records, 1),
+        max(len(configurations(of)) for of in hparams),
     )
 
 
@@ -162,23 +166,23 @@ def published_scale(
     theirs = planned_runs(definition, tier, Path(), source, only=only)
     if len(theirs) != len(planned):
         return None
-    split, pairs = users.split(), dict[str, list[Planned]]()
+    pairs: dict[str, list[Planned]] = {}
     for ours, other in zip(planned, theirs, strict=True):
         pairs.setdefault(row_name(ours), []).append(other)
-    rows = tuple(_row(row_name(runs[0]), runs, users, split) for runs in pairs.values())
-    hparams = theirs[0].config.canaries
-    share = expected_copies(hparams, users.records) / users.records
-    return Scale(users, rows, canaries_of(hparams, users), share, len(configurations(hparams)))
+    return _scale(pairs, users, users.split())
 
 
 def row_name(run: Planned) -> str:
     """Of the row of a table that a run is in, whichever world and seed."""
-    axes = [
-        str(value) if isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
-        for key, value in run.axes.items()
-        if key != WORLD
-    ]
+    axes = [_said(key, value) for key, value in run.axes.items() if key != WORLD]
     return " ".join([run.grid, *axes])
+
+
+def _said(key: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    listed = ", ".join(map(str, value)) if isinstance(value, Sequence) else value
+    return f"{key.rpartition('.')[2]} {listed}"
 
 
 def _row(name: str, runs: Sequence[Planned], users: Users, train: Split) -> Row:

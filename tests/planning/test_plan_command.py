@@ -1,0 +1,127 @@
+"""`flsim plan` as a user meets it, all but the calibration, which trains for minutes: that is for a benchmark."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Experiment
+
+from flsim import cli
+from flsim.privacy.ledger import Entry, Ledger
+from flsim.privacy.table import report
+from flsim.results.power import detectable_exposure, seeds_for
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+Flsim = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
+    """`flsim plan --no-calibration` in this process, its scratch folder below `tmp_path`: code, output, errors."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
+    def run(*arguments: str | Path, calibrated: bool = False) -> tuple[int, str, str]:
+        more = () if calibrated else ("--no-calibration",)
+        monkeypatch.setattr("sys.argv", ["flsim", "plan", *map(str, (*arguments, *more))])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        assert not list(scratch.iterdir()), "left behind"
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+def planned(flsim: Flsim, *arguments: str | Path) -> dict[str, Any]:
+    code, out, err = flsim(*arguments, "--json")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("table", ["table1", "table3", "secret-sharer-table4"])
+def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
+    code, out, _ = flsim(EXPERIMENTS / f"{table}.toml", "--tier", "smoke")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    titles = [line.removeprefix("## ") for line in out.splitlines() if line.startswith("## ")]
+    assert titles == ["Scale", "Disk", "Statistical power"], "neither time nor memory, and nothing is private"
+    assert ("392,000" in out) == table.startswith("table"), "the users of Thakkar et al."
+
+
+def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
+    arguments = ("--only", "sgd", "--only", "fedavg", "--set", "evaluation.every=100", "--effect", "2", "--seeds", "3")
+    plan = planned(flsim, sweep_file, *arguments)
+    assert plan["scale"]["users"]["users"] == 400
+    assert plan["published"]["users"]["users"] == 392_000
+    assert plan["disk"]["kept"] == 3 * 8 * (15 + 4), "of 1,488 steps, and of 400 rounds"
+    assert plan["time"] is plan["memory"] is None
+    assert plan["privacy"] == []
+    power = plan["power"]
+    assert (power["canaries"], power["seeds"]) == (36, 3)
+    assert power["bits"] == pytest.approx(detectable_exposure(36, 3))
+    assert power["seeds_needed"] == seeds_for(2, 36)
+
+
+def test_epsilon_is_that_of_flsim_privacy(flsim: Flsim, sweep_file: Path) -> None:
+    """100 rounds of 40 of 400 users at z = 1; both worlds and all seeds release as much."""
+    plan = planned(flsim, sweep_file, "--seeds", "2")
+    (private,) = plan["privacy"]
+    lines = report(Ledger((Entry("fixed-size", 400, 40, 1.0, 100),)), 1e-3)
+    assert private["epsilons"] == {line.convention.name: line.epsilon for line in lines}
+    assert (private["name"], private["delta"], private["unit"]) == ("dp cohort 40", 1e-3, "user")
+
+
+def test_without_the_corpus_the_published_users_stand_for_it(flsim: Flsim, sweep_file: Path) -> None:
+    """784 rounds of 5,000 are the paper's ten epochs, epsilon 5.62 as it counts."""
+    code, out, err = flsim(sweep_file, "--tier", "paper", "--only", "dp", "--json")
+    assert code == 0
+    assert "flsim data import" in err
+    plan = json.loads(out)
+    assert plan["scale"]["rows"][0]["epochs"] == pytest.approx(10, rel=1e-3)
+    assert plan["privacy"][0]["epsilons"]["paper"] == pytest.approx(5.62, abs=0.01)
+    code, page, _ = flsim(sweep_file, "--tier", "paper", "--only", "dp")
+    assert "5.62" in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_a_run_of_its_own(experiment: Experiment, flsim: Flsim) -> None:
+    plan = planned(flsim, experiment.config, "--set", "training.cohort=12")
+    (row,) = plan["scale"]["rows"]
+    assert (row["size"], row["share"], row["epochs"]) == (12, 0.5, 2)
+    assert plan["published"] is None
+    assert plan["power"]["canaries"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tier", "huge"), "has no tier 'huge'; choose of"),
+        (("--only", "none"), "has no grid 'none'; choose of"),
+        (("--set", "training"), "write it as section.key=value"),
+        (("--corpus", "nowhere"), "not a corpus"),
+        (("--against", "nowhere"), "--against holds a calibration"),
+    ],
+)
+def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = flsim(EXPERIMENTS / "table1.toml", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]
+
+
+def test_a_sweeps_options_are_not_for_a_run(experiment: Experiment, flsim: Flsim) -> None:
+    code, _, err = flsim(experiment.config, "--seeds", "2")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "--seeds is for a sweep" in err
+
+
+def test_no_file_and_no_sweep(flsim: Flsim, tmp_path: Path) -> None:
+    assert flsim(tmp_path / "none.toml")[0] == 2
+    code, _, err = flsim(EXPERIMENTS / "table1.toml", "--against", tmp_path, calibrated=True)
+    assert code == 2
+    assert "not a sweep's folder" in err

@@ -1,0 +1,116 @@
+"""Schedules against all that could be, and costs against what they were made from."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flsim.errors import InputError
+from flsim.planning.cost import Cost, Need, Observed, Work, fit, most_at_once, run_seconds, saturation, schedule
+
+COST = Cost(start=10, base=0.5, per_size=0.25, pause=0, first_evaluation=6, evaluation=2, end=3)
+SECONDS = st.lists(st.integers(1, 50), min_size=1, max_size=12)
+
+
+def on_slots(seconds: Sequence[int], slots: int) -> list[tuple[float, float]]:
+    return schedule([float(each) for each in seconds], [Need(1)] * len(seconds), cores=slots)
+
+
+@given(SECONDS, st.integers(1, 5))
+def test_a_schedule_lies_between_the_bounds_of_graham(seconds: list[int], slots: int) -> None:
+    """Graham (1969): no list schedule is better than the bound below, or worse than the one above."""
+    spans = on_slots(seconds, slots)
+    makespan = max(end for _, end in spans)
+    assert max(max(seconds), sum(seconds) / slots) <= makespan
+    assert makespan <= sum(seconds) / slots + (1 - 1 / slots) * max(seconds) + 1e-9
+    assert [end - begin for begin, end in spans] == seconds
+    assert most_at_once(spans) == min(slots, len(seconds))
+
+
+@given(SECONDS, st.integers(1, 4))
+def test_a_schedule_is_that_of_a_clock(seconds: list[int], slots: int) -> None:
+    """Second by second: whoever waits takes the first slot that is free."""
+    waiting, left, begun = list(range(len(seconds))), dict[int, int](), dict[int, int]()
+    for now in range(sum(seconds) + 1):
+        left = {job: more for job, more in left.items() if more}
+        while waiting and len(left) < slots:
+            job = waiting.pop(0)
+            left[job], begun[job] = seconds[job], now
+        left = {job: more - 1 for job, more in left.items()}
+    assert [begin for begin, _ in on_slots(seconds, slots)] == [begun[job] for job in range(len(seconds))]
+
+
+def test_what_fits_goes_before_what_does_not() -> None:
+    """Two cores and one GPU: the second run waits for the GPU, the third takes the core that is left."""
+    needs = [Need(1, 0.6), Need(1, 0.6), Need(1)]
+    assert schedule([4, 5, 3], needs, cores=2, gpus=1) == [(0, 4), (4, 9), (0, 3)]
+    assert schedule([4, 5, 3], needs, cores=2, gpus=1, at_once=1) == [(0, 4), (4, 9), (9, 12)]
+
+
+def test_tenths_of_a_gpu_add_up_to_one() -> None:
+    assert most_at_once(schedule([1.0] * 10, [Need(1, 0.1)] * 10, cores=16, gpus=1)) == 10
+
+
+def test_what_never_fits_is_refused() -> None:
+    with pytest.raises(InputError, match="a run takes 3 cores and 0 GPUs; here are 2 and 0"):
+        schedule([1], [Need(3)], cores=2)
+
+
+def test_nothing_takes_no_time() -> None:
+    assert schedule([], [], cores=2) == []
+    assert most_at_once([]) == 0
+
+
+@given(st.floats(0, 2), st.floats(0.001, 0.1), st.lists(st.integers(1, 500), min_size=2, max_size=6, unique=True))
+def test_a_fit_recovers_what_rounds_cost(base: float, per_size: float, sizes: list[int]) -> None:
+    observed = [Observed(size, 11, tuple(base + per_size * size for _ in range(5)), 0.5, 6, 2, 3) for size in sizes]
+    cost = fit(observed)
+    for size in (1, 40, 1_000):
+        assert cost.round_seconds(size) == pytest.approx(base + per_size * size, rel=1e-6, abs=1e-6)
+    assert (cost.start, cost.pause, cost.first_evaluation, cost.evaluation, cost.end) == (11, 0.5, 6, 2, 3)
+
+
+def test_one_size_says_nothing_of_others() -> None:
+    cost = fit([Observed(40, 1, (0.4, 0.4, 9.0), 0, 0, 0, 0)])
+    assert (cost.base, cost.per_size) == pytest.approx((0.4, 0.0))
+
+
+def test_a_fit_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing was observed"):
+        fit([])
+
+
+def test_a_slow_quantile_is_no_quicker() -> None:
+    observed = [Observed(4, 9, (0.1, 0.2, 0.3), 0, 5, 2, 1), Observed(40, 12, (1.0, 1.2, 2.0), 0, 7, 3, 2)]
+    quick, middle, slow = (
+        run_seconds(fit(observed, quantile), Work(100, 20, 4, 25), 1.0) for quantile in (0.1, 0.5, 0.9)
+    )
+    assert quick < middle < slow
+
+
+def test_a_run_by_hand() -> None:
+    """100 rounds of 2 users, 1 s each; beside them an evaluation of 6 s and two of 2 s, and after them one of 2 s.
+
+    On cores of their own they only add the last; where there are none, all of them.
+    """
+    work = Work(rounds=100, size=2, evaluations=4, first_due=25)
+    assert run_seconds(COST, work, saturated=0.0) == 10 + 100 + 2 + 3
+    assert run_seconds(COST, work, saturated=1.0) == 10 + 100 + (6 + 2 + 2) + 2 + 3
+
+
+def test_a_single_evaluation_comes_after_training() -> None:
+    assert run_seconds(COST, Work(100, 2, 1, 100), saturated=0.0) == 10 + 100 + 6 + 3
+
+
+def test_evaluations_that_are_behind_end_later_than_training() -> None:
+    """10 rounds of a second, each evaluated in 2 s, the first in 6 s, from second 1 on."""
+    assert run_seconds(COST, Work(10, 2, 10, 1), saturated=0.0) == 10 + (1 + 6 + 9 * 2) + 3
+
+
+@pytest.mark.parametrize(
+    ("runs", "processes", "cores", "expected"),
+    [(2, 1, 2, 1.0), (1, 1, 2, 0.0), (1, 1, 1, 1.0), (2, 1, 3, 0.5), (4, 2, 64, 0.0)],
+)
+def test_evaluators_without_a_core_of_their_own(runs: int, processes: int, cores: int, expected: float) -> None:
+    assert saturation(runs, processes, 1, cores) == expected

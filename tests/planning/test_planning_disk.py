@@ -1,0 +1,72 @@
+"""What is said of the disk beside run folders that are really made."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Experiment
+
+from flsim.central import CentralState
+from flsim.config import CentralConfig, load
+from flsim.planning.disk import corpus_bytes, run_bytes
+from flsim.runs import Run
+
+CENTRAL = ("training.kind='central'", "training.steps=4", "training.batch_size=4")
+WIDE = ("model.embedding=64", "model.units=128")  # so that a checkpoint is more than its header
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def config_of(experiment: Experiment, *overrides: str) -> Path:
+    text = experiment.config.read_text()
+    if overrides and overrides[0] == CENTRAL[0]:
+        text = text.replace("rounds = 4\ncohort = 6\n", "").replace("[local]\nbatch_size = 4\n", "")
+    path = experiment.folder / "this.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        WIDE,
+        (*WIDE, "training.server_optimizer='adam'"),
+        (*CENTRAL, *WIDE),
+        (*CENTRAL, *WIDE, "training.optimizer='adam'"),
+        (*CENTRAL, *WIDE, "training.optimizer='momentum'"),
+    ],
+)
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], world: str) -> None:
+    """Checkpoints within 5%, and what is planted within 3 kB: of a tiny roster the file's frame is most."""
+    settings = load(config_of(experiment, *overrides), (*overrides, f"data.world='{world}'"))
+    run = Run.create(settings, experiment.folder / "run")
+    state, slots = run.latest_state(), dict[str, dict[str, torch.Tensor]]()
+    if isinstance(state, CentralState):
+        names = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
+        assert isinstance(settings, CentralConfig)
+        for slot in names[settings.training.optimizer]:
+            slots[slot] = {name: value.clone() for name, value in state.params.items()}
+        run.save(replace(state, step=2, moments=slots))
+        run.save(replace(state, step=4, moments=slots))
+    else:
+        run.save(replace(state, round=2))
+        run.save(replace(state, round=4))
+    split = run.corpus.split("train")
+    use = run_bytes(settings, len(split), split.records, run.corpus.layout.vocabulary_size, 4, evaluations=2)
+    assert use.checkpoints == pytest.approx(size_of(run.path / "checkpoints"), rel=0.05)
+    assert use.planted == pytest.approx(size_of(run.path / "planted"), abs=3_000)
+    assert use.newest == use.checkpoints
+    assert corpus_bytes(run.corpus) == size_of(run.corpus.path)
+
+
+def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
+    """4 bytes a record, and 8 for where each user starts, and the end."""
+    own, twin = (
+        run_bytes(load(experiment.config, [f"data.world='{world}'"]), 24, 192, 40, 4, 2) for world in ("non-iid", "iid")
+    )
+    assert twin.planted - own.planted == 4 * 192 + 8 * 25
+    assert twin.checkpoints == own.checkpoints

@@ -1,0 +1,102 @@
+"""A plan in words: numbers as people say them, lines that fit a terminal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flsim.planning.calibration import Calibration, kind_of, size_of
+from flsim.planning.cost import Need, Observed
+from flsim.planning.page import duration, number, page, share, size
+from flsim.planning.plan import Machine, Plan, Predictor, against, disk_of, memory_of, power_of
+from flsim.planning.scale import Users, scale_of
+from flsim.planning.watching import Watch
+from flsim.sweeps.definition import load as load_sweep
+from flsim.sweeps.definition import planned_runs, tier_of
+
+USERS = Users(400, 12_000, 100_000, 600)
+MACHINE = Machine(cores=2, gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(7.4, "7 s"), (89, "89 s"), (90, "2 min"), (720, "12 min"), (5_400, "1.5 h"), (36_000, "10 h"), (2e5, "2.3 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(12, "12 B"), (4.1e9, "4.1 GB"), (999_999, "1.0 MB"), (553_000, "553 kB"), (2e12, "2.0 TB")]
+)
+def test_sizes(amount: float, text: str) -> None:
+    assert size(amount) == text
+
+
+def test_numbers_and_shares() -> None:
+    assert [number(11_896), number(392_000), number(92_904_000)] == ["11,896", "392,000", "92.9 M"]
+    assert [share(0.1), share(0.00128), share(1.0)] == ["10%", "0.13%", "100%"]
+
+
+def measured(sweep_file: Path) -> tuple[Plan, Predictor]:
+    """All of table 1 where start and end take 10 s and 2 s, a user 0.01 s, a record 0.0001 s, an evaluation 3 s."""
+    definition = load_sweep(sweep_file)
+    planned = planned_runs(
+        definition, tier_of(definition, "smoke", "here"), Path("corpus"), "here", only=["sgd", "fedavg"]
+    )
+    train, watch, observed = USERS.split(), Watch(), dict[str, list[Observed]]()
+    watch.peak, watch.run, watch.rest = 4_100_000_000, 1_400_000_000, 1_300_000_000
+    for each in planned:
+        one = 0.01 if each.grid == "fedavg" else 0.0001
+        cost = Observed(size_of(each.config), 10, (one * size_of(each.config),), 0, 5, 3, 2)
+        observed.setdefault(kind_of(each.config), []).append(cost)
+    calibration = Calibration(observed, 4.0, 1.0, 70.0, watch)
+    predictor = Predictor(calibration, train, MACHINE, lambda _: Need(1))
+    scale = scale_of(planned, USERS, train)
+    session = {"trained": [each.name for each in planned], "failed": {}, "seconds": 400.0, "peak_memory": 4 * 10**9}
+    memory = memory_of(watch)
+    plan = Plan(
+        "table1",
+        "smoke",
+        MACHINE,
+        scale,
+        None,
+        None,
+        disk_of(planned, USERS, train, 2, 0),
+        (),
+        power_of(36, 1, planned[0].config.evaluation, 1.0),
+        predictor.time(planned),
+        memory,
+        tuple(against([session | {"at_once": None}], planned, predictor, memory)),
+    )
+    return plan, predictor
+
+
+def test_the_time_of_a_sweep_by_hand(sweep_file: Path) -> None:
+    """Two runs at once, pairs of twins: 12 s, 4 evaluations of 5 + 3 x 3 s, and 400 x 0.01 s a user or 1,488 x 0.0001 s
+    a record, as all cores are taken; 4 s before and 1 s after.
+    """
+    plan, _ = measured(sweep_file)
+    assert plan.time is not None
+    fedavg = [400 * 0.01 * cohort for cohort in (4, 8, 16, 40)]
+    sgd = [1_488 * 0.0001 * batch for batch in (32, 64, 128, 256)]
+    assert plan.time.seconds == pytest.approx(5 + sum(26 + each for each in [*fedavg, *sgd]), rel=1e-6)
+    assert plan.time.at_once == 2
+    assert plan.time.quickest < plan.time.seconds < plan.time.slowest
+
+
+def test_a_page_fits_and_says_all(sweep_file: Path) -> None:
+    plan, _ = measured(sweep_file)
+    text = page(plan)
+    assert max(map(len, text.splitlines())) <= 80
+    titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert titles == ["Scale", "Time", "Memory", "Disk", "Statistical power", "Beside what was recorded"]
+    assert "About 4.1 GB at the peak" in text
+    assert "an idle one" not in text
+    busy = page(replace(plan, machine=replace(plan.machine, busy=0.6)))
+    assert "60% of the cores" in " ".join(busy.split())
+
+
+def test_a_session_of_other_runs_is_held_against_nothing(sweep_file: Path) -> None:
+    _, predictor = measured(sweep_file)
+    assert against([{"trained": ["other"], "failed": {}, "seconds": 1, "at_once": 1}], [], predictor, None) == []  # type: ignore[arg-type]
