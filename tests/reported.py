@@ -79,7 +79,7 @@ def write_run(
         "round": last,
         "rounds": 30,
     }
-    told |= {"rounds_per_epoch": 10.0, "seed": seed, "series": setting} | about
+    told |= {"round": last, "rounds": 30, "rounds_per_epoch": 10.0, "seed": seed, "series": setting} | about
     (folder / "run.json").write_text(json.dumps(told))
     if config:
         dump(config, folder / "config.toml")

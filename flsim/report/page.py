@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -51,23 +52,23 @@ def render(of: Gathered) -> str:
         lstrip_blocks=True,
     )
     environment.filters["subscripts"] = subscripts
-    openings = _openings(of)
+    openings, found = _openings(of), worlds.compared(of)
     title = " · ".join(opening.title for opening in openings)
     return environment.get_template("template.html").render(
         title=title,
         openings=openings,
-        paragraph=" ".join(summary.paragraph(of)),
+        paragraph=" ".join(summary.paragraph(of, found)),
         tiles=summary.tiles(of),
-        sections=sections(of),
+        sections=sections(of, found),
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
     )
 
 
-def sections(of: Gathered) -> list[Section]:
-    """All parts with anything to say, in order."""
+def sections(of: Gathered, found: pd.DataFrame) -> list[Section]:
+    """All parts with anything to say, in order; `found` is of `flsim.report.worlds.compared`."""
     every = [
         Section("memorized", "What was memorized", tables.memorization(of)),
-        Section("worlds", "IID against non-IID", worlds.comparison(of)),
+        Section("worlds", "IID against non-IID", worlds.comparison(of, found)),
         Section("training", "Over training", figures.curves(of)),
         Section("configurations", "By how often canaries occur", maps.configurations(of)),
         Section("exposure", "Exposure of the canaries", figures.distributions(of)),

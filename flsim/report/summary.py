@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from flsim.report.blocks import listed, number, plural
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
 
 NAMES = {"rs": "Random Sampling", "bs": "Beam Search"}
+LEVEL = 0.05  # of tests
 FOUND = {"rs": "finds", "bs": "extracts"}
 
 
@@ -38,12 +40,17 @@ def tiles(of: Gathered) -> list[Tile]:
     return [*found, Tile("Runs completed", f"{completed} / {total}", f"{plural(len(of.settings), 'setting')}")]
 
 
-def paragraph(of: Gathered) -> list[str]:
-    """Sentences: what RS, BS and exposure say, then what is missing."""
+def paragraph(of: Gathered, found: pd.DataFrame) -> list[str]:
+    """Sentences: what RS, BS and exposure say, then what is missing.
+
+    Args:
+        of: all runs.
+        found: the worlds compared, of `flsim.report.worlds.compared`.
+    """
     measured = [setting for setting in of.settings if setting.shown and setting.mean("exposure") is not None]
     pairs = [line for line in of.pairs if all(setting.mean("rs") is not None for setting in line.settings)]
     if pairs:
-        sentences = [*_compared(pairs), *_agreement(pairs)]
+        sentences = [*_compared(pairs), *_agreement(pairs), *_chance(found)]
     elif any(setting.mean("rs") is not None for setting in of.settings):
         sentences = _ranges([setting for setting in of.settings if setting.mean("rs") is not None])
     elif measured:
@@ -86,6 +93,22 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
     counts = ((more, "more with IID data"), (less, "more with non-IID data"), (equal, "equally many"))
     words = [f"{what} in {count}" for count, what in counts if count]
     return [f"Setting by setting, Random Sampling finds {listed(words)} of {len(rs)}."]
+
+
+def _chance(found: pd.DataFrame) -> list[str]:
+    """How many of the differences in exposure are more than chance would do."""
+    tested = found["p_holm"].dropna()
+    if tested.empty:
+        return []
+    sure = int((tested < LEVEL).sum())
+    one_seed = (found.loc[tested.index, "unit"] == "canaries").any()
+    more = " Where there is one seed, that is over its canaries, and says nothing of other seeds." if one_seed else ""
+    if len(tested) == 1:
+        says = "differs by more than chance" if sure else "does not differ by more than chance"
+        return [f"Exposure {says} (p = {tested.iloc[0]:.2g}).{more}"]
+    count = f"{sure} of {len(tested)}" if sure else f"none of {len(tested)}"
+    corrected = f"p < {LEVEL:g}, corrected for their number"
+    return [f"Exposure differs by more than chance in {count} settings ({corrected}).{more}"]
 
 
 def _ranges(settings: Sequence[Setting]) -> list[str]:

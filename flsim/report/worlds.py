@@ -8,7 +8,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
-from flsim.report.gather import Gathered, RunView, Setting
+from flsim.report.gather import Gathered, Line, RunView, Setting
 from flsim.report.svg import image
 from flsim.results.compare_pairs import compare_pairs
 from flsim.results.sweep_pairs import Pair
@@ -24,13 +24,26 @@ NOTE = (
 )
 
 
-def comparison(of: Gathered) -> list[Block]:
-    """A row for each line that was trained in both worlds, and why those that do not compare do not."""
-    lines = [(line, iid, other) for line in of.lines if (iid := line.of("IID")) and (other := line.of("Non-IID"))]
+def compared(of: Gathered) -> pd.DataFrame:
+    """A row of `flsim.results.compare_pairs` for each of `both`, in their order."""
+    return compare_pairs([Pair(line.label, _planned(iid), _planned(other)) for line, iid, other in both(of)])
+
+
+def both(of: Gathered) -> list[tuple[Line, Setting, Setting]]:
+    """The lines that were trained in both worlds, with their IID and non-IID settings."""
+    return [(line, iid, other) for line in of.lines if (iid := line.of("IID")) and (other := line.of("Non-IID"))]
+
+
+def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:
+    """A row for each line that was trained in both worlds, and why those that do not compare do not.
+
+    Args:
+        of: all runs.
+        found: of `compared`.
+    """
+    lines = both(of)
     if not lines:
         return [Prose("No setting was trained both on IID and on non-IID data, so there is nothing to compare here.")]
-    pairs = [Pair(line.label, _planned(iid), _planned(other)) for line, iid, other in lines]
-    found = compare_pairs(pairs)
     bounds = found[["mean_difference", "ci_low", "ci_high"]].to_numpy(dtype="float64", na_value=np.nan).ravel()
     finite = [float(bound) for bound in bounds if np.isfinite(bound)]
     low, high = min([0.0, *finite]), max([0.0, *finite])

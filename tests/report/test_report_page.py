@@ -101,6 +101,8 @@ def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) ->
     assert f"finds {iid:.3g} of 16 canaries ({iid / 16:.0%}) where data are IID and {other:.3g} of 16" in answer
     assert "over 3 settings trained in both worlds, with 1 to 2 seeds each" in answer
     assert "more with IID data in 1 and equally many in 2 of 3" in answer
+    assert "Exposure differs by more than chance in" in answer
+    assert "of 3 settings (p < 0.05, corrected for their number). Where there is one seed" in answer
     assert "Of 11 runs, 1 still in training, 1 diverged and 1 not begun" in answer
     assert "8 / 11" in answer
 
@@ -159,8 +161,8 @@ def test_curves_maps_and_distributions_show_what_was_measured(page: Page, sweep:
     by_canary = bits.groupby(level=0, sort=False).mean()
     cells = roster(0).assign(bits=by_canary.to_numpy()).groupby(["p_u", "p_e"], as_index=False)["bits"].mean()
     assert len(cells) == 4
-    for cell in cells.to_dict("records"):
-        assert f"p_u 1/{1 / cell['p_u']:.0f}, p_e {cell['p_e']:.0%}: {cell['bits']:.1f}" in shown
+    for p_u, p_e, mean in zip(cells["p_u"], cells["p_e"], cells["bits"], strict=True):
+        assert f"p_u 1/{1 / p_u:.0f}, p_e {p_e:.0%}: {mean:.1f}" in shown
 
 
 def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:
