@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from flsim.config import CentralConfig, Config, FederatedConfig
 from flsim.data.corpus import Split
-from flsim.errors import InputError
+from flsim.errors import InputError, RunFailed
 from flsim.memory import PeakMemory
 from flsim.progress import say
 from flsim.sweeps.definition import Planned
@@ -151,29 +151,37 @@ def train_all(
             yield _ended(job, *_in_process(_command(job, address), job.log, look))
         return
     with cluster(address):
-        shares = {job.name: share(job.config, nodes()) for job in jobs}
-        for job in jobs:
-            _refuse_what_does_not_fit(job, *shares[job.name])
-        waiting, working, tries = list(jobs), dict[ray.ObjectRef, Job](), dict.fromkeys(shares, 0)
-        while waiting or working:
-            while waiting and (at_once is None or len(working) < at_once):
-                job = waiting.pop(0)
-                tries[job.name] += 1
-                cpus, gpus = shares[job.name]
-                task = ray.remote(_in_process).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
-                working[task.remote(_command(job, cpus=cpus), job.log)] = job
-            done, _ = ray.wait(list(working), timeout=LOOK)
-            for reference in done:
-                job = working.pop(reference)
-                try:
-                    code, said = ray.get(reference)
-                except RayError as error:
-                    code, said = -signal.SIGKILL, f"its process died ({type(error).__name__})"
-                if code not in {0, 1, BAD_INPUT} and tries[job.name] < TRIES:
-                    waiting.insert(0, job)
-                else:
-                    yield _ended(job, code, said)
-            look()
+        try:
+            yield from _as_resources_allow(jobs, at_once, look)
+        except KeyboardInterrupt:
+            raise RunFailed("interrupted; the same command goes on with what is left") from None
+
+
+def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable[[], None]) -> Iterator[Ended]:
+    """`train_all` on the cluster that is connected."""
+    shares = {job.name: share(job.config, nodes()) for job in jobs}
+    for job in jobs:
+        _refuse_what_does_not_fit(job, *shares[job.name])
+    waiting, working, tries = list(jobs), dict[ray.ObjectRef, Job](), dict.fromkeys(shares, 0)
+    while waiting or working:
+        while waiting and (at_once is None or len(working) < at_once):
+            job = waiting.pop(0)
+            tries[job.name] += 1
+            cpus, gpus = shares[job.name]
+            task = ray.remote(_in_process).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
+            working[task.remote(_command(job, cpus=cpus), job.log)] = job
+        done, _ = ray.wait(list(working), timeout=LOOK)
+        for reference in done:
+            job = working.pop(reference)
+            try:
+                code, said = ray.get(reference)
+            except RayError as error:
+                code, said = -signal.SIGKILL, f"its process died ({type(error).__name__})"
+            if code not in {0, 1, BAD_INPUT} and tries[job.name] < TRIES:
+                waiting.insert(0, job)
+            else:
+                yield _ended(job, code, said)
+        look()
 
 
 def share(config: Config, of: Sequence[dict[str, float]]) -> tuple[int, float]:
