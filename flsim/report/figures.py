@@ -43,7 +43,7 @@ def curves(of: Gathered) -> list[Block]:
             for index, line in enumerate(of.lines)
             if (shown := [setting for setting in line.settings if setting.shown])
         ]
-        figure = Figure(f"{title}, over {_x(of)}. {BAND}{left}", [Group(panels)], legend)
+        figure = Figure(f"{title}, over {_x(of)}, each panel as long as its training. {BAND}{left}", [Group(panels)], legend)
         blocks.append(Fold(title, [figure], is_open=metric in {"rs", "exposure"}))
     return blocks
 
@@ -52,7 +52,9 @@ def _curve(of: Gathered, metric: str, settings: Sequence[Setting], styles: dict[
     title, unit, template = OVER[metric]
     every = [setting.curve(metric, of.in_epochs) for setting in of.settings if setting.shown]
     heights = np.concatenate([curve[:, 1:].ravel() for curve in every if curve.size] or [np.zeros(0)])
-    last = max((float(curve[-1, 0]) for curve in every if curve.size), default=1.0)
+    last = max(
+        (float(curve[-1, 0]) for each in settings if (curve := each.curve(metric, of.in_epochs)).size), default=1.0
+    )
     top = float(heights.max(initial=0.0))
     ceiling = _ceiling([run for setting in settings for run, _ in setting.shown]) if metric == "exposure" else None
     if metric == "perplexity":

@@ -164,7 +164,7 @@ def _counted(settings: Sequence[Setting], metric: str) -> str:
     if len(counts) > 1:
         return f"{share:.0%} of the canaries"
     memorized = _mean([setting.mean(metric) for setting in settings])
-    return f"{memorized:.3g} of {counts.pop()} canaries ({share:.0%})"
+    return f"{number(memorized).removesuffix('.0')} of {counts.pop()} canaries ({share:.0%})"
 
 
 def _share(setting: Setting, metric: str) -> float | None:

@@ -27,7 +27,7 @@ class Size:
 
 
 WIDE = Size(340, 206, 40)
-SMALL = Size(168, 124, 24, right=6, top=18, bottom=19)
+SMALL = Size(168, 124, 24, right=10, top=18, bottom=19)
 
 
 @dataclass(frozen=True)

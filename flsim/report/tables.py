@@ -68,15 +68,18 @@ SAME = {
 }
 LOWEST = "Lowest: the (p_u, p_e) of the fewest expected insertions with a memorized canary."
 SIZE = (
-    " Beside a published share: whether it lies in our 95% interval of all canaries, taken as independent (ours is the "
-    "same), above it (ours is lower) or below it (ours is higher)."
+    " Beside a published share: whether ours is the same, which is that it lies in our exact 95% interval over all "
+    "canaries, taken as independent, or else lower or higher."
 )
 
 
 def memorization(of: Gathered) -> list[Block]:
-    """A row for each setting over its seeds, and one for each run; the runs alone where none has a second seed."""
+    """A row for each setting over its seeds, beside the published one, and one for each run.
+
+    The runs alone where none has a second seed, nor a published row, which would leave paper too narrow for both.
+    """
     published = _published(of)
-    has_seeds = any(len(setting.runs) > 1 for setting in of.settings)
+    has_seeds = bool(published) or any(len(setting.runs) > 1 for setting in of.settings)
     table, found = _settings(of, published) if has_seeds else _runs(of, published)
     blocks: list[Block] = [table]
     if "published_table" in found:
@@ -94,8 +97,10 @@ def _stand_for(table: Table, frame: pd.DataFrame) -> Table:
         if not pd.isna(row["published_table"]):
             words = [row.get(f"published_{part}") for part in ("data", "setting")]
             what = ", ".join(str(word) for word in words if word is not None and not pd.isna(word))
-            rows.append([name[0], f"Table {row['published_table']}", what])
-    headings = [left(text) for text in ("Here", "Published", "Its row")]
+            found = [row.get(f"published_{metric}_lowest") for metric in ("rs", "bs")]
+            lowest = ["–" if cell is None or pd.isna(cell) else str(cell) for cell in found]
+            rows.append([name[0], f"Table {row['published_table']}", what, *lowest])
+    headings = [left(text) for text in ("Here", "Published", "Its row", "RS lowest", "BS lowest")]
     return Table("Published rows, as their table has them", headings, rows)
 
 
@@ -196,7 +201,7 @@ def _cell(name: str, row: Mapping[Any, Any], is_number: bool) -> Cell:
         canaries = row["published_canaries" if plain != name else "canaries"]
         share = number(value / canaries, "{:.0%}")
         size = row.get(f"{plain}_size") if plain != name else None
-        judged = "" if size is None or pd.isna(size) else f"; ours {size}"
+        judged = "" if size is None or pd.isna(size) else f"; {size}"
         return Markup("{} <small>{}{} of {}{}</small>").format(
             share, _number(value, template), spread, canaries, judged
         )

@@ -98,7 +98,7 @@ def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) ->
     """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4."""
     iid, other = np.mean([7.5, 1, 4]), np.mean([3.5, 1, 4])
     answer = page.section("answer")
-    assert f"finds {iid:.3g} of 16 canaries ({iid / 16:.0%}) where data are IID and {other:.3g} of 16" in answer
+    assert f"finds {iid:.1f} of 16 canaries ({iid / 16:.0%}) where data are IID and {other:.1f} of 16" in answer
     assert "over 3 settings trained in both worlds, with 1 to 2 seeds each" in answer
     assert "more with IID data in 1 and equally many in 2 of 3" in answer
     assert "Exposure differs by more than chance in" in answer
@@ -109,7 +109,7 @@ def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) ->
 
 def test_published_values_stand_beside_ours(page: Page) -> None:
     assert "47% 7.5 ± 0.7 of 16" in page.text
-    assert "72% 65 of 90; ours lower" in page.text
+    assert "72% 65 of 90; lower" in page.text
     assert "Against the paper: RS, Table 9: 1 of 1 pairs of rows differ in the published direction" in page.text
 
 
