@@ -43,7 +43,9 @@ def curves(of: Gathered) -> list[Block]:
             for index, line in enumerate(of.lines)
             if (shown := [setting for setting in line.settings if setting.shown])
         ]
-        figure = Figure(f"{title}, over {_x(of)}, each panel as long as its training. {BAND}{left}", [Group(panels)], legend)
+        figure = Figure(
+            f"{title}, over {_x(of)}, each panel as long as its training. {BAND}{left}", [Group(panels)], legend
+        )
         blocks.append(Fold(title, [figure], is_open=metric in {"rs", "exposure"}))
     return blocks
 
