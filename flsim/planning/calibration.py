@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from flsim.config import CentralConfig, Config, FederatedConfig, dump
 from flsim.errors import InputError, RunFailed
-from flsim.planning.cost import Observed
+from flsim.planning.cost import Observed, fit
 from flsim.planning.disk import parameters_of
 from flsim.planning.watching import Watch, watching
 from flsim.progress import progress
@@ -67,11 +67,13 @@ class Copy:
         kind: of run, see `kind_of`.
         config: its settings.
         weight: seconds of the run's evaluation, in times of the copy's.
+        is_cold: it is among the first, which start while the cluster does.
     """
 
     kind: str
     config: Config
     weight: float
+    is_cold: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Calibration:
 
     Attributes:
         observed: kind of run -> its copies.
-        before: seconds until the first run starts.
+        before: seconds until the first run starts, and what its start took longer than those of later ones.
         after: seconds from the end of the last run until all is over.
         seconds: that the calibration took.
         watch: memory.
@@ -127,6 +129,8 @@ def copies_of(
 ) -> list[Copy]:
     """The copies to train, kind by kind; at least two of a kind that has two sizes.
 
+    Where several are trained at once, a cluster starts first, and the first copies with it: their kind has as many more.
+
     Args:
         planned: all runs.
         at_once: kind -> runs of it at the same time.
@@ -137,13 +141,15 @@ def copies_of(
     kinds: dict[str, list[Config]] = {}
     for each in planned:
         kinds.setdefault(kind_of(each.config), []).append(each.config)
-    copies = []
+    copies: list[Copy] = []
     for kind, configs in kinds.items():
         configs.sort(key=size_of)
         both = [configs[-1], configs[0]]
         wanted = max(at_once(kind), 1 if size_of(configs[0]) == size_of(configs[-1]) else 2)
-        for config in islice(cycle(both), wanted):
-            copies.append(_shortened(kind, config, words_a_user, records_a_user, vocabulary, device))
+        cold = 0 if copies or at_once(kind) == 1 else at_once(kind)
+        for number, config in enumerate(islice(cycle(both), cold + wanted)):
+            copy = _shortened(kind, config, words_a_user, records_a_user, vocabulary, device)
+            copies.append(replace(copy, is_cold=number < cold))
     return copies
 
 
@@ -221,11 +227,17 @@ def calibrate(
                 raise
         over = time.time()
         observed: dict[str, list[Observed]] = {}
+        cold = list[float]()
         for name, copy in configs.items():
             path = folder / name
-            observed.setdefault(copy.kind, []).append(observe(path, copy.config, watch.began[str(path)], ended[name]))
-        first = min(watch.began.values())
-        return Calibration(observed, first - began, over - max(ended.values()), over - began, watch)
+            seen = observe(path, copy.config, watch.began[str(path)], ended[name])
+            if copy.is_cold and seen.start is not None:
+                cold.append(seen.start)
+                seen = replace(seen, start=None)
+            observed.setdefault(copy.kind, []).append(seen)
+        before = min(watch.began.values()) - began
+        before += max(0.0, statistics.mean(cold) - fit(observed[copies[0].kind]).start) if cold else 0.0
+        return Calibration(observed, before, over - max(ended.values()), over - began, watch)
 
 
 @contextmanager

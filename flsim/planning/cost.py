@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
+from scipy.stats import trim_mean
 
 from flsim.errors import InputError
 
+CUT = 0.1  # of the rounds, at either end: what else the machine did in a moment
 EPSILON = 1e-9  # of resources: shares of GPUs are fractions
 
 
@@ -23,7 +25,8 @@ class Observed:
 
     Attributes:
         size: users of a round, or records of a step.
-        start: from the start of its process to the first round, and what the first took longer than others.
+        start: from the start of its process to the first round, and what the first took longer than others; None where
+            the cluster had just started as well.
         rounds: of one round each, with no evaluation of its own beside it.
         pause: of the training for an evaluation: the accounting of a private run.
         first_evaluation: from its submission to its end, with the start of the evaluator.
@@ -32,7 +35,7 @@ class Observed:
     """
 
     size: float
-    start: float
+    start: float | None
     rounds: tuple[float, ...]
     pause: float
     first_evaluation: float
@@ -79,23 +82,36 @@ class Work:
     weight: float = 1.0
 
 
-def fit(observed: Sequence[Observed], quantile: float = 0.5) -> Cost:
+def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
     """The cost that runs of one kind show.
 
     Args:
         observed: at least one; base and per_size need two sizes, else all is base.
-        quantile: of the rounds of a run, and of the runs: below 0.5 for a quick machine, above for a slow one.
+        quantile: of the rounds of a run, and of the runs: for a quick machine near 0, for a slow one near 1. By default
+            means, of rounds without the tenth that is least and the tenth that is greatest.
     """
     if not observed:
         raise InputError("nothing was observed to fit a cost to")
-    seconds = np.array([np.quantile(run.rounds, quantile) for run in observed])
+
+    def middle(values: Sequence[float], cut: float = 0.0) -> float:
+        return float(trim_mean(values, cut) if quantile is None else np.quantile(values, quantile))
+
+    seconds = np.array([middle(run.rounds, CUT) for run in observed])
     sizes = np.array([run.size for run in observed])
     base, per_size = _line(sizes, seconds)
 
     def of(name: str) -> float:
-        return float(np.quantile([getattr(run, name) for run in observed], quantile))
+        return middle([getattr(run, name) for run in observed])
 
-    return Cost(of("start"), base, per_size, of("pause"), of("first_evaluation"), of("evaluation"), of("end"))
+    return Cost(
+        middle(starts) if starts else 0.0,
+        base,
+        per_size,
+        of("pause"),
+        of("first_evaluation"),
+        of("evaluation"),
+        of("end"),
+    )
 
 
 def _line(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:

@@ -219,7 +219,7 @@ class Predictor:
 
     def time(self, planned: Sequence[Planned], at_once: int | None = None) -> Time:
         """Of training all these runs, as a sweep does."""
-        middle, runs, most = self._seconds(planned, at_once, 0.5)
+        middle, runs, most = self._seconds(planned, at_once)
         quickest, slowest = (self._seconds(planned, at_once, quantile)[0] for quantile in (QUICK, SLOW))
         return Time(
             middle,
@@ -228,14 +228,14 @@ class Predictor:
             runs,
             most,
             self.calibration.seconds,
-            self._costs(0.5),
+            self._costs(),
         )
 
-    def _costs(self, quantile: float) -> dict[str, Cost]:
+    def _costs(self, quantile: float | None = None) -> dict[str, Cost]:
         return {kind: fit(observed, quantile) for kind, observed in self.calibration.observed.items()}
 
     def _seconds(
-        self, planned: Sequence[Planned], at_once: int | None, quantile: float
+        self, planned: Sequence[Planned], at_once: int | None, quantile: float | None = None
     ) -> tuple[float, dict[str, float], int]:
         costs = self._costs(quantile)
         runs = in_order(planned, self.train)

@@ -24,12 +24,18 @@ def runs_of(file: Path, tier: str = "smoke", *only: str) -> list[Planned]:
     return planned_runs(definition, tier_of(definition, tier, "here"), Path("corpus"), "here", only=only)
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_the_least_and_the_greatest_of_each_kind(sweep_file: Path, at_once: int) -> None:
+def test_the_least_and_the_greatest_of_each_kind(sweep_file: Path) -> None:
     """Two kinds of four sizes, and a private one of one: what is private is a kind of its own."""
-    copies = copies_of(runs_of(sweep_file), lambda _: at_once, 250, 30, 600)
-    assert [size_of(copy.config) for copy in copies] == [256, 32, 40, 4, *[40] * at_once]
+    copies = copies_of(runs_of(sweep_file), lambda _: 1, 250, 30, 600)
+    assert [size_of(copy.config) for copy in copies] == [256, 32, 40, 4, 40]
     assert len({copy.kind for copy in copies}) == 3
+    assert not any(copy.is_cold for copy in copies), "no cluster starts before them"
+
+
+def test_as_many_at_once_and_the_first_ones_twice(sweep_file: Path) -> None:
+    copies = copies_of(runs_of(sweep_file), lambda _: 2, 250, 30, 600)
+    assert [size_of(copy.config) for copy in copies] == [256, 32, 256, 32, 40, 4, 40, 40]
+    assert [copy.is_cold for copy in copies] == [True, True, *[False] * 6]
 
 
 def test_what_changes_no_cost_makes_no_kind(experiment: Experiment) -> None:

@@ -72,8 +72,17 @@ def test_a_fit_recovers_what_rounds_cost(base: float, per_size: float, sizes: li
 
 
 def test_one_size_says_nothing_of_others() -> None:
-    cost = fit([Observed(40, 1, (0.4, 0.4, 9.0), 0, 0, 0, 0)])
+    cost = fit([Observed(40, 1, (0.2, 0.6), 0, 0, 0, 0)])
     assert (cost.base, cost.per_size) == pytest.approx((0.4, 0.0))
+
+
+def test_cold_starts_are_left_out() -> None:
+    observed = [Observed(4, start, (0.1,), 0, 0, 0, 0) for start in (None, None, 12, 14)]
+    assert fit(observed).start == 13
+
+
+def test_a_moment_in_which_the_machine_did_something_else_is_left_out() -> None:
+    assert fit([Observed(40, 1, (0.4,) * 9 + (9.0,), 0, 0, 0, 0)]).base == pytest.approx(0.4)
 
 
 def test_a_fit_of_nothing_is_refused() -> None:
@@ -84,7 +93,7 @@ def test_a_fit_of_nothing_is_refused() -> None:
 def test_a_slow_quantile_is_no_quicker() -> None:
     observed = [Observed(4, 9, (0.1, 0.2, 0.3), 0, 5, 2, 1), Observed(40, 12, (1.0, 1.2, 2.0), 0, 7, 3, 2)]
     quick, middle, slow = (
-        run_seconds(fit(observed, quantile), Work(100, 20, 4, 25), 1.0) for quantile in (0.1, 0.5, 0.9)
+        run_seconds(fit(observed, quantile), Work(100, 20, 4, 25), 1.0) for quantile in (0.1, None, 0.9)
     )
     assert quick < middle < slow
 
