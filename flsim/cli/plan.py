@@ -14,7 +14,8 @@ from flsim.errors import InputError
 
 if TYPE_CHECKING:
     from flsim.planning.given import Given
-    from flsim.planning.plan import Machine, Plan, Predictor
+    from flsim.planning.plan import Plan
+    from flsim.planning.predicting import Machine, Predictor
 
 EPILOG = """Example: flsim plan experiments/table1.toml --tier smoke
 
@@ -97,7 +98,7 @@ def _machine(is_measured: bool) -> "Machine":
     import psutil
     import torch
 
-    from flsim.planning.plan import Machine
+    from flsim.planning.predicting import Machine
 
     busy = psutil.cpu_percent(interval=1.0) / 100 if is_measured else None
     return Machine(os.cpu_count() or 1, torch.cuda.device_count(), busy)
@@ -107,7 +108,7 @@ def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predi
     from flsim.config import Config
     from flsim.planning.calibration import calibrate, copies_of, kind_of
     from flsim.planning.cost import Need
-    from flsim.planning.plan import Predictor, fitting
+    from flsim.planning.predicting import Predictor, fitting
 
     backend = importlib.import_module("server.sweep")
 

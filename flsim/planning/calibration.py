@@ -129,7 +129,7 @@ def copies_of(
 ) -> list[Copy]:
     """The copies to train, kind by kind; at least two of a kind that has two sizes.
 
-    Where several are trained at once, a cluster starts first, and the first copies with it: their kind has as many more.
+    Where several are trained at once, a cluster starts first, and the first copies with it: their kind has more.
 
     Args:
         planned: all runs.

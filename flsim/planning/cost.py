@@ -103,6 +103,7 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
     def of(name: str) -> float:
         return middle([getattr(run, name) for run in observed])
 
+    starts = [run.start for run in observed if run.start is not None]
     return Cost(
         middle(starts) if starts else 0.0,
         base,

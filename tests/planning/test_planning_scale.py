@@ -7,7 +7,7 @@ from helpers import Experiment
 
 from flsim.canaries.spec import CanaryHParams
 from flsim.config import load
-from flsim.planning.plan import evaluations_of, in_order
+from flsim.planning.predicting import evaluations_of, in_order
 from flsim.planning.scale import Users, canaries_of, published_scale, scale_of
 from flsim.sweeps.definition import load as load_sweep
 from flsim.sweeps.definition import planned_runs, tier_of
