@@ -5,6 +5,7 @@ The rounds are those of `server.supervision` without clients: a state that chang
 
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -175,7 +176,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     with pytest.raises(InputError, match=r"round 4 was not evaluated \(.*another model.*\); choose of 8"):
         results.evaluation(4)
     table = to_markdown(memorization_table([results]))
-    assert "failed" in table.splitlines()[2]
+    assert re.search(r"\| *failed *\|", table)
     assert f"run failed: {complaint}" in " ".join(table.split())
 
     for path in kept.iterdir():
