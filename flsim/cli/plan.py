@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,8 +69,10 @@ def _plan(given: "Given", at_once: int | None, calibrated: bool, effect: float, 
     from flsim.planning.scale import row_name, scale_of
 
     planned, train = given.planned, given.train
-    machine = _machine(calibrated)
+    machine = _machine()
     predictor = _measured(given, machine, at_once) if calibrated else None
+    if predictor:
+        machine = replace(machine, busy=predictor.calibration.watch.others)
     time = predictor.time(planned, at_once) if predictor else None
     memory = parts.memory_of(predictor.calibration.watch) if predictor else None
     held = parts.against(sessions, planned, predictor, memory) if predictor and memory else []
@@ -94,14 +97,12 @@ def _plan(given: "Given", at_once: int | None, calibrated: bool, effect: float, 
     )
 
 
-def _machine(is_measured: bool) -> "Machine":
-    import psutil
+def _machine() -> "Machine":
     import torch
 
     from flsim.planning.predicting import Machine
 
-    busy = psutil.cpu_percent(interval=1.0) / 100 if is_measured else None
-    return Machine(os.cpu_count() or 1, torch.cuda.device_count(), busy)
+    return Machine(os.cpu_count() or 1, torch.cuda.device_count())
 
 
 def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predictor":

@@ -9,6 +9,8 @@ from flsim.privacy.table import SOUND, STAR
 from flsim.results.formats import note
 from flsim.results.layout import Column, markdown
 
+BUSY = 0.1  # share of the cores that others take, from which on times say so
+
 
 def page(plan: Plan) -> str:
     """The whole plan."""
@@ -128,10 +130,10 @@ def _time(plan: Plan) -> str:
     text = f"About {duration(time.seconds)} ({duration(time.quickest)} to {duration(time.slowest)}), "
     text += "one run after another" if time.at_once == 1 else f"{time.at_once} runs at once"
     text += f"; measured in {duration(time.calibration)} on shortened copies of a few runs, trained as many at once."
-    if plan.machine.busy is not None and plan.machine.busy > 0.25:
+    if plan.machine.busy is not None and plan.machine.busy > BUSY:
         text += (
-            f" Others used {share(plan.machine.busy)} of the cores before that: this is for a machine as busy, and on "
-            f"an idle one it will be less."
+            f" Others took {share(plan.machine.busy)} of the cores meanwhile: this is for a machine as busy, and on an "
+            f"idle one it will be less."
         )
     longest = sorted(time.runs, key=lambda name: -time.runs[name])
     listed = [(name, duration(time.runs[name])) for name in longest]

@@ -199,13 +199,13 @@ def against(
     sessions: Iterable[Mapping[str, Any]], planned: Sequence[Planned], predictor: Predictor, memory: Memory
 ) -> list[Against]:
     """Sessions that trained nothing but these runs beside what is predicted of them."""
-    by_name, found = {each.name: each for each in planned}, []
+    found = []
     for session in sessions:
-        names = [*session["trained"], *session["failed"]]
-        if names and all(name in by_name for name in names):
-            time = predictor.time([by_name[name] for name in names], session["at_once"])
-            recorded = session["peak_memory"]
-            found.append(Against(len(names), session["seconds"], time.seconds, recorded, memory.total))
+        names = {*session["trained"], *session["failed"]}
+        of_session = [each for each in planned if each.name in names]  # in the order in which a sweep takes them
+        if names and len(of_session) == len(names):
+            time = predictor.time(of_session, session["at_once"])
+            found.append(Against(len(names), session["seconds"], time.seconds, session["peak_memory"], memory.total))
     return found
 
 

@@ -20,7 +20,7 @@ class Machine:
 
     Attributes:
         cores, gpus: of it.
-        busy: share of its cores that others used before the calibration; None without one.
+        busy: share of its cores that others took during the calibration; None without one.
     """
 
     cores: int

@@ -10,7 +10,7 @@ from helpers import Experiment
 from flsim.config import CentralConfig, FederatedConfig, load
 from flsim.memory import Memory
 from flsim.planning.calibration import FEWEST, REFERENCES, copies_of, kind_of, observe, scratch, size_of
-from flsim.planning.watching import Watch, run_of
+from flsim.planning.watching import Watch, run_of, share_of_others
 from flsim.planning.watching import kind_of as kind_of_process
 from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.sweeps.definition import Planned, planned_runs, tier_of
@@ -151,3 +151,10 @@ def test_a_scratch_folder_is_gone_whatever_happens() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not made[0].exists()
+
+
+def test_what_others_compute_is_a_share_of_all_cores() -> None:
+    """Two cores for 10 s: 4 s idle, 11 s ours, so that 5 of 20 are others'."""
+    assert share_of_others((100.0, 50.0, 3.0), (120.0, 54.0, 14.0)) == 0.25
+    assert share_of_others((100.0, 50.0, 3.0), (120.0, 54.0, 20.0)) == 0, "ticks of different clocks"
+    assert share_of_others((100.0, 50.0, 3.0), (100.0, 50.0, 3.0)) == 0, "the first look"

@@ -54,7 +54,12 @@ def measured(sweep_file: Path) -> tuple[Plan, Predictor]:
     calibration = Calibration(observed, 4.0, 1.0, 70.0, watch)
     predictor = Predictor(calibration, train, MACHINE, lambda _: Need(1))
     scale = scale_of(planned, USERS, train)
-    session = {"trained": [each.name for each in planned], "failed": {}, "seconds": 400.0, "peak_memory": 4 * 10**9}
+    session = {
+        "trained": sorted(each.name for each in planned),
+        "failed": {},
+        "seconds": 400.0,
+        "peak_memory": 4 * 10**9,
+    }
     memory = memory_of(watch)
     plan = Plan(
         "table1",
@@ -84,6 +89,9 @@ def test_the_time_of_a_sweep_by_hand(sweep_file: Path) -> None:
     assert plan.time.seconds == pytest.approx(5 + sum(26 + each for each in [*fedavg, *sgd]), rel=1e-6)
     assert plan.time.at_once == 2
     assert plan.time.quickest < plan.time.seconds < plan.time.slowest
+    (beside,) = plan.against
+    assert beside.runs == 16
+    assert beside.predicted_seconds == pytest.approx(plan.time.seconds)
 
 
 def test_a_page_fits_and_says_all(sweep_file: Path) -> None:
