@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from flsim.bench import writers
-from flsim.memory import PeakMemory
 from flsim.errors import InputError, RunFailed
+from flsim.memory import PeakMemory
 from flsim.progress import say
 from flsim.rng import stream
 

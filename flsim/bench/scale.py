@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flsim.memory import PeakMemory
 from flsim.canaries.planting import Planting, draw_canaries, plant
 from flsim.canaries.population import Population, World, open_population, write_population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.memory import PeakMemory
 from flsim.progress import say
 from flsim.rng import stream
 
