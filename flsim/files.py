@@ -64,6 +64,25 @@ def new_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+@contextmanager
+def named_file(path: Path) -> Iterator[Path]:
+    """`new_file` where a person named the place.
+
+    Raises:
+        InputError: it is a folder, its folder is not there, or it cannot be written.
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
+    with new_file(path) as partial:
+        try:
+            partial.touch()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror}); name another file") from error
+        yield partial
+
+
 def write_json(path: Path, value: Any) -> None:
     with new_file(path) as partial:
         partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flsim.errors import InputError
-from flsim.files import digest, new_file, new_folder
+from flsim.files import digest, named_file, new_file, new_folder
 
 
 def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
@@ -48,6 +48,20 @@ def test_a_file_that_failed_half_way_leaves_the_old_one(tmp_path: Path) -> None:
         partial.write_text("new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    for place, message in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "file", "no such folder"),
+        (tmp_path / "file" / "file", "no such folder"),
+        (Path("/proc/file"), "cannot be written"),
+    ):
+        with pytest.raises(InputError, match=message), named_file(place):
+            pass
+    assert (tmp_path / "file").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_where_a_part_ends_matters_to_a_digest() -> None:

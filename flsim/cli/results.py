@@ -14,7 +14,7 @@ Example: flsim table runs/sgd runs/fedavg --epoch 10
 
 Example: flsim table runs/seed-* --over-seeds --epoch 10
 
-Example: flsim table sweeps/table1 --against paper --format latex"""
+Example: flsim table runs/table1-smoke --against paper --format latex"""
 PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.png
 
 Example: flsim plot runs/seed-* --over-seeds --out memorization.svg"""
@@ -56,7 +56,7 @@ def table(
 
     --over-seeds says how sure means are, and compares IID and non-IID.
     """
-    from flsim.files import new_file
+    from flsim.files import named_file
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against import against as marked
     from flsim.results.store import read_run
@@ -85,7 +85,7 @@ def table(
     if out is None:
         typer.echo(text, nl=not text.endswith("\n"))
     else:
-        with new_file(out) as partial:
+        with named_file(out) as partial:
             partial.write_text(text, encoding="utf-8")
 
 

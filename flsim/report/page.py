@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from flsim.errors import InputError
-from flsim.files import new_file
+from flsim.files import named_file
 from flsim.report import about, figures, ledger, maps, settings, summary, tables, worlds
 from flsim.report.blocks import Section, plural
 from flsim.report.gather import Gathered, gather
@@ -31,15 +31,12 @@ def write_report(paths: Sequence[Path], out: Path) -> None:
     """Write a report about run folders and sweeps, whole or not at all.
 
     Raises:
-        InputError: not a .html file, no such folder, or as `flsim.report.gather.gather`.
+        InputError: not a .html file, as `flsim.files.named_file`, or as `flsim.report.gather.gather`.
     """
     if out.suffix.lower() not in {".html", ".htm"}:
         raise InputError(f"{out}: reports are written as .html; name such a file")
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: no such folder as {out.parent}; make it first")
-    text = render(gather(paths))
-    with new_file(out) as partial:
-        partial.write_text(text, encoding="utf-8")
+    with named_file(out) as partial:
+        partial.write_text(render(gather(paths)), encoding="utf-8")
 
 
 def render(of: Gathered) -> str:

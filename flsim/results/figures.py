@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from flsim.errors import InputError
-from flsim.files import new_file
+from flsim.files import named_file
 
 # Okabe and Ito (2008), distinguishable with any colour vision; yellow left out, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -47,6 +47,6 @@ def write_figure(draw: Callable[[], Figure], path: Path) -> None:
     """Draw in our style and write it, whole or not at all. Raises as `refuse_other_than_figure`."""
     refuse_other_than_figure(path)
     kind = FORMATS[path.suffix.lower()]
-    with mpl.rc_context(STYLE), new_file(path) as partial:
+    with mpl.rc_context(STYLE), named_file(path) as partial:
         metadata = {"Date": None} if kind == "svg" else None
         draw().savefig(partial, format=kind, dpi=150, metadata=metadata)
