@@ -85,21 +85,23 @@ def read_sweep(path: Path) -> Sweep:
         InputError: not a sweep's folder, or a file of it or of one of its runs is damaged.
     """
     about = _read(path)
+    found = {name: read_run(folder) for name in _names(path) if _is_run(folder := _folder(path, name))}
     try:
         runs = [
             SweepRun(
                 each["name"],
                 each["grid"],
                 int(each["seed"]),
-                each["axes"],
-                each["published"],
-                read_run(_folder(path, each["name"])) if _is_run(_folder(path, each["name"])) else None,
+                dict(each["axes"]),
+                None if each["published"] is None else dict(each["published"]),
+                found.get(each["name"]),
             )
             for each in about["runs"]
         ]
         texts = {name: str(about[name]) for name in ("name", "title", "question", "tier", "about", "command")}
         source = None if about["source"] is None else str(about["source"])
-        return Sweep(path, **texts, source=source, versions=about["versions"], sessions=about["sessions"], runs=runs)
+        versions, sessions = dict(about["versions"]), [dict(each) for each in about["sessions"]]
+        return Sweep(path, **texts, source=source, versions=versions, sessions=sessions, runs=runs)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
 
@@ -108,7 +110,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """Run folders as they are; in place of a sweep's folder those of its runs that exist.
 
     Raises:
-        InputError: a sweep.json that is damaged, or a sweep of which no run has begun.
+        InputError: a sweep.json that is damaged, a sweep of which no run has begun, or a run that is named twice.
     """
     found: list[Path] = []
     for path in paths:
@@ -119,6 +121,10 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if not begun:
             raise InputError(f"{path}: no run of this sweep has begun; `flsim sweep` goes on with it")
         found += begun
+    names = [folder.resolve() for folder in found]
+    for folder, name in zip(found, names, strict=True):
+        if names.count(name) > 1:
+            raise InputError(f"{folder}: named twice, by itself or by its sweep; name it once")
     return found
 
 
