@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 EPILOG = """Two runs, canary by canary: flsim compare runs/iid runs/non-iid --epoch 10
 
-IID against non-IID in every row of a sweep: flsim compare sweeps/table1
+IID against non-IID in every row of a sweep: flsim compare runs/table1-smoke
 
-The same runs of two sweeps: flsim compare sweeps/plain sweeps/clipped --format csv"""
+The same runs of two sweeps: flsim compare runs/plain runs/clipped --format csv"""
 
 
 def compare(
@@ -39,7 +39,7 @@ def compare(
 
     P-values of several rows are corrected for their number (Holm).
     """
-    from flsim.files import new_file
+    from flsim.files import named_file
     from flsim.results import formats
 
     if as_json and format is not Format.md:
@@ -54,7 +54,7 @@ def compare(
     if out is None:
         typer.echo(text, nl=False)
     else:
-        with new_file(out) as partial:
+        with named_file(out) as partial:
             partial.write_text(text, encoding="utf-8")
 
 
@@ -86,6 +86,8 @@ def _compared(
         pairs = same_names(read_sweep(a), read_sweep(b))
         heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
     table = compare_pairs.compare_pairs(pairs, round, epoch)
+    if table["seeds"].isna().all():
+        raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {table['left_out'].iloc[0]}")
     texts = {
         Format.md: f"{formats.note(heading)}\n{compare_pairs_text.to_markdown(table)}",
         Format.latex: compare_pairs_text.to_latex(table),

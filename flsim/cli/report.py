@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-EPILOG = """Example: flsim report sweeps/table1 --out table1.html
+EPILOG = """Example: flsim report runs/table1-smoke --out table1.html
 
 Example: flsim report runs/iid runs/non-iid --out worlds.html"""
 
@@ -16,8 +16,9 @@ def report(
 ) -> None:
     """Write one HTML file about runs or a sweep: tables, figures, settings, data, privacy, provenance.
 
-    The file is whole: it fetches nothing, needs no scripts, and prints. Runs may be unfinished, diverged or failed;
-    the report says which.
+    The file is whole: it fetches nothing, needs no scripts, and prints.
+
+    Runs may be unfinished, diverged or failed; the report says which.
     """
     from flsim.report.page import write_report
 

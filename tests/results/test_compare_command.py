@@ -224,6 +224,8 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
         (["nowhere"], "nowhere: not a run folder"),
         ([run, run, "--round", "7"], "round 7 was not evaluated"),
         (["sweep", "--round", "10", "--epoch", "10"], "--round and --epoch: each says where to look"),
+        (["sweep", "--round", "7"], "sweep: nothing to compare: run fedavg-iid-seed0: round 7 was not evaluated"),
+        (["sweep", "--out", "missing/file"], "missing/file: no such folder as missing; make it first"),
         (["sweep", "--json", "--format", "csv"], "--json and --format csv: choose one of them"),
         (["sweep", "--format", "parquet"], "not for a terminal"),
         (["sweep", "sweep", "sweep"], "unexpected extra argument"),
@@ -237,7 +239,7 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
 def test_help_has_examples(flsim: Flsim) -> None:
     code, shown, _ = flsim("compare", "--help")
     assert code == 0
-    assert "flsim compare sweeps/table1" in shown
+    assert "flsim compare runs/table1-smoke" in shown
 
 
 def test_equal_differences_of_counts_have_no_interval(make_sweep: MakeSweep) -> None:
