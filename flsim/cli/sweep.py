@@ -24,7 +24,7 @@ CorpusOption = Annotated[Path | None, typer.Option(help="Corpus to train on, in 
 def sweep(
     file: Annotated[Path, typer.Argument(help="TOML file of a sweep; see experiments/.")],
     tier: Tier = "smoke",
-    out: Annotated[Path | None, typer.Option(help="Folder; default runs/ and the file's name and tier.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default runs/NAME-TIER, by the file's name.")] = None,
     seeds: Seeds = None,
     only: Only = None,
     corpus: CorpusOption = None,
@@ -34,23 +34,26 @@ def sweep(
 ) -> None:
     """Train all runs of a table, and print it beside the published one.
 
-    Finished runs are skipped: a sweep that was killed goes on by the same command. A run that fails leaves the others
-    alone, and is tried again by the same command.
+    Finished runs are skipped: a sweep that was killed goes on by the same command.
+
+    A run that fails leaves the others alone, and is tried again by the same command.
     """
     from flsim.sweeps import definition, folder
 
     found = definition.load(file)
     at = definition.tier_of(found, tier, str(file))
-    there = folder.SweepFolder(out or Path("runs") / f"{file.stem}-{tier}")
+    # Absolute, as a cluster that runs already is at work in a folder of its own.
+    there = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     path = corpus or folder.corpus_of(at, file, there.path)
     given = range(seeds) if seeds else None
     planned = definition.planned_runs(found, at, path, str(file), given, only or (), set_ or ())
     with there.alone():
-        train = folder.open_corpus(at, path).split("train")
+        train = folder.open_corpus(at, path, there.path).split("train")
         there.write(file, found, tier, planned, shlex.join(["flsim", *sys.argv[1:]]))
         backend = importlib.import_module("server.sweep")
         failed = backend.sweep(there, planned, train, address, at_once, at.whole_cluster)
-    _show(there.path)
+    if any((there.run(each.name) / "run.json").exists() for each in planned):
+        _show(there.path)
     if failed:
         name, why = next(iter(failed.items()))
         raise RunFailed(

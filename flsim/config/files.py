@@ -24,9 +24,13 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
         overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
 
     Raises:
-        InputError: no such file, not TOML, an unknown key (the closest known one is named), or a value not allowed.
+        InputError: no such file, not TOML, a sweep, an unknown key (the closest known one is named), or a value not
+            allowed.
     """
-    config = parse(toml.read(path, overrides), str(path))
+    values = toml.read(path, overrides)
+    if "grids" in values:
+        raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
+    config = parse(values, str(path))
     return replace(config, data=replace(config.data, corpus=(path.parent / config.data.corpus).resolve()))
 
 

@@ -104,7 +104,7 @@ def _given_sweep(
     planned = definition.planned_runs(found, at, path, str(file), seeds, only, overrides)
     train = users.split() if users else None
     if users is None or train is None:
-        there = open_corpus(at, path)
+        there = open_corpus(at, path, folder)
         users, train = Users.of(there), there.split("train")
         makes = corpus_bytes(there) if path.parent == folder else 0
     return Given(

@@ -175,7 +175,10 @@ def load(path: Path) -> Definition:
     Raises:
         InputError: no such file, not TOML, or not as above.
     """
-    definition = toml.validate(Definition, toml.read(path), str(path))
+    values = toml.read(path)
+    if "grids" not in values:
+        raise InputError(f"{path}: not a sweep, as it has no grids; a run's configuration is for `flsim run`")
+    definition = toml.validate(Definition, values, str(path))
     names = [grid.name for grid in definition.grids]
     if not names or len(set(names)) < len(names):
         raise InputError(f"{path}: grids need different names, and there must be one; found {names}")
@@ -214,7 +217,8 @@ def planned_runs(
         overrides: of all runs, as ``section.key=value``.
 
     Raises:
-        InputError: no such grid, a run's settings are wrong, axes of a tier do not fit, or a published row is missing.
+        InputError: no such grid, a run's settings are wrong, an override is of what runs differ in, axes of a tier do
+            not fit, or a published row is missing.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
@@ -230,6 +234,7 @@ def planned_runs(
         for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(corpus.resolve())}}):
             _merge(settings, part)
         for theirs, ours in _points(grid, change, source):
+            _refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
             row = _published(definition.published, grid, theirs, rows, source)
             for seed in tier.seeds if seeds is None else seeds:
                 values = deepcopy(settings)
@@ -241,6 +246,17 @@ def planned_runs(
                 name = "-".join([grid.name, *(_slug(key, value) for key, value in ours.items()), f"seed{seed}"])
                 runs.append(Planned(name, grid.name, seed, ours, row, parse(values, f"{source}, {name}")))
     return runs
+
+
+def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
+    """Raises InputError for a setting that is not for all runs: their names and rows would no longer be true."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
+        if option:
+            raise InputError(f"--set {key}: of a sweep that is for {option}")
+        if key in axes:
+            raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
 
 
 def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Values]]:

@@ -30,6 +30,7 @@ from flsim.sweeps.definition import Definition, Planned, Tier
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
 CORPUS, CORPUS_SEED = "corpus", 0
 LOCK = ".sweeping"
+OURS = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs"}
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,29 @@ class SweepFolder:
         try:
             about = json.loads((self.run(name) / "run.json").read_text(encoding="utf-8"))
             status = str(about["status"])
+            is_longer = status == "completed" and about["rounds"] != rounds
         except (OSError, ValueError, KeyError, TypeError):
             return "waits"
-        return "waits" if status == "completed" and about["rounds"] != rounds else status
+        return "waits" if is_longer else status
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else goes on with the sweep in the block. Raises InputError where someone does."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK).open("w") as file:
+        """Nobody else goes on with the sweep in the block.
+
+        Raises:
+            InputError: someone does, something else is there, or nothing can be written there.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            there = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+            if there - OURS and FILE not in there:
+                raise InputError(f"{self.path}: holds other things than a sweep; name a new folder with --out")
+            lock = (self.path / LOCK).open("w")
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: no folder that can be written ({error.strerror}); name another --out"
+            ) from error
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -125,7 +140,8 @@ class SweepFolder:
             return None
         try:
             known: dict[str, Any] = json.loads((self.path / FILE).read_text(encoding="utf-8"))
-            known["runs"], known["sessions"], known["tier"], known["name"]
+            known["sessions"], known["tier"], known["name"]
+            [(each["name"], each["grid"], each["digest"]) for each in known["runs"]]
             return known
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path / FILE}: damaged; restore it, or name another --out") from error
@@ -142,9 +158,9 @@ def corpus_of(tier: Tier, source: Path, folder: Path) -> Path:
     return path
 
 
-def open_corpus(tier: Tier, path: Path) -> Corpus:
-    """The corpus, made first where it is the tier's synthetic one and not there yet."""
-    if tier.corpus.synthetic is not None and path.name == CORPUS and not path.exists():
+def open_corpus(tier: Tier, path: Path, folder: Path) -> Corpus:
+    """The corpus, made first where it is the sweep's own, in its folder, and not there yet."""
+    if tier.corpus.synthetic is not None and path == folder / CORPUS and not path.exists():
         make_synthetic(path, tier.corpus.synthetic, CORPUS_SEED)
     return Corpus.open(path)
 
@@ -162,6 +178,6 @@ def _entry(run: Planned) -> dict[str, Any]:
 
 
 def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:
-    """Grid by grid; within a grid in the order in which they were first planned."""
-    grids = [grid.name for grid in definition.grids]
-    return sorted(runs.values(), key=lambda run: grids.index(run["grid"]))
+    """Grid by grid, last those that the definition no longer has; within one as they were first planned."""
+    places = {grid.name: place for place, grid in enumerate(definition.grids)}
+    return sorted(runs.values(), key=lambda run: places.get(run["grid"], len(places)))

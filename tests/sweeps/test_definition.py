@@ -8,6 +8,7 @@ import pytest
 import tomli_w
 
 from flsim.config import CentralConfig, FederatedConfig
+from flsim.config import load as load_config
 from flsim.errors import InputError
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
@@ -106,6 +107,27 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any
     with pytest.raises(InputError, match=message) as error:
         planned(tmp_path, MINIMAL | change)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=3", "for --seeds"),
+        ("data.corpus=there", "for --corpus"),
+        ("training.rounds=7", "grids.a varies it; take other grids with --only"),
+        ("model.units=7", "grids.b varies it"),
+    ],
+)
+def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        planned(tmp_path, MINIMAL, overrides=[override])
+
+
+def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
+    with pytest.raises(InputError, match="not a sweep, as it has no grids"):
+        load(EXPERIMENTS / "demo.toml")
+    with pytest.raises(InputError, match="a sweep, not a run's configuration; train it with `flsim sweep`"):
+        load_config(EXPERIMENTS / "table1.toml")
 
 
 def test_an_unknown_tier_or_grid_names_those_that_are_there(tmp_path: Path) -> None:
