@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from rich.live import Live
@@ -48,7 +49,7 @@ def state_of(run: Path, began: float) -> State:
     except (OSError, ValueError):
         return State("waits")
     if about["status"] in {"completed", "diverged"}:
-        return State(about["status"], 1.0, _found(run))
+        return State(about["status"], 1.0, _found(run, (run / "run.json").stat().st_mtime_ns))
     if (run / "run.json").stat().st_mtime < began:
         return State("waits", note=f"stopped at {about['round']:,}" if about["round"] else "")
     last = _last_line(run / "rounds.jsonl")
@@ -131,8 +132,9 @@ def _left(done: float, seconds: float) -> Text:
     return Text(f"about {clock(seconds * (1 - done) / done)} left" if 0.02 < done < 1 else "")
 
 
-def _found(run: Path) -> str:
-    """What a run that is over has found, in a few words."""
+@cache  # it reads all rows, and is asked for every second while others are trained
+def _found(run: Path, _when: int) -> str:
+    """What a run that is over has found, in a few words; `_when` tells its ends apart, should it go on."""
     try:
         results = read_run(run)
         if results.status == "diverged":
