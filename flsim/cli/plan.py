@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -42,13 +43,16 @@ def plan(
 ) -> None:
     """Say what a run, or all runs of a sweep, will take here: scale, time, memory, disk, epsilon, statistical power.
 
-    Time and memory come from a calibration: a few runs are trained for some seconds each, as the sweep would train
-    them. It takes a minute or two, and leaves nothing behind.
+    Time and memory come from a calibration: a few runs are trained for some seconds each, as the sweep would.
+
+    It takes a minute or two, and leaves nothing behind.
     """
     from flsim.planning.calibration import scratch
     from flsim.planning.given import given
     from flsim.planning.page import page
 
+    if not math.isfinite(effect):
+        raise InputError(f"--effect {effect:g}: a number of bits is needed")
     if against is not None and not calibration:
         raise InputError("--against holds a calibration against what was recorded; remove --no-calibration")
     sessions = _sessions(against)

@@ -8,7 +8,9 @@ from flsim.planning.scale import Canaries, Row, Scale
 from flsim.privacy.table import SOUND, STAR
 from flsim.results.formats import note
 from flsim.results.layout import Column, markdown
+from flsim.results.power import SD_CANARIES, SD_SEEDS
 
+RECORDS = "Sound: sensitivity S under add-or-remove-one of a record, with Poisson sampling.\n"
 BUSY = 0.1  # share of the cores that others take, from which on times say so
 
 
@@ -75,7 +77,10 @@ def _scale(plan: Plan) -> str:
     units = [[Column(name, _facts(of)) for name, of in scales.items()]]
     names = Column("Rows", [row.name for row in here.rows], is_number=False)
     counts = Column("Canaries", [str(each.count) for each in here.canaries])
-    text = "Share: of all users, in a round. Sharers: p_u x users. Copies: of a canary, in expectation."
+    text = "Length: rounds of so many users (batch), or, of SGD, steps of so many records."
+    text += " Share: of all users, in a round." * any(row.share is not None for row in here.rows)
+    has_copies = here.canaries[0].p_u is None
+    text += " Copies: of a canary." if has_copies else " Sharers: p_u x users. Copies: of a canary, in expectation."
     if there is not None:
         text += f" Published: {plan.source}, {number(there.users.users)} users of about "
         text += f"{there.users.records / there.users.users:.0f} records."
@@ -91,9 +96,10 @@ def _facts(of: Scale) -> list[str]:
 
 def _rows(here: Scale, there: Scale | None) -> Iterator[list[Column]]:
     def columns(rows: Sequence[Row], head: str) -> list[Column]:
+        shares = [row.share for row in rows]
         return [
             Column(f"{head}batch", [number(row.size) for row in rows]),
-            Column("share", ["" if row.share is None else share(row.share) for row in rows]),
+            *([Column("share", ["" if each is None else share(each) for each in shares])] if any(shares) else []),
             Column("epochs", [_few(row.epochs) for row in rows]),
         ]
 
@@ -176,7 +182,8 @@ def _privacy(found: Sequence[Privacy]) -> str:
         "Rows", [f"{each.name}" + ", of a record" * (each.unit == "record") for each in found], is_number=False
     )
     star = STAR if "paper" in names else ""
-    return _heading("Epsilon") + markdown([rows], [[deltas], *([column] for column in columns)]) + "\n" + star + SOUND
+    sound = SOUND if any(each.unit == "user" for each in found) else RECORDS
+    return _heading("Epsilon") + markdown([rows], [[deltas], *([column] for column in columns)]) + star + sound
 
 
 def _epsilon(value: float | None, is_of_sampler: bool) -> str:
@@ -184,7 +191,7 @@ def _epsilon(value: float | None, is_of_sampler: bool) -> str:
         return ""
     if value is None:
         return "-"
-    return f"{value:.0e}" if value >= 1e5 else _few(value)
+    return f"{value:.0e}" if value >= 1e6 else _few(value)
 
 
 def _power(plan: Plan) -> str:
@@ -200,7 +207,8 @@ def _power(plan: Plan) -> str:
     more = "no number of" if power.canaries_needed is None else f"{power.canaries_needed:,}"
     seeds_more = "no number of" if power.seeds_needed is None else f"{power.seeds_needed:,}"
     return _heading("Statistical power") + note(
-        f"{text}{more} canaries and {seeds}, or {canaries} and {seeds_more} seeds."
+        f"{text}{more} canaries and {seeds}, or {canaries} and {seeds_more} seeds. Differences are taken to spread as "
+        f"the demo's do, by {SD_CANARIES:.1f} bits over canaries and {SD_SEEDS:.1f} between seeds."
     )
 
 

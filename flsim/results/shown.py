@@ -110,7 +110,7 @@ def epsilons(table: pd.DataFrame) -> list[list[Column]]:
     if "epsilon_sound" in table:
         pairs = zip(table["epsilon_paper"], table["epsilon_sound"], strict=True)
         cells = [
-            "" if pd.isna(sound) else f"{'-' if pd.isna(paper) else format(paper, '.3g')}/{sound:.3g}"
+            "" if pd.isna(sound) else f"{'-' if pd.isna(paper) else _epsilon(paper)}/{_epsilon(sound)}"
             for paper, sound in pairs
         ]
         note = EPSILON.format(_listed(table["sound_convention"]), _listed(table["delta"], "{:.3g}"))
@@ -124,6 +124,11 @@ def epsilons(table: pd.DataFrame) -> list[list[Column]]:
             [Column("Rec. eps.", cells, note=note), *_published(table, "record_epsilon", "{:.3g}"), convention]
         )
     return units
+
+
+def _epsilon(value: float) -> str:
+    """Three digits, but whole numbers as one says them."""
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
 
 
 def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Column], str]:

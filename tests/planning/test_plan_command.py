@@ -54,6 +54,16 @@ def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
     assert ("392,000" in out) == table.startswith("table"), "the users of Thakkar et al."
 
 
+def test_what_is_said_below_is_of_what_is_there(flsim: Flsim) -> None:
+    _, federated, _ = flsim(EXPERIMENTS / "table2.toml")
+    assert "exchanging a user" in federated
+    assert "Share: of all users" in federated
+    _, records, _ = flsim(EXPERIMENTS / "secret-sharer-table7.toml", "--only", "dp-89", "--only", "sgd")
+    assert "add-or-remove-one of a record" in records
+    assert [word for word in ("Share:", "|share", " share ", "Sharers", "a user can") if word in records] == []
+    assert "\n\n\n" not in federated + records
+
+
 def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
     arguments = ("--only", "sgd", "--only", "fedavg", "--set", "evaluation.every=100", "--effect", "2", "--seeds", "3")
     plan = planned(flsim, sweep_file, *arguments)
@@ -104,6 +114,8 @@ def test_a_run_of_its_own(experiment: Experiment, flsim: Flsim) -> None:
         (("--tier", "huge"), "has no tier 'huge'; choose of"),
         (("--only", "none"), "has no grid 'none'; choose of"),
         (("--set", "training"), "write it as section.key=value"),
+        (("--set", "seed=3"), "--set seed: of a sweep that is for --seeds"),
+        (("--effect", "nan"), "--effect nan: a number of bits is needed"),
         (("--corpus", "nowhere"), "not a corpus"),
         (("--against", "nowhere"), "--against holds a calibration"),
     ],
