@@ -115,13 +115,15 @@ def _settings(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
             frames.append(seeds_table(taken[:1], published=published))
     frame = _against(pd.concat(frames, ignore_index=True))
     names: list[list[Cell]] = [[setting.label, f"{len(setting.shown)}/{len(setting.runs)}"] for setting in of.settings]
+    is_mean = any(len(setting.shown) > 1 for setting in of.settings)
+    exposure = "seeds and canaries, with its 95% interval over seeds (Student’s t)" if is_mean else "canaries"
     note = (
-        "RS: canaries memorized by Random Sampling; BS: those that Beam Search extracts. Exposure: mean over seeds and "
-        "canaries, with its 95% interval over seeds (Student’s t). Seeds: those that are averaged, of all; diverged "
-        "runs are left out, and unfinished ones where another is completed."
+        "RS: canaries memorized by Random Sampling; BS: those that Beam Search extracts. Exposure: mean over "
+        f"{exposure}. Seeds: those that are averaged, of all; diverged runs are left out, and unfinished ones where "
+        "another is completed."
     )
     headings = [left("Setting"), Heading("Seeds")]
-    caption = "What was memorized, by setting: means over seeds, ± their standard deviation"
+    caption = "What was memorized, by setting" + ": means over seeds, ± their standard deviation" * is_mean
     return _framed(frame, headings, names, caption, note), frame
 
 

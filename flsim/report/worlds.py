@@ -63,9 +63,11 @@ def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:
         headings += [Heading(Markup("{}, IID&nbsp;/ non").format(metric))]
         headings += [Heading(Markup("<em>published</em>"))] if has_published else []
         headings += [Heading("p")]
+    note = f"{NOTE} RS and BS count canaries of {_listed(found['canaries'])}"
+    note += f", published ones of {_listed(found['published_canaries_a'])}." if has_published else "."
     scale = f"from {number(low)} to {number(high)} bits"
     headings += [Heading("Exposure, IID less non, bits"), left(scale), Heading("p")]
-    blocks: list[Block] = [Table("IID against non-IID: the same canaries, paired", headings, rows, NOTE)]
+    blocks: list[Block] = [Table("IID against non-IID: the same canaries, paired", headings, rows, note)]
     why = [
         f"{line.label}: {row['left_out']}"
         for (line, *_), row in zip(lines, records, strict=True)
@@ -108,6 +110,10 @@ def _p(row: Mapping[Any, Any], name: str) -> Cell:
     if not _has(row, name):
         return "–"
     return Markup("{} <small>({})</small>").format(number(row[name], "{:.2g}"), number(row[f"{name}_holm"], "{:.2g}"))
+
+
+def _listed(values: "pd.Series[int]") -> str:
+    return " or ".join(f"{value:,}" for value in sorted(set(values.dropna()))) or "–"
 
 
 def _has(row: Mapping[Any, Any], name: str) -> bool:
