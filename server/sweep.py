@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -146,13 +147,12 @@ def train_all(
         InputError: no cluster at that address, or none with a node that a run fits on.
         RunFailed: interrupted from the keyboard.
     """
-    if whole_cluster:
-        for job in jobs:
-            yield _ended(job, *_in_process(_command(job, address), job.log, look))
-        return
-    with cluster(address):
+    with nullcontext() if whole_cluster else cluster(address):
         try:
-            yield from _as_resources_allow(jobs, at_once, look)
+            if whole_cluster:
+                yield from (_ended(job, *_in_process(_command(job, address), job.log, look)) for job in jobs)
+            else:
+                yield from _as_resources_allow(jobs, at_once, look)
         except KeyboardInterrupt:
             raise RunFailed("interrupted; the same command goes on with what is left") from None
 
@@ -176,7 +176,8 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
             try:
                 code, said = ray.get(reference)
             except RayError as error:
-                code, said = -signal.SIGKILL, f"its process died ({type(error).__name__})"
+                cause = getattr(error, "cause", None) or type(error).__name__
+                code, said = -signal.SIGKILL, f"its task ended with: {cause}"
             if code not in {0, 1, BAD_INPUT} and tries[job.name] < TRIES:
                 waiting.insert(0, job)
             else:

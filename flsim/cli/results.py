@@ -90,7 +90,7 @@ def table(
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders of sweeps.")],
     out: Annotated[Path, typer.Option(help="File to write: .png or .svg; replaced if there.")],
     over_seeds: OverSeeds = False,
 ) -> None:
@@ -100,6 +100,7 @@ def plot(
     """
     from flsim.results.plots import plot_rounds, refuse_other_than_figure
     from flsim.results.store import read_run
+    from flsim.results.sweeps import run_folders
 
     refuse_other_than_figure(out)
-    plot_rounds([read_run(path) for path in runs], out, over_seeds)
+    plot_rounds([read_run(path) for path in run_folders(runs)], out, over_seeds)

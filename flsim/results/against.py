@@ -56,7 +56,7 @@ class Agreement:
         if not order.pairs:
             return said + "no two rows whose published values differ."
         said += f"{order.agreeing:g} of {order.pairs} pairs of rows differ in the published direction"
-        said += f" (tau-b {order.tau:.2f}, p = {order.p:.2g})" if math.isfinite(order.tau) else ""
+        said += f" (tau-b {order.tau:.2f})" if math.isfinite(order.tau) else ""
         if self.twins:
             found = list(self.twins.values())
             ties = f" ({found.count('tie')} tied)" if "tie" in found else ""

@@ -14,7 +14,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,18 @@ class SweepFolder:
         """Add the runs to those that the sweep has; settings of what is there already must be the same.
 
         Raises:
-            InputError: it was begun at another tier, or one of these runs with other settings.
+            InputError: it was begun at another tier, on another synthetic corpus, or one of these runs with other
+                settings.
         """
-        known = self._known()
+        known, synthetic = self._known(), definition.tiers[tier].corpus.synthetic
+        corpus = None if synthetic is None else asdict(synthetic)
         if known and (known["tier"], known["name"]) != (tier, source.stem):
             raise InputError(
                 f"{self.path}: holds sweep {known['name']} at tier {known['tier']}; name another --out for this one"
+            )
+        if known and known.get("synthetic", corpus) != corpus:
+            raise InputError(
+                f"{self.path}: its corpus was made by other settings than {source} has now; name another --out"
             )
         runs = {each["name"]: each for each in known["runs"]} if known else {}
         for each in planned:
@@ -124,6 +130,7 @@ class SweepFolder:
                 "about": " ".join(about.split()),
                 "source": published.source if published else None,
                 "command": command,
+                "synthetic": corpus,
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
                 "sessions": known["sessions"] if known else [],
                 "runs": _in_order(runs, definition),
@@ -132,8 +139,9 @@ class SweepFolder:
 
     def add_session(self, session: Mapping[str, Any]) -> None:
         """Say what came of a time at work."""
-        known = self._known() or {}
-        write_json(self.path / FILE, {**known, "sessions": [*known.get("sessions", []), session]})
+        known = self._known()
+        if known is not None:  # it was not removed meanwhile
+            write_json(self.path / FILE, {**known, "sessions": [*known["sessions"], session]})
 
     def _known(self) -> dict[str, Any] | None:
         if not (self.path / FILE).exists():

@@ -93,7 +93,7 @@ def test_marks_of_size_and_direction(four: dict[RunResults, Row]) -> None:
     text = tables.to_markdown(table)
     said = " ".join(text.split())
     assert (
-        "RS, Table 1: 5 of 6 pairs of rows differ in the published direction (tau-b 0.67, p = 0.33); IID less Non-IID "
+        "RS, Table 1: 5 of 6 pairs of rows differ in the published direction (tau-b 0.67); IID less Non-IID "
         "has the published sign in 2 of 2 twins." in said
     )
     assert "in 1 of 2 twins (1 tied)." in said

@@ -97,6 +97,8 @@ def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_
     assert "2 of 3 runs are over" in said
     assert (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns == changed
 
+    (tmp_path / "sweep.toml").write_text(SWEEP.replace("users = 12", "users = 13"))
+    assert "its corpus was made by other settings than sweep.toml has now" in flsim(tmp_path).communicate()[1]
     (tmp_path / "sweep.toml").write_text(SWEEP.replace("0.1", "0.2"))
     fourth = flsim(tmp_path)
     _, said = fourth.communicate(timeout=DEADLINE)
