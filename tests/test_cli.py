@@ -77,12 +77,12 @@ def test_import_inspect_and_their_json(tmp_path: Path, experiment: Experiment) -
 
 
 def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
-    csv = experiment.flsim("table", "run", "run", "--format", "csv").stdout
+    csv = experiment.flsim("table", "run", "--format", "csv").stdout
     (tmp_path / "table.csv").write_text(csv)
     table = pd.read_csv(tmp_path / "table.csv")
     wanted = ["setting", "rs", "bs", "canaries", "mean_exposure", "accuracy", "perplexity", "status"]
     assert set(wanted) <= set(table.columns)
-    assert table["status"].tolist() == ["completed"] * 2
+    assert table["status"].tolist() == ["completed"]
     assert experiment.flsim("table", "run").stdout.startswith("|")
     assert "\\toprule" in experiment.flsim("table", "run", "--format", "latex").stdout
     experiment.flsim("table", "run", "--format", "parquet", "--out", "table.parquet")
@@ -91,8 +91,8 @@ def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: 
 
 def test_a_table_that_cannot_be_written_is_one_line(experiment: Experiment, trained: Path) -> None:
     done = experiment.flsim("table", "run", "--out", "nowhere/table.md", check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [f"flsim: {done.stderr.split()[1]} No such file or directory"]
+    assert done.returncode == 2
+    assert done.stderr == "flsim: nowhere/table.md: no such folder as nowhere; make it first\n"
 
 
 def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path) -> None:

@@ -114,7 +114,7 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--format", "parquet"], "not for a terminal"),
         (["table", *names, "--against", "paper"], "no run here stands for a published row; name the folder of a sweep"),
         (["plot", *names, "--out", "figure.pdf"], ".png or .svg"),
-        (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "equal settings and seed 0"),
+        (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
     ):
         code, shown, said = flsim(*arguments)
