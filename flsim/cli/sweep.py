@@ -10,6 +10,7 @@ import typer
 
 from flsim.cli.options import Overrides
 from flsim.errors import RunFailed
+from flsim.progress import say
 
 EPILOG = """Example: flsim sweep experiments/table1.toml --tier smoke
 
@@ -70,3 +71,4 @@ def _show(path: Path) -> None:
 
     table([path], against=Against.paper if published_of([path]) else None)
     report([path], path / "report.html")
+    say(f"Report: {path / 'report.html'}")
