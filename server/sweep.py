@@ -25,7 +25,7 @@ from flsim.data.corpus import Split
 from flsim.errors import InputError, RunFailed
 from flsim.memory import PeakMemory
 from flsim.progress import say
-from flsim.sweeps.definition import Planned
+from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
 from server.central import gpu_shares as central_shares
@@ -89,12 +89,11 @@ def sweep(
         InputError, RunFailed: as `train_all`.
     """
     rounds = {each.name: each.config.rounds_over(train) for each in planned}
-    left = [each for each in planned if folder.status(each.name, rounds[each.name]) not in OVER]
+    left = [each for each in longest_first(planned, train) if folder.status(each.name, rounds[each.name]) not in OVER]
     if len(left) < len(planned):
         say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are over")
     if not left:
         return {}
-    left.sort(key=lambda each: rounds[each.name] / each.config.rounds_per_epoch(train), reverse=True)
     jobs = [
         Job(each.name, each.config, folder.config(each.name), folder.run(each.name), folder.log(each.name))
         for each in left

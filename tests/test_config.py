@@ -19,7 +19,6 @@ from flsim.config import (
     dump,
     load,
     parse,
-    toml,
 )
 from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
@@ -336,22 +335,6 @@ def test_what_changes_results_is_in_the_digest() -> None:
     assert (other.digest != of().digest, other.series == of().series, other.series != of(dropout=0.1).series) == (
         True,
     ) * 3
-
-
-RUNS = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "tiers" not in toml.read(path)]
-
-
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
-def test_every_experiment_loads(path: Path) -> None:
-    assert load(path).rounds_over(train_split(1_000, 50)) > 0
-
-
-def test_every_file_that_the_documents_name_is_there() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md")]:
-        text = document.read_text(encoding="utf-8")
-        linked = [document.parent / name for name in re.findall(r"\]\(([^):#]+)\)", text)]
-        named = [ROOT / name for name in re.findall(r"\bexperiments/\w+\.toml", text)]
-        assert [path for path in [*linked, *named] if not path.exists()] == [], document
 
 
 def test_a_config_can_be_made_in_python() -> None:

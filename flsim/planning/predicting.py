@@ -8,7 +8,7 @@ from flsim.config import Config
 from flsim.data.corpus import Split
 from flsim.planning.calibration import REFERENCES, Calibration, kind_of, size_of
 from flsim.planning.cost import Cost, Need, Work, fit, most_at_once, run_seconds, saturation, schedule
-from flsim.sweeps.definition import Planned
+from flsim.sweeps.definition import Planned, longest_first
 
 SLOW, QUICK = 0.9, 0.1  # quantiles of what was measured, for the longest and the shortest that it may take
 UNSURE = 0.1  # of a time, however alike the measurements are
@@ -63,15 +63,6 @@ def evaluations_of(config: Config, train: Split) -> tuple[int, int]:
     return len(due), due[0]
 
 
-def in_order(planned: Sequence[Planned], train: Split) -> list[Planned]:
-    """As `server.sweep.sweep` starts them: those of most epochs first."""
-
-    def epochs(run: Planned) -> float:
-        return run.config.rounds_over(train) / run.config.rounds_per_epoch(train)
-
-    return sorted(planned, key=epochs, reverse=True)
-
-
 @dataclass(frozen=True)
 class Predictor:
     """Predicts times of runs that a calibration has copies of.
@@ -111,7 +102,7 @@ class Predictor:
         self, planned: Sequence[Planned], at_once: int | None, quantile: float | None = None
     ) -> tuple[float, dict[str, float], int]:
         costs = self._costs(quantile)
-        runs = in_order(planned, self.train)
+        runs = longest_first(planned, self.train)
         needs = [Need(1) if self.whole_cluster else self.need(each.config) for each in runs]
         seconds = [
             run_seconds(costs[kind_of(each.config)], self._work(each.config), self._saturation(each.config, at_once))

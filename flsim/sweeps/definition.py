@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from flsim.config import Config, parse, toml
+from flsim.data.corpus import Split
 from flsim.data.synthetic import SyntheticHParams
 from flsim.errors import InputError
 from flsim.results.published import matching, published_rows
@@ -257,6 +258,15 @@ def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: s
             raise InputError(f"--set {key}: of a sweep that is for {option}")
         if key in axes:
             raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
+
+
+def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
+    """The order in which runs are started: those of most epochs first, so that none is left alone at the end."""
+
+    def epochs(run: Planned) -> float:
+        return run.config.rounds_over(train) / run.config.rounds_per_epoch(train)
+
+    return sorted(planned, key=epochs, reverse=True)
 
 
 def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Values]]:

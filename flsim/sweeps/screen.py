@@ -42,7 +42,7 @@ def state_of(run: Path, began: float) -> State:
 
     Args:
         run: the folder, which may not be there yet.
-        began: when this session began, in seconds since the epoch; a run that was not touched since then waits.
+        began: when the sweep was last taken up, seconds since the epoch; a run that was not touched since then waits.
     """
     try:
         about = json.loads((run / "run.json").read_text(encoding="utf-8"))

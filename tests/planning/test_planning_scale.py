@@ -7,10 +7,10 @@ from helpers import Experiment
 
 from flsim.canaries.spec import CanaryHParams
 from flsim.config import load
-from flsim.planning.predicting import evaluations_of, in_order
+from flsim.planning.predicting import evaluations_of
 from flsim.planning.scale import Users, canaries_of, published_scale, scale_of
 from flsim.sweeps.definition import load as load_sweep
-from flsim.sweeps.definition import planned_runs, tier_of
+from flsim.sweeps.definition import longest_first, planned_runs, tier_of
 
 SMALL = Users(users=400, records=12_000, words=100_000, vocabulary=600)
 
@@ -84,7 +84,7 @@ def test_as_many_evaluations_as_the_schedule_asks_for(experiment: Experiment, ov
 def test_runs_of_most_epochs_are_first(sweep_file: Path) -> None:
     definition = load_sweep(sweep_file)
     planned = planned_runs(definition, tier_of(definition, "smoke", "here"), Path("corpus"), "here")
-    names = [run.name for run in in_order(planned, SMALL.split())]
+    names = [run.name for run in longest_first(planned, SMALL.split())]
     assert names[:2] == ["fedavg-iid-cohort40-seed0", "fedavg-non-iid-cohort40-seed0"]
     assert names[-1] == "sgd-non-iid-batch_size32-seed0", "3.97 epochs, fewer than the 4 of 4 users in 400 rounds"
     assert len(names) == 18

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from flsim import cli
 from flsim.results.compare_pairs import COLUMNS, compare_pairs
 from flsim.results.formats import from_csv
 from flsim.results.inference import holm, mcnemar_p, sign_flip_p
@@ -25,21 +24,6 @@ PUBLISHED = {
     ("fedavg", "iid"): {"data": "IID", "rs": 65, "bs": 58, "canaries": 90},
     ("fedavg", "non-iid"): {"data": "Non-IID", "rs": 26, "bs": 2, "canaries": 90},
 }
-
-
-@pytest.fixture
-def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
-    """Runs a command in the folder of the runs: its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["flsim", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
 
 
 def measured(level: float) -> dict[str, Sequence[float] | float]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flsim import cli
 from flsim.results import seeds_table, tables
 from flsim.results.published import matching, published_rows
 from flsim.results.store import RunResults
@@ -16,21 +15,6 @@ from flsim.results.store import RunResults
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
 Flsim = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
-    """Runs a command in the folder of the runs: its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["flsim", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_what_a_run_is_at(tmp_path: Path) -> None:
     log = '{"round": 30, "loss": 2.5}\n{"round": 41, "loss": 2.25}\n'
     running = run_folder(tmp_path / "a", "running", 40, log)
     assert state_of(running, began=0) == State("runs", 0.41, "41/100, loss 2.25")
-    assert state_of(running, began=time.time() + 60) == State("waits", note="stopped at 40")  # of an earlier session
+    assert state_of(running, began=time.time() + 60) == State("waits", note="stopped at 40")  # not taken up again yet
     assert state_of(tmp_path / "none", began=0) == State("waits")
     assert state_of(run_folder(tmp_path / "b", "failed", 7), began=0).status == "failed"
     cut_short = run_folder(tmp_path / "c", "running", 40, log + '{"round": 4')
