@@ -6,8 +6,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePath
 from typing import Any
 
 from flsim.errors import InputError
@@ -51,10 +51,42 @@ def sync_folder(path: Path) -> None:
             os.close(descriptor)
 
 
+def inside(folder: Path, name: object) -> Path:
+    """The path of what a file of data names, which is below the folder, also when symbolic links are followed.
+
+    Raises:
+        InputError: it leads elsewhere, or no file can have that name.
+    """
+    try:
+        parts = PurePath(str(name)).parts
+        if isinstance(name, str) and parts and ".." not in parts:
+            path = folder / name
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.lstat()
+            if path.resolve().is_relative_to(folder.resolve()):
+                return path
+    except (OSError, RuntimeError, ValueError):  # too long, a link to itself, a zero byte
+        pass
+    raise InputError(f"{folder}: {name!r:.80} is no file within that folder, as it must be; get the folder again")
+
+
+def from_json(text: str | bytes) -> Any:
+    """Raises ValueError for what is not JSON, also where that is nested so deeply that Python gives up."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path`; what is written there replaces `path` in one step, durably."""
+    """Yield a path beside `path`; what is written there replaces `path` in one step, durably.
+
+    The file is there, empty, and ours: in a folder that others may write to, nobody's link is followed.
+    """
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    partial.touch(exist_ok=False)
     try:
         yield partial
         with partial.open("rb") as written:
@@ -75,9 +107,9 @@ def named_file(path: Path) -> Iterator[Path]:
         raise InputError(f"{path}: is a folder; name a file in it")
     if not path.parent.is_dir():
         raise InputError(f"{path}: no such folder as {path.parent}; make it first")
-    with new_file(path) as partial:
+    with ExitStack() as stack:
         try:
-            partial.touch()
+            partial = stack.enter_context(new_file(path))
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror}); name another file") from error
         yield partial
