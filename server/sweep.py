@@ -5,7 +5,6 @@ counts all of a cluster's cores as its own, so two federated runs do not share o
 that a failure stays with its run, and that its memory is given back.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
 from server.central import gpu_shares as central_shares
-from server.cluster import cluster, nodes
+from server.cluster import cluster, end_with_parent, nodes
 from server.launch import gpu_shares as federated_shares
 
 TRIES = 2  # of a run whose process died
@@ -222,7 +221,7 @@ def _in_process(command: list[str], log: Path, look: Callable[[], None] | None =
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         try:
             while True:
@@ -236,12 +235,6 @@ def _in_process(command: list[str], log: Path, look: Callable[[], None] | None =
             process.kill()
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return code, next((line for line in reversed(lines) if line.strip()), "")
-
-
-def _end_with_parent() -> None:
-    """Linux kills this process when the one that started it ends, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _ended(job: Job, code: int, said: str) -> Ended:

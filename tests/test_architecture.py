@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"data", "model", "canaries", "memorization", "checkpoint", "results"},
     "results": set(),
     "tracking": set(),
+    "versions": set(),
     "config": {
         "data",
         "canaries",
