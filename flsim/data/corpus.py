@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
-from flsim.files import digest, file_digest, write_json
+from flsim.files import digest, file_digest, from_json, inside, write_json
 
 SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
 FLAT_FILES = ("tokens.u16", "records.i64", "users.i64", "names.json")
+NAMED = ("vocabulary.tsv", *(f"{split}/{name}" for split in SPLITS for name in (*FLAT_FILES, "split.json")))
 
 
 def memory_map(path: Path, dtype: str) -> NDArray[Any]:
@@ -58,7 +59,7 @@ class Split:
             InputError: not a split's folder.
         """
         try:
-            layout = _layout_of(json.loads((folder / "split.json").read_text(encoding="utf-8")))
+            layout = _layout_of(from_json((folder / "split.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{folder}: not a split of a corpus ({error}); import the corpus again") from error
         return cls(
@@ -124,17 +125,21 @@ class Corpus:
         """
         try:
             text = (path / "manifest.json").read_text(encoding="utf-8")
-            manifest = json.loads(text)
-            schema, files = manifest["schema"], manifest["files"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            manifest = from_json(text)
+            schema, files = manifest["schema"], dict(manifest["files"])
+            sealed = {name: (int(about["bytes"]), str(about["sha256"])) for name, about in files.items()}
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{path}: not a corpus; make one with `flsim data import`") from error
         if schema != SCHEMA:
             raise InputError(f"{path}: corpus schema {schema}, but this version reads {SCHEMA}; import it again")
-        for name, written in files.items():
-            file = path / name
-            if not file.is_file() or file.stat().st_size != written["bytes"]:
+        for name in NAMED:
+            if name not in sealed:
+                raise InputError(f"{path}: its manifest does not name {name}; import the corpus again")
+        for name, (size, sha256) in sealed.items():
+            file = inside(path, name)
+            if not file.is_file() or file.stat().st_size != size:
                 raise InputError(f"{file}: missing or of another size than the manifest says; import the corpus again")
-            if verify and file_digest(file) != written["sha256"]:
+            if verify and file_digest(file) != sha256:
                 raise InputError(f"{file}: changed since the import (its sha256 differs); import the corpus again")
         return cls(path, manifest, digest(text))
 

@@ -109,8 +109,14 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, layout: str = "tff") -> "Vocabulary":
-        rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-        return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout)
+        """Inverse of `write`. Raises InputError where the file is not that."""
+        try:
+            rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+            return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path}: not a vocabulary of words and counts ({error}); import the corpus again"
+            ) from error
 
     def write(self, path: Path) -> None:
         """One line a word, ``word<TAB>count``, most frequent first."""

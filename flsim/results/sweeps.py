@@ -4,13 +4,13 @@ sweep.json      the runs' names, axes and published values; sessions: when it wa
 runs/NAME/      run folders
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flsim.errors import InputError
+from flsim.files import from_json, inside
 from flsim.results.store import RunResults, read_run
 
 FILE = "sweep.json"
@@ -136,7 +136,7 @@ def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads((path / FILE).read_text(encoding="utf-8"))
+        about = from_json((path / FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: not a sweep's folder (it has no {FILE}); make one with `flsim sweep`") from error
     except ValueError as error:
@@ -154,7 +154,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _folder(path: Path, name: str) -> Path:
-    return path / RUNS / name
+    return inside(path / RUNS, name)
 
 
 def _is_run(folder: Path) -> bool:
