@@ -44,6 +44,7 @@ from flsim.data.synthetic import SyntheticHParams
 from flsim.errors import InputError
 from flsim.results.published import matching, published_rows
 
+LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
 Values = dict[str, Any]
 Axes = dict[str, list[Any]]
 
@@ -183,6 +184,9 @@ def load(path: Path) -> Definition:
     names = [grid.name for grid in definition.grids]
     if not names or len(set(names)) < len(names):
         raise InputError(f"{path}: grids need different names, and there must be one; found {names}")
+    for name in (*names, *definition.tiers):  # of folders, with more behind them
+        if not re.fullmatch(r"\w[\w.+-]{0,60}", name):
+            raise InputError(f"{path}: {name!r:.80}: names are of letters, digits and .+-_, of 61 at most; rename it")
     for name, tier in definition.tiers.items():
         unknown = [grid for grid in tier.grids if grid not in names]
         if unknown:
@@ -246,7 +250,17 @@ def planned_runs(
                     toml.override_value(values, override)
                 name = "-".join([grid.name, *(_slug(key, value) for key, value in ours.items()), f"seed{seed}"])
                 runs.append(Planned(name, grid.name, seed, ours, row, parse(values, f"{source}, {name}")))
+    _refuse_names(runs, source)
     return runs
+
+
+def _refuse_names(runs: Sequence[Planned], source: str) -> None:
+    """Raises InputError where two runs would share a folder, or one could have none."""
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1 or len(name.encode()) > LONGEST_NAME:
+            why = "too long" if len(name.encode()) > LONGEST_NAME else "the name of two runs"
+            raise InputError(f"{source}: {name:.80}: {why}; give axes values that read differently, and shortly")
 
 
 def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
