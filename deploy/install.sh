@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The steps of the image, as a script, so that they run without Docker too (make image-check):
+#
+#     install.sh system VARIANT           what is needed of Debian, and the user (as root)
+#     install.sh python PREFIX VARIANT    a virtual environment with flsim and everything that it needs, pinned
+#     install.sh check PREFIX             train with it for a moment, from a folder of its own
+#
+# VARIANT is cpu or cuda. The package index has torch for CUDA 13; builds for the CPU are in an index of PyTorch's own.
+set -euo pipefail
+source=$(cd "$(dirname "$0")/.." && pwd)
+
+system() { # VARIANT
+    packages=(wget tini) # wget for KubeRay's probes
+    if [[ $1 == cuda ]]; then
+        packages+=(gcc libc6-dev) # triton compiles launchers of its kernels
+    fi
+    apt-get update
+    apt-get install --yes --no-install-recommends "${packages[@]}"
+    rm -rf /var/lib/apt/lists/*
+    useradd --create-home --uid 1000 flsim
+}
+
+python() { # PREFIX VARIANT
+    local prefix=$1 torch=()
+    [[ $2 == cuda ]] || torch=(--torch-backend=cpu)
+    export UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}} # uv reads none of pip's settings
+    python3 -m venv "$prefix"
+    "$prefix/bin/python" -m pip install --quiet --no-cache-dir --constraint "$source/constraints.txt" uv
+    # Of triton the version that torch's CUDA build names is right; the one pinned is for tests on CPU.
+    "$prefix/bin/uv" pip install --quiet --python "$prefix" --compile-bytecode "${torch[@]}" \
+        --constraint <(grep -v '^triton==' "$source/constraints.txt") --constraint "$source/deploy/constraints.txt" \
+        "flsim-memorization[cluster] @ file://$source"
+}
+
+check() { # PREFIX
+    local flsim=$1/bin/flsim folder
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    cd "$folder"
+    "$flsim" --help > /dev/null
+    "$1/bin/ray" --version
+    "$flsim" demo --out demo --set training.rounds=2 --set canaries.count=2 --set evaluation.references=100
+    "$flsim" run demo/iid/config.toml --out run --cpus 1
+    "$flsim" report demo/iid demo/non-iid --out report.html
+}
+
+case "${1-} ${*: -1}" in
+    'system cpu' | 'system cuda' | 'python cpu' | 'python cuda' | 'check '?*) "$@" ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac
