@@ -4,12 +4,17 @@ The rows are what counts: an evaluation whose rows are there has succeeded, what
 """
 
 import json
+import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from flsim.files import from_json
 
 FILE = "evaluations.jsonl"
 Outcome = Literal["stored", "diverged", "failed", "retried"]
+NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,28 @@ def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
 
 
 def read_evaluations(run_folder: Path) -> list[Evaluation]:
-    """All attempts, in the order in which they ended. A line that was cut short is passed over."""
+    """All attempts, in the order in which they ended. A line that was cut short, or is none of ours, is passed over."""
     path = run_folder / FILE
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            found.append(Evaluation(**json.loads(line)))
+            found.append(_checked(Evaluation(**from_json(line))))
         except (ValueError, TypeError):
             continue
     return found
+
+
+def _checked(said: Evaluation) -> Evaluation:
+    """Raises ValueError or TypeError for what `log_evaluation` never writes."""
+    numbers = (said.attempt, said.seconds, said.ended, said.cpu_seconds or 0.0)
+    if not (
+        NAME.fullmatch(said.checkpoint)
+        and said.outcome in get_args(Outcome)
+        and all(map(math.isfinite, numbers))
+        and isinstance(said.reason, str | None)
+    ):
+        raise ValueError
+    return said
 
 
 def failures(run_folder: Path) -> dict[str, str]:

@@ -26,7 +26,7 @@ def published_rows(file: str, table: str) -> list[dict[str, object]]:
     folder = resources.files("experiments")
     there = sorted(path.name for path in folder.iterdir() if path.name.endswith(".csv"))
     if file not in there:
-        raise InputError(f"{file}: no file of published numbers; choose of {', '.join(there)}")
+        raise InputError(f"{file!s:.80}: no file of published numbers; choose of {', '.join(there)}")
     rows = list(csv.DictReader((folder / file).read_text(encoding="utf-8").splitlines()))
     found = [row for row in rows if row["table"] == str(table)]
     if not found:

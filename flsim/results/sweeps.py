@@ -148,13 +148,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _names(path: Path) -> list[str]:
     try:
-        return [str(each["name"]) for each in _read(path)["runs"]]
+        names: list[str] = [each["name"] for each in _read(path)["runs"]]
     except (KeyError, TypeError) as error:
         raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
+    for name in names:
+        inside(path / RUNS, name)
+    return names
 
 
 def _folder(path: Path, name: str) -> Path:
-    return inside(path / RUNS, name)
+    return path / RUNS / name
 
 
 def _is_run(folder: Path) -> bool:
