@@ -29,9 +29,12 @@ def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flowe
     request = decode_request(message.content)
     run, engine = _open(request.run, request.config)
     began = time.perf_counter()
-    update = engine.train(
-        request.params, run.users, request.users.tolist(), run.config.seed, request.round, request.clip
-    )
+    try:
+        update = engine.train(
+            request.params, run.users, request.users.tolist(), run.config.seed, request.round, request.clip
+        )
+    finally:
+        run.verify()  # a file that changed meanwhile explains whatever came of it, and nothing wrong is passed on
     reply = ShardReply(request.round, request.shard, update, _worker(), time.perf_counter() - began)
     return Message(encode_reply(reply), reply_to=message)
 

@@ -1,10 +1,13 @@
 """A state of training on disk: one safetensors file, written then renamed; loading it executes no code.
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
-Metadata     round and clip ("" without one), or step, where training is central; ledger (JSON), and the fields of
-             `Provenance` and of its model; what a model's settings lack is at its default, as in older checkpoints
+Metadata     round and clip ("" without one), or step, where training is central; ledger (JSON), digest of all that,
+             and the fields of `Provenance` and of its model; what a model's settings lack is at its default, as in
+             older checkpoints, which have no digest either
 """
 
+import errno
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -72,14 +75,29 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     else:
         clip = "" if state.clip is None else repr(state.clip)  # repr of a float reads back bit for bit
         metadata |= {"round": str(state.round), "clip": clip}
-    metadata |= {"ledger": state.ledger.to_json()}
-    tensors = {
-        **state.params,
-        **{f"{moment}/{name}": value for moment, of in state.moments.items() for name, value in of.items()},
-    }
+    metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
     with new_file(path) as partial:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, partial, metadata)
+        try:
+            save_file(_tensors(state), partial, metadata)
+        except SafetensorError as error:  # of a disk that is full, too
+            raise OSError(errno.EIO, f"the checkpoint cannot be written ({_first_line(error)})", str(path)) from error
     return path
+
+
+def digest_of(state: State) -> str:
+    """sha256, in hexadecimal, of everything in a state: two states that train on to the same bits have the same."""
+    about = (state.round, None if isinstance(state, CentralState) else state.clip, state.ledger.to_json())
+    whole = hashlib.sha256(repr(about).encode())
+    for name, value in sorted(_tensors(state).items()):
+        array = value.detach().cpu().numpy()
+        whole.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        whole.update(array.data if array.ndim else array.tobytes())
+    return whole.hexdigest()
+
+
+def _tensors(state: State) -> Params:
+    moments = {f"{moment}/{name}": value for moment, of in state.moments.items() for name, value in of.items()}
+    return {name: value.contiguous() for name, value in (state.params | moments).items()}
 
 
 def load(path: Path) -> tuple[State, Provenance]:
@@ -110,6 +128,8 @@ def load(path: Path) -> tuple[State, Provenance]:
         shapes = {name: value.shape for name, value in of.items()}
         if shapes != (counts if slot == "step" else expected):
             raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
+    if "digest" in metadata and metadata["digest"] != digest_of(state):
+        raise InputError(f"{path}: its digest is not the one that it was written with; it is damaged")
     return state, provenance
 
 
@@ -140,9 +160,14 @@ def model_of(provenance: Provenance) -> NextWordModel:
     return build(provenance.vocabulary_size, provenance.model)
 
 
+def all_in(folder: Path) -> list[Path]:
+    """All checkpoints, by their rounds."""
+    return sorted(folder.glob(f"round-*{SUFFIX}"))
+
+
 def latest(folder: Path) -> Path | None:
     """The checkpoint of the most rounds, if there is any."""
-    return max(folder.glob(f"round-*{SUFFIX}"), default=None)
+    return max(all_in(folder), default=None)
 
 
 def _first_line(error: Exception) -> str:

@@ -18,3 +18,14 @@ class RunFailed(RuntimeError):  # noqa: N818 (an outcome of a run, as in its sta
 
 class Diverged(RunFailed):
     """Training produced values that are not finite. The message names the round and the likely cause."""
+
+
+class Interrupted(RunFailed):
+    """Someone asked the run to end: the number of the signal, 0 where it came in another way."""
+
+    def __init__(self, signal: int = 0) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+    def __str__(self) -> str:
+        return "interrupted; `flsim run --resume` continues from the newest checkpoint"

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -129,5 +130,12 @@ def digest(*parts: bytes | str) -> str:
 
 
 def file_digest(path: Path) -> str:
+    """sha256, in hexadecimal. A process reads a file once, and again only where it was written meanwhile."""
+    about = path.stat()
+    return _digest_of(path, about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+@lru_cache(maxsize=1_024)
+def _digest_of(path: Path, *signature: int) -> str:  # noqa: ARG001 (it tells one state of the file from the next)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -48,6 +48,7 @@ def evaluate_checkpoint(
             without,
         )
         rows += _privacy_rows(opened, state)
+        opened.verify()  # nothing is stored that was measured on other data
         write_rows(opened.path, state.round, rows)
     except Diverged:
         write_rows(opened.path, state.round, [Row(opened.name, state.round, DIVERGED, "", 1.0)])

@@ -7,8 +7,9 @@ planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 rows/            round-000010.parquet, ...: what evaluation found
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
-rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained;
-                 of central training a line per saved step: loss since the line before, records, epsilon, seconds
+rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained, digest of the state after it;
+                 of central training a line per saved step: loss since the line before, records, ...
+log.jsonl        what happened, for people and machines (flsim.logs)
 run.json         name, setting, status, round
 tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.tracking)
 """
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 from flsim import central, checkpoint, federated
 from flsim.canaries.planted import planting_of, settled
-from flsim.canaries.population import Population, open_population, write_population
+from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.central import CentralTraining
 from flsim.central.engines import refuse_precision
@@ -80,7 +81,8 @@ class Run:
         """A run to be continued with `settings`, which may differ in how long and in the use of machines.
 
         Raises:
-            InputError: there is no such run, or it was started with settings that give other results.
+            InputError: there is no such run, it was started with settings that give other results, or its files are
+                not what they were.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
@@ -92,7 +94,9 @@ class Run:
             )
         with new_file(path / "config.toml") as partial:
             dump(settings, partial)
-        return cls(path, settings)
+        run = cls(path, settings)
+        run.verify()
+        return run
 
     @classmethod
     def open(cls, path: Path) -> "Run":
@@ -209,13 +213,20 @@ class Run:
         return state
 
     def save(self, state: State) -> Path:
-        """Write a checkpoint, then remove older ones that are neither evaluated nor the newest."""
+        """Write a checkpoint, then remove older ones that are neither evaluated nor the last before it."""
         folder = self.path / "checkpoints"
         path = checkpoint.save(folder, state, self.provenance)
-        for older in folder.glob(f"*{checkpoint.SUFFIX}"):
-            if older.name < path.name and not self.is_evaluated_at(checkpoint.round_of(older)):
+        for older in [older for older in checkpoint.all_in(folder) if older.name < path.name][:-1]:
+            if not self.is_evaluated_at(checkpoint.round_of(older)):
                 older.unlink()
         return path
+
+    def verify(self) -> None:
+        """Raises InputError where a file of the corpus, or of what is planted in it, is not what it was."""
+        corpus = self.config.data.corpus
+        if Corpus.open(corpus, verify=True).digest != self.corpus.digest:
+            raise InputError(f"{corpus}: changed while it was open; restore it, and resume the run")
+        verify_population(self.path / "planted")
 
     def is_evaluated_at(self, round_: int) -> bool:
         """Whether the schedule asks for an evaluation after that many rounds."""
@@ -229,12 +240,12 @@ class Run:
 
         One that has diverged has a row that says so.
         """
-        return [
-            path
-            for path in sorted((self.path / "checkpoints").glob(f"*{checkpoint.SUFFIX}"))
-            if self.is_evaluated_at(checkpoint.round_of(path))
-            and not (self.path / "rows" / f"{path.stem}.parquet").exists()
-        ]
+        return [path for path in checkpoint.all_in(self.path / "checkpoints") if self.lacks_rows(path)]
+
+    def lacks_rows(self, path: Path) -> bool:
+        """Whether the schedule wants a checkpoint evaluated that has no rows yet."""
+        evaluated = (self.path / "rows" / f"{path.stem}.parquet").exists()
+        return self.is_evaluated_at(checkpoint.round_of(path)) and not evaluated
 
     def mark(self, status: Status, reason: str | None = None) -> None:
         """Write run.json: the status, and the round of the newest checkpoint."""

@@ -1,19 +1,20 @@
 """A central run, without Flower: training and the evaluation beside it are on Ray; this process looks after them."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 from flsim.checkpoint import checkpoint_name
 from flsim.config import CentralSystemHParams
-from flsim.errors import RunFailed
+from flsim.errors import Interrupted, RunFailed
 from flsim.privacy import report
 from flsim.progress import progress, say
+from flsim.recovery import recover
 from flsim.runs import Run
 from server.attempts import attempt, refuse_what_does_not_fit
 from server.cluster import cluster, nodes
 from server.steps import Lost, News, opened
+from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
 from server.together import STORAGE
 
@@ -31,14 +32,21 @@ def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> N
     Raises:
         InputError: no cluster at that address, none that the training fits on, or what `opened` refuses.
         Diverged: values that are not finite; names the step and the last good checkpoint.
-        RunFailed: training or an evaluation failed, or an interrupt from the keyboard.
+        Interrupted: by a signal; there is a checkpoint.
+        RunFailed: training or an evaluation failed.
     """
+    recover(run)
     opened(run)
     gpus, evaluation_gpus = gpu_shares(run.central.system)
-    with cluster(address, cpus):
+    stop, stop_file = Stop(), StopFile(run.path)
+    stop_file.remove()
+    with cluster(address, cpus), stopping(stop):
         refuse_what_does_not_fit(run.central.system, gpus, nodes())
-        with supervised(run, evaluation_gpus) as evaluations:
-            train_on_ray(run, gpus, evaluations)
+        try:
+            with supervised(run, stop, evaluation_gpus) as evaluations:
+                train_on_ray(run, gpus, evaluations, stop, stop_file)
+        finally:
+            stop_file.remove()
 
 
 def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
@@ -53,39 +61,51 @@ def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
     return training, evaluation
 
 
-def train_on_ray(run: Run, gpus: float, evaluations: Evaluations) -> None:
+def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
     """All attempts: where a process dies, training starts again from the newest checkpoint, after 1, 2, 4, ... seconds.
 
     Args:
         run: the run.
         gpus: of each process that trains.
         evaluations: of the run.
+        stop: set from outside where the run shall end.
+        stop_file: tells the process that trains.
 
     Raises:
+        Interrupted: `stop` was set.
         RunFailed: processes died `system.retries` + 1 times without a checkpoint in between.
     """
     failures, retries = 0, run.central.system.retries
     while True:
         evaluations.submit_unevaluated()
         try:
-            for news in _attempt(run, gpus, evaluations):
+            for news in _attempt(run, gpus, evaluations, stop, stop_file):
                 failures = 0 if news.saved else failures
             return
+        except Interrupted:
+            stop.check()
+            raise
         except Lost as error:
+            stop.check()
             failures += 1
             if failures > retries:
                 raise RunFailed(f"training failed {failures} times, last with: {error}") from error
             say(f"{run.name}: training goes on from the newest checkpoint: {error}")
-            time.sleep(2.0 ** (failures - 1))
+            stop.wait(2.0 ** (failures - 1))
+            stop.check()
 
 
-def _attempt(run: Run, gpus: float, evaluations: Evaluations) -> Iterator[News]:
+def _attempt(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> Iterator[News]:
     """Show what there is to know, and have checkpoints evaluated, while it trains."""
     config, spent, advance = run.config, dict[str, float](), None
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, run.path / STORAGE, ignore_errors=True)
         told = stack.enter_context(closing(attempt(run.path.resolve(), run.name, run.central.system, gpus)))
         for news in told:
+            if stop.is_set():
+                if advance is None:  # nothing is trained yet, so there is nothing to save
+                    stop.check()
+                stop_file.write()
             evaluations.poll()
             if news is None:
                 continue

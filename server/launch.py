@@ -1,14 +1,6 @@
-"""Both Flower apps on Ray in this process: the one place that starts Flower's simulation."""
+"""A federated run on a Ray cluster: Flower's ClientApp in processes on its machines, the rounds in this process."""
 
-import importlib
-import logging
-import warnings
 from collections.abc import Sequence
-from threading import Event
-
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 
 from flsim.config import SystemHParams
 from flsim.errors import InputError
@@ -17,6 +9,9 @@ from flsim.runs import Run
 from flsim.train.hparams import Precision
 from server import rounds
 from server.cluster import cluster, nodes
+from server.grid import ClientShare, ray_grid
+from server.nodes import Nodes
+from server.stopping import Stop, stopping
 
 # Of a GPU, for all evaluators; below 1 / (GPUs of a node), or Flower would count one client too many.
 EVALUATION_SHARE = 0.05
@@ -25,49 +20,27 @@ EVALUATION_SHARE = 0.05
 def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> None:
     """Train a run on Ray, with a Flower node per shard.
 
-    Ray is initialised here, in the main thread, before Flower: a Ray call in the server's thread would race with
-    Flower's own initialisation.
-
     Args:
         run: the run; it says the number of shards and the resources of a client.
         address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
         cpus: cores of the local one; all where this is None.
 
     Raises:
-        InputError: no cluster at that address, or no node of it can hold a client.
+        InputError: no cluster at that address, its machines differ, or none can hold a client.
+        Interrupted: by a signal; there is a checkpoint of the last completed round.
         RunFailed: as `server.rounds.train`.
     """
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    system, stop = run.federated.system, Event()
+    system, stop = run.federated.system, Stop()
     _say_what_a_cap_leaves_out(run)
-    server_app = ServerApp()
-    with cluster(address, cpus):
+    with cluster(address, cpus), stopping(stop):
         client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
-        resources = {
-            "num_cpus": system.cpus_per_client,
-            "num_gpus": client_gpus,
-            # A client process that dies comes back, and the round asks it again; without this Flower's pool stays
-            # poisoned.
-            "max_restarts": -1,
-        }
-        _check_resources(resources)
+        share = ClientShare(system.cpus_per_client, client_gpus)
+        _refuse_what_does_not_fit(share)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
-
-        @server_app.main()
-        def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 (Flower's signature)
+        machines = Nodes(run.path, run.config.data.corpus)
+        machines.check()
+        with ray_grid("clients.app:app", system.shards, share, machines) as grid:
             rounds.train(grid, run, stop, evaluation_gpus)
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                run_simulation(
-                    server_app,
-                    importlib.import_module("clients.app").app,
-                    num_supernodes=system.shards,
-                    backend_config={"client_resources": resources},
-                )
-        finally:
-            stop.set()
 
 
 def _say_what_a_cap_leaves_out(run: Run) -> None:
@@ -105,13 +78,10 @@ def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
 
 
-def _check_resources(client: dict[str, float]) -> None:
-    """Raises InputError where Flower's pool would come out empty."""
-    fits = any(
-        node.get("CPU", 0) >= client["num_cpus"] and node.get("GPU", 0) >= client["num_gpus"] for node in nodes()
-    )
-    if not fits:
+def _refuse_what_does_not_fit(share: ClientShare) -> None:
+    """Raises InputError where no machine could hold a client."""
+    if not any(share.fits(node) for node in nodes()):
         raise InputError(
-            f"a client needs {client['num_cpus']:g} CPUs and {client['num_gpus']:g} GPUs; no Ray node has them; lower "
+            f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has them; lower "
             f"system.cpus_per_client or system.gpus_per_client"
         )

@@ -8,51 +8,66 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from threading import Event
 
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flsim import federated
-from flsim.errors import InputError, RunFailed
+from flsim.checkpoint import digest_of
+from flsim.errors import InputError, Interrupted, RunFailed
 from flsim.federated import ServerState
+from flsim.logs import log
 from flsim.privacy import report
 from flsim.progress import progress, say
+from flsim.recovery import recover
 from flsim.runs import Run
 from flsim.sampling import draw_cohort, shard_ranges
 from flsim.train.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_requests
+from server.alone import alone
+from server.blame import ShardFailed, blame
+from server.stopping import Stop
 from server.supervision import Evaluations, keep, supervised
 
-POLL = 0.005  # seconds; Grid.send_and_receive would sleep 0.1
+POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
+PATIENT_POLL = 0.1  # seconds, where replies take long
 NODES_DEADLINE = 120.0  # seconds
 
 
-def train(grid: Grid, run: Run, stop: Event, evaluation_gpus: float = 0.0) -> ServerState:
+def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> ServerState:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Args:
         grid: Flower's message layer, with a node per shard.
         run: the run; its status, checkpoints, rows and log are kept up to date.
-        stop: set from outside to end after the current poll.
+        stop: set from outside to write a checkpoint of the last completed round and end.
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
 
     Raises:
         InputError: it is a central run.
         Diverged: values that are not finite; names the round and the last good checkpoint.
-        RunFailed: a shard kept failing, an evaluation failed, or `stop` was set.
+        Interrupted: `stop` was set.
+        RunFailed: a shard kept failing, or an evaluation failed.
     """
-    system, state = run.federated.system, run.latest_state()
-    if not isinstance(state, ServerState):
-        raise InputError(f"{run.path}: its newest checkpoint is of central training; start a new run")
-    nodes = wait_for_nodes(grid, system.shards)
+    system = run.federated.system
+    nodes = wait_for_nodes(grid, system.shards, stop)
 
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
-        return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
+        try:
+            return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
+        except ShardFailed as failed:
+            raise blame(
+                run, failed, lambda request: _ask(grid, nodes, [request], system.deadline, stop, {})
+            ) from failed
 
-    with one_thread(), supervised(run, evaluation_gpus) as evaluations:
-        return train_rounds(run, state, send, evaluations)
+    with alone(run), one_thread():
+        recover(run)
+        state = run.latest_state()
+        if not isinstance(state, ServerState):
+            raise InputError(f"{run.path}: its newest checkpoint is of central training; start a new run")
+        with supervised(run, stop, evaluation_gpus) as evaluations:
+            return train_rounds(run, state, send, evaluations)
 
 
 Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
@@ -64,7 +79,11 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
     with progress(run.name, rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         while state.round < rounds:
-            replies = send(requests(run, state))
+            try:
+                replies = send(requests(run, state))
+            except Interrupted:
+                leave(run, state)
+                raise
             total = _sum([reply.update for reply in replies], state)
             clip = state.clip
             state = federated.apply(state, total, config.training, config.privacy, config.seed, population)
@@ -79,6 +98,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
                 seconds=round(now - began, 3),
                 overhead=round(now - began - _training_seconds(replies), 3),
                 workers=sorted({reply.worker for reply in replies}),
+                digest=digest_of(state),
             )
             began = now
             if run.is_saved_at(state.round):
@@ -89,6 +109,13 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
     if spent:
         say(f"{run.name}: {report.sentence(spent, config.training.sampler, run.delta)}")
     return state
+
+
+def leave(run: Run, state: ServerState) -> None:
+    """Save the last completed round, so that none is trained again."""
+    if state.round and not run.is_saved_at(state.round):
+        run.save(state)
+    log.info("interrupted", extra={"round": state.round})
 
 
 @contextmanager
@@ -140,7 +167,7 @@ def requests(run: Run, state: ServerState) -> list[RoundRequest]:
 
 
 def exchange(
-    grid: Grid, nodes: Sequence[int], asked: Sequence[RoundRequest], deadline: float, retries: int, stop: Event
+    grid: Grid, nodes: Sequence[int], asked: Sequence[RoundRequest], deadline: float, retries: int, stop: Stop
 ) -> list[ShardReply]:
     """Send each request to its shard's node and collect all replies, in the requests' order.
 
@@ -148,18 +175,22 @@ def exchange(
     1, 2, 4, ... seconds: a client process that died takes about that long to come back.
 
     Raises:
-        RunFailed: a shard failed each time, with its last reason; or `stop` was set.
+        ShardFailed: a shard failed each time, with its last reason.
+        Interrupted: `stop` was set.
     """
+    stop.check()
     replies: dict[int, ShardReply] = {}
     failures = _ask(grid, nodes, asked, deadline, stop, replies)
     for attempt in range(retries):
         if not failures:
             break
+        for shard, reason in failures.items():
+            log.warning("shard asked again", extra={"round": asked[0].round + 1, "shard": shard, "reason": reason})
         stop.wait(2**attempt)
         failures = _ask(grid, nodes, [r for r in asked if r.shard in failures], deadline, stop, replies)
     if failures:
         shard, reason = min(failures.items())
-        raise RunFailed(f"round {asked[0].round + 1}: shard {shard} failed {1 + retries} times, last with: {reason}")
+        raise ShardFailed(next(request for request in asked if request.shard == shard), 1 + retries, reason)
     return [replies[request.shard] for request in asked]
 
 
@@ -168,34 +199,34 @@ def _ask(
     nodes: Sequence[int],
     asked: Sequence[RoundRequest],
     deadline: float,
-    stop: Event,
+    stop: Stop,
     replies: dict[int, ShardReply],
 ) -> dict[int, str]:
     """One attempt: fills `replies`, returns the reasons of the shards that failed."""
     messages = [
-        Message(content, dst_node_id=nodes[request.shard], message_type="train")
+        Message(content, nodes[request.shard], "train", group_id=str(request.round + 1))
         for request, content in zip(asked, encode_requests(asked), strict=True)
     ]
     shard_of = dict(zip(grid.push_messages(messages), (request.shard for request in asked), strict=True))
     failures: dict[int, str] = {}
-    until = time.monotonic() + deadline
-    while shard_of and time.monotonic() < until:
-        if stop.is_set():
-            raise RunFailed("interrupted; `flsim run --resume` continues from the newest checkpoint")
+    began = time.monotonic()
+    while shard_of and (waited := time.monotonic() - began) < deadline:
+        stop.check()
         for message in grid.pull_messages(list(shard_of)):
             shard = shard_of.pop(message.metadata.reply_to_message_id)
             if message.has_error():
                 failures[shard] = message.error.reason or f"Flower error {message.error.code}"
             else:
                 replies[shard] = decode_reply(message.content)
-        time.sleep(POLL)
+        stop.wait(min(max(POLL, waited / 100), PATIENT_POLL))
     return failures | dict.fromkeys(shard_of.values(), f"no reply within {deadline:g} s")
 
 
-def wait_for_nodes(grid: Grid, shards: int) -> list[int]:
+def wait_for_nodes(grid: Grid, shards: int, stop: Stop) -> list[int]:
     """Ids of as many nodes as there are shards, in ascending order."""
     until = time.monotonic() + NODES_DEADLINE
     while len(nodes := sorted(grid.get_node_ids())) < shards:
+        stop.check()
         if time.monotonic() > until:
             raise RunFailed(
                 f"only {len(nodes)} of {shards} Flower nodes came up within {NODES_DEADLINE:g} s; "

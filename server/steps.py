@@ -1,11 +1,7 @@
 """The steps of a central run, in the process that trains: what it writes, and what it tells the driver."""
 
-import fcntl
-import os
-import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,13 +9,14 @@ import torch
 
 from flsim.central import CentralState, CentralTraining, Log
 from flsim.central.training import train_chunks
+from flsim.checkpoint import digest_of
 from flsim.config import CentralSystemHParams
-from flsim.errors import InputError, RunFailed
+from flsim.errors import InputError, Interrupted
 from flsim.runs import Run
+from server.alone import alone
+from server.stopping import StopFile
 
 NEWS_EVERY = 0.5  # seconds
-LOCK = ".training"  # in the run's folder: the node and the process that train it
-LOCK_DEADLINE = 60.0  # seconds in which a process that trained the run before has to end
 
 
 class Lost(Exception):  # noqa: N818 (an outcome)
@@ -53,13 +50,15 @@ def train(path: Path, gpus: float) -> Iterator[News]:
     Raises:
         InputError: as `opened`, or no GPU where there should be one.
         Diverged: values that are not finite; names the step.
+        Interrupted: the driver asked for it; there is a checkpoint.
         RunFailed: another process trains the run.
     """
-    run = Run.open(path)
+    run, stop = Run.open(path), StopFile(path)
     use(run.central.system, gpus)
     with alone(run):
         training, state = opened(run)
-        yield from written(run, state, train_chunks(state, training, run.rounds, run.is_saved_at))
+        chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop())
+        yield from written(run, state, chunks, stop)
 
 
 def opened(run: Run) -> tuple[CentralTraining, CentralState]:
@@ -79,35 +78,14 @@ def use(system: CentralSystemHParams, gpus: float) -> None:
         torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
 
 
-@contextmanager
-def alone(run: Run) -> Iterator[None]:
-    """Nobody else trains the run in the block: a process whose driver died may live for a moment, and still write.
+def written(
+    run: Run, state: CentralState, chunks: Iterable[tuple[int, Log, CentralState | None]], stop: StopFile
+) -> Iterator[News]:
+    """Save and log what is trained from `state` on; every state that is saved has a line about the steps before it.
 
     Raises:
-        RunFailed: someone does, and goes on.
+        Interrupted: the driver asked for it, and a state was saved since.
     """
-    with (run.path / LOCK).open("a+") as file:
-        until = time.monotonic() + LOCK_DEADLINE
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    file.seek(0)
-                    raise RunFailed(f"{run.path}: is trained by {file.read()}; end that process first") from None
-                time.sleep(0.1)
-                continue
-            except OSError:
-                pass  # a filesystem without locks
-            break
-        file.truncate(0)
-        file.write(f"{socket.gethostname()}/{os.getpid()}")
-        file.flush()
-        yield
-
-
-def written(run: Run, state: CentralState, chunks: Iterable[tuple[int, Log, CentralState | None]]) -> Iterator[News]:
-    """Save and log what is trained from `state` on; every state that is saved has a line about the steps before it."""
     run.forget_rounds_after(state.step)
     spent = run.epsilons(state)
     yield News(state.step, spent=spent)
@@ -128,11 +106,14 @@ def written(run: Run, state: CentralState, chunks: Iterable[tuple[int, Log, Cent
                 records=log.records,
                 record_epsilon=spent if evaluated and spent else None,
                 seconds=round(now - began, 3),
+                digest=digest_of(reached),
             )
             run.save(reached)
             log, began = Log(), now
         yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})
         unsaid, last = Log(), time.monotonic()
+        if reached is not None and step < run.rounds and stop():
+            raise Interrupted
 
 
 def _mean(log: Log) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flsim import checkpoint
 from flsim.checkpoint import State
-from flsim.errors import Diverged, RunFailed
+from flsim.errors import Diverged, Interrupted, RunFailed
 from flsim.evaluation.service import EvaluationService, ServiceHParams
 from flsim.measuring import evaluate_checkpoint
 from flsim.progress import progress, say
@@ -15,6 +15,9 @@ from flsim.results.evaluations import Evaluation, failures
 from flsim.results.store import read_run
 from flsim.runs import Run
 from flsim.tracking import tracking
+from server.stopping import Stop
+
+LOOK = 0.5  # seconds between two looks at whether the run shall end
 
 
 class Evaluations:
@@ -23,8 +26,8 @@ class Evaluations:
     What the service has no room for is left for later: it is on disk, and is submitted when there is room.
     """
 
-    def __init__(self, run: Run, service: EvaluationService) -> None:
-        self._run, self._service = run, service
+    def __init__(self, run: Run, service: EvaluationService, stop: Stop) -> None:
+        self._run, self._service, self._stop = run, service, stop
         self._key = run.path.resolve()
         self._failed: set[str] = set()  # they are not tried again before `--resume`
         self._left_over = False
@@ -57,11 +60,13 @@ class Evaluations:
 
         Raises:
             Diverged: as `poll`.
+            Interrupted: the run shall end.
             RunFailed: some failed, now or during training; `--resume` does them again.
         """
         with progress(f"{self._run.name}: evaluating", total=1) as advance:
             while self._is_busy:
-                self._see(self._service.drain(self._key))
+                self._stop.check()
+                self._see(self._service.drain(self._key, timeout=LOOK))
             advance(1)
         results = read_run(self._run.path)
         if results.status == "diverged":
@@ -107,7 +112,7 @@ class Evaluations:
 
 @contextmanager
 def supervised(
-    run: Run, evaluation_gpus: float = 0.0, service: EvaluationService | None = None
+    run: Run, stop: Stop, evaluation_gpus: float = 0.0, service: EvaluationService | None = None
 ) -> Iterator[Evaluations]:
     """Train in the block, from the run's newest checkpoint, and give each that `keep` saves to the evaluation.
 
@@ -115,15 +120,17 @@ def supervised(
 
     Args:
         run: its status is kept up to date; lines of its log beyond the newest checkpoint are dropped.
+        stop: set from outside where the run shall end.
         evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
         service: one that other runs use too, in place of the run's own; its work is `evaluate_checkpoint`.
 
     Raises:
         Diverged: values that are not finite; names the round and the last good checkpoint.
+        Interrupted: `stop` was set.
         RunFailed: an evaluation failed, or the block did.
     """
     shared, service = service is not None, service or _service_of(run, evaluation_gpus)
-    evaluations = Evaluations(run, service)
+    evaluations = Evaluations(run, service, stop)
     newest = checkpoint.latest(run.path / "checkpoints")
     run.forget_rounds_after(checkpoint.round_of(newest) if newest else 0)
     with tracking(run.path, run.config.system.tracking, run.parameters):
@@ -138,7 +145,9 @@ def supervised(
             run.mark("diverged", reason)
             raise Diverged(reason) from error
         except BaseException as error:
-            run.mark("failed", "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error))
+            ended = isinstance(error, (Interrupted, KeyboardInterrupt))
+            with suppress(OSError):  # a full disk is what the error says
+                run.mark("failed", "interrupted" if ended else str(error) or repr(error))
             raise
         finally:
             if shared:

@@ -14,7 +14,9 @@ from flsim.central.distributed import DistributedEngine, shared
 from flsim.central.training import train_chunks
 from flsim.errors import InputError, RunFailed
 from flsim.runs import Run
-from server.steps import Lost, News, alone, opened, use, written
+from server.alone import alone
+from server.steps import Lost, News, opened, use, written
+from server.stopping import StopFile
 
 LOOK = "0.5"  # seconds between two looks at the workers' health
 TIMEOUT = 600  # seconds that a worker waits for the others; the first one also saves and writes meanwhile
@@ -25,7 +27,7 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
     """As `server.steps.train`, by as many processes as the run's settings say, each with so many GPUs.
 
     Raises:
-        InputError, Diverged, RunFailed, OSError: as there.
+        InputError, Diverged, Interrupted, RunFailed, OSError: as there.
         Lost: a process died, or failed in another way.
     """
     from ray.train import RunConfig, ScalingConfig
@@ -81,15 +83,16 @@ def _trainer() -> Any:
 def _work(settings: dict[str, Any]) -> None:
     """A worker. The first one reads the checkpoint, writes and tells; the others only train."""
     told, run, leads = settings["told"], Run.open(settings["path"]), dist.get_rank() == 0
+    stop = StopFile(run.path)
     try:
         use(run.central.system, settings["gpus"])
         with alone(run) if leads else nullcontext():
             state = shared(opened(run)[1] if leads else None)
             training = run.central_training()
             engine = DistributedEngine(training, state)
-            chunks = train_chunks(state, training, run.rounds, run.is_saved_at, engine)
+            chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop(), engine)
             if leads:
-                for news in written(run, state, chunks):
+                for news in written(run, state, chunks, stop):
                     told.put(news)
             else:
                 deque(chunks, maxlen=0)

@@ -6,7 +6,7 @@ A population on disk is a small folder beside the corpus it overlays:
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
     twin.u32           IID only: the corpus' records in their new order (twin.i64 where there are more than 2^32)
     twin_users.i64     IID only: where each synthetic user starts in that order, and its end
-    population.json    world, digest of the corpus, counts
+    population.json    world, digest of the corpus, counts, digests of the files above
 """
 
 import json
@@ -29,10 +29,11 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.data.windows import windows
 from flsim.errors import InputError
-from flsim.files import write_json
+from flsim.files import file_digest, write_json
 from flsim.rng import stream
 
 World = Literal["iid", "non-iid"]
+ABOUT = "population.json"
 ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by their type
 
 
@@ -76,6 +77,10 @@ class Population:
 
     def __len__(self) -> int:
         return len(self.split)
+
+    def name(self, user: int) -> str:
+        """Who a user is: the corpus' own name, or that a twin's user is nobody."""
+        return self.split.names[user] if self.twin is None else "of the IID twin"
 
     def copies_beyond(self, cap: int) -> tuple[int, float]:
         """Canary copies in users of more than `cap` records, and how many of them a draw of `cap` each leaves in."""
@@ -188,7 +193,29 @@ def write_population(folder: Path, corpus: Corpus, planting: Planting, world: Wo
         twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
     overlay.write(folder)
     about = {"world": world, "corpus": corpus.digest, "insertions": len(overlay.records)}
-    write_json(folder / "population.json", about)
+    files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+    write_json(folder / ABOUT, about | {"files": files})
+
+
+def verify_population(folder: Path) -> None:
+    """Read every file again, and compare its digest with the one that it was written with; older folders have none.
+
+    Raises:
+        InputError: one is missing, or is not what it was.
+    """
+    for name, written in _about(folder).get("files", {}).items():
+        path = folder / Path(name).name
+        if not path.is_file() or file_digest(path) != written:
+            raise InputError(f"{path}: missing or changed since it was planted; restore it or start a new run")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{folder}: what was planted cannot be read ({error}); restore it or start a new run"
+        ) from error
 
 
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
@@ -199,7 +226,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
     """
     split = corpus.split("train")
     try:
-        about = json.loads((folder / "population.json").read_text(encoding="utf-8"))
+        about = _about(folder)
         if about["corpus"] != corpus.digest:
             raise InputError(
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"

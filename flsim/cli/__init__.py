@@ -29,7 +29,7 @@ from flsim.cli.sweep import EPILOG as SWEEP_EPILOG
 from flsim.cli.sweep import sweep
 from flsim.cli.trace import EPILOG as TRACE_EPILOG
 from flsim.cli.trace import trace
-from flsim.errors import InputError, RunFailed
+from flsim.errors import InputError, Interrupted, RunFailed
 
 app = typer.Typer(
     name="flsim",
@@ -112,6 +112,8 @@ def main() -> None:
         _fail(error.format_message(), error.exit_code)
     except InputError as error:
         _fail(str(error), 2)
+    except Interrupted as error:
+        _fail(str(error), 128 + error.signal)
     except RunFailed as error:
         _fail(str(error), 1)
     except OSError as error:

@@ -254,11 +254,11 @@ class EvaluationService:
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) and error.cause else error
             if not isinstance(error, RayTaskError):
-                self._lose(process, job, _death(error))
+                self._lose(process, job, death(error))
             elif isinstance(cause, (MemoryError, torch.OutOfMemoryError)):
-                self._lose(process, job, _said(cause))
+                self._lose(process, job, said(cause))
             else:
-                self._end(process, job, "diverged" if isinstance(cause, Diverged) else "failed", _said(cause))
+                self._end(process, job, "diverged" if isinstance(cause, Diverged) else "failed", said(cause))
         else:
             self._end(process, job, "stored", took=took)
 
@@ -295,14 +295,14 @@ def _refuse_without_ray() -> None:
         raise RunFailed("evaluation needs Ray, which is not initialised in this process")
 
 
-def _death(error: RayError) -> str:
+def death(error: RayError) -> str:
     """How a process died, without Ray's guesses."""
     text = " ".join(str(error).split())
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
     return f"its process died: {detail.group(1) if detail else text}"
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """One line: what an exception says, and of which type it is unless it is one of ours."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (InputError, RunFailed)) else f"{type(error).__name__}: {text}"

@@ -249,6 +249,15 @@ def _read_roster(path: Path) -> pd.DataFrame:
     return roster
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file of rows can be read."""
+    try:
+        _read_parquet(path, ())
+    except InputError:
+        return False
+    return True
+
+
 def _read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     try:
         table: pd.DataFrame = pq.ParquetFile(path).read().to_pandas()
