@@ -3,7 +3,6 @@
 Storing the same evaluation again replaces its file by itself, so a repeated or interrupted evaluation adds nothing.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flsim.errors import Diverged, InputError
-from flsim.files import new_file
+from flsim.files import from_json, new_file
 from flsim.results.evaluations import failures
 from flsim.results.rows import DIVERGED, KEY, SCHEMA, Row, frame
 
@@ -208,13 +207,15 @@ def _read_about(run_folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{run_folder}: not a run folder (it has no run.json); name the folder that a run wrote")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = from_json(path.read_text(encoding="utf-8"))
         kept = {name: about[name] for name in ("name", "setting", "status", "reason", "round", "rounds")}
         lines_are_whole = all(isinstance(kept[name], str) and kept[name].isprintable() for name in ("name", "setting"))
         if not (lines_are_whole and kept["name"] and kept["setting"].strip() and kept["status"] in STATUSES):
             raise ValueError
-        return {**kept, "round": int(kept["round"]), "rounds": int(kept["rounds"]), **_read_added(about)}
-    except (ValueError, KeyError, TypeError) as error:
+        reason = None if kept["reason"] is None else _text(kept["reason"])
+        kept |= {"reason": reason, "round": _whole(kept["round"]), "rounds": _whole(kept["rounds"])}
+        return kept | _read_added(about)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
 
 
@@ -225,9 +226,24 @@ def _read_added(about: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError
     return {
         "rounds_per_epoch": None if per_epoch is None else float(per_epoch),
-        "seed": None if seed is None else int(seed),
-        "series": None if series is None else str(series),
+        "seed": None if seed is None else _whole(seed),
+        "series": None if series is None else _text(series),
     }
+
+
+def _whole(value: Any) -> int:
+    """A number that a column of a table can hold. Raises as `int`, and ValueError."""
+    number = int(value)
+    if abs(number) >= 2**63:
+        raise ValueError
+    return number
+
+
+def _text(value: Any) -> str:
+    """Raises UnicodeEncodeError where a file could not hold it."""
+    text = str(value)
+    text.encode()
+    return text
 
 
 def _tolerance(wanted: float) -> float:
