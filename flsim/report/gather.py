@@ -1,6 +1,5 @@
 """What a report is about: runs, grouped as a table's rows group them, with what else their folders say."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from flsim.config import Config, load
 from flsim.errors import InputError
+from flsim.files import from_json
 from flsim.results.evaluations import read_evaluations
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
@@ -78,7 +78,7 @@ class RunView:
         path, found = self.path / "rounds.jsonl", []
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
-                found.append(dict(json.loads(line)))
+                found.append(dict(from_json(line)))
             except (ValueError, TypeError):
                 continue
         return found
@@ -86,7 +86,7 @@ class RunView:
     @property
     def training_seconds(self) -> float | None:
         """Of the clock, in rounds; None where the folder does not say."""
-        seconds = [float(line["seconds"]) for line in self.log if "seconds" in line]
+        seconds = [line["seconds"] for line in self.log if isinstance(line.get("seconds"), int | float)]
         return sum(seconds) if seconds else None
 
     @property

@@ -9,7 +9,6 @@ logs/           what each run printed
 """
 
 import fcntl
-import json
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +20,10 @@ from typing import Any
 
 from flsim.config import dump
 from flsim.data.corpus import Corpus
+from flsim.data.stores import located
 from flsim.data.synthetic import make_synthetic
 from flsim.errors import InputError
-from flsim.files import new_file, write_json
+from flsim.files import from_json, new_file, write_json
 from flsim.results.sweeps import FILE, RUNS
 from flsim.sweeps.definition import Definition, Planned, Tier
 
@@ -51,7 +51,7 @@ class SweepFolder:
     def status(self, name: str, rounds: int) -> str:
         """What run.json says of a run; "waits" where it has not begun, or is to be longer than it was."""
         try:
-            about = json.loads((self.run(name) / "run.json").read_text(encoding="utf-8"))
+            about = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
             status = str(about["status"])
             is_longer = status == "completed" and about["rounds"] != rounds
         except (OSError, ValueError, KeyError, TypeError):
@@ -147,7 +147,7 @@ class SweepFolder:
         if not (self.path / FILE).exists():
             return None
         try:
-            known: dict[str, Any] = json.loads((self.path / FILE).read_text(encoding="utf-8"))
+            known: dict[str, Any] = from_json((self.path / FILE).read_text(encoding="utf-8"))
             known["sessions"], known["tier"], known["name"]
             [(each["name"], each["grid"], each["digest"]) for each in known["runs"]]
             return known
@@ -155,21 +155,21 @@ class SweepFolder:
             raise InputError(f"{self.path / FILE}: damaged; restore it, or name another --out") from error
 
 
-def corpus_of(tier: Tier, source: Path, folder: Path) -> Path:
+def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
     """Where a tier's corpus is, or will be made. Raises InputError where it should be there and is not."""
     if tier.corpus.path is None:
         return folder / CORPUS
-    path = (source.parent / tier.corpus.path).resolve()
-    if not path.exists():
+    path = located(tier.corpus.path, source.parent)
+    if isinstance(path, Path) and not path.exists():
         how = f"; make it: {tier.corpus.how}" if tier.corpus.how else "; name another with --corpus"
         raise InputError(f"{path}: no such corpus{how}")
     return path
 
 
-def open_corpus(tier: Tier, path: Path, folder: Path) -> Corpus:
+def open_corpus(tier: Tier, path: Path | str, folder: Path) -> Corpus:
     """The corpus, made first where it is the sweep's own, in its folder, and not there yet."""
-    if tier.corpus.synthetic is not None and path == folder / CORPUS and not path.exists():
-        make_synthetic(path, tier.corpus.synthetic, CORPUS_SEED)
+    if tier.corpus.synthetic is not None and path == (own := folder / CORPUS) and not own.exists():
+        make_synthetic(own, tier.corpus.synthetic, CORPUS_SEED)
     return Corpus.open(path)
 
 

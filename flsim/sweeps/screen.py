@@ -1,11 +1,11 @@
 """How far all runs of a sweep are, on one screen: a table that stays where someone watches, plain lines elsewhere."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 
 from rich.live import Live
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flsim.errors import InputError
+from flsim.files import from_json
 from flsim.progress import LINES_EVERY, clock, console, say
 from flsim.results.store import read_run
 from flsim.sweeps.folder import SweepFolder
@@ -45,18 +46,18 @@ def state_of(run: Path, began: float) -> State:
         began: when the sweep was last taken up, seconds since the epoch; a run that was not touched since then waits.
     """
     try:
-        about = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        said = from_json((run / "run.json").read_text(encoding="utf-8"))
+        status, round_, rounds = str(said["status"]), int(said["round"]), int(said["rounds"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return State("waits")
-    if about["status"] in {"completed", "diverged"}:
-        return State(about["status"], 1.0, _found(run, (run / "run.json").stat().st_mtime_ns))
+    if status in {"completed", "diverged"}:
+        return State(status, 1.0, _found(run, (run / "run.json").stat().st_mtime_ns))
     if (run / "run.json").stat().st_mtime < began:
-        return State("waits", note=f"stopped at {about['round']:,}" if about["round"] else "")
+        return State("waits", note=f"stopped at {round_:,}" if round_ else "")
     last = _last_line(run / "rounds.jsonl")
-    done, loss = int(last.get("round", about["round"])), last.get("loss")
-    note = f"{done:,}/{about['rounds']:,}" + (f", loss {loss:.2f}" if loss is not None else "")
-    status = "runs" if about["status"] == "running" else about["status"]
-    return State(status, done / max(about["rounds"], 1), note)
+    done, loss = int(last.get("round", round_)), last.get("loss")
+    note = f"{done:,}/{rounds:,}" + (f", loss {loss:.2f}" if loss is not None else "")
+    return State("runs" if status == "running" else status, done / max(rounds, 1), note)
 
 
 class Screen:
@@ -152,7 +153,7 @@ def _last_line(path: Path) -> dict[str, float]:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL))
             lines = file.read().splitlines()
-        found: dict[str, float] = json.loads(lines[-1]) if lines else {}
-        return found
-    except (OSError, ValueError):
+        said = dict(from_json(lines[-1])) if lines else {}
+        return {name: value for name, value in said.items() if isinstance(value, int | float) and isfinite(value)}
+    except (OSError, ValueError, TypeError, OverflowError):
         return {}
