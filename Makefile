@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint tools peers bench clean
+.PHONY: help setup demo test lint tools peers bench image-check clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -43,6 +43,9 @@ bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 	$(BIN)/flsim bench interference
 	$(BIN)/flsim bench data
 	$(BIN)/flsim bench scale
+
+image-check:     ## the steps of deploy/Dockerfile in a new environment, without Docker; minutes, 2 GB of temporary disk
+	deploy/image-check.sh $(VARIANT)
 
 clean:           ## remove the environments
 	rm -rf .venv .venv-peers

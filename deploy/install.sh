@@ -18,6 +18,8 @@ system() { # VARIANT
     apt-get install --yes --no-install-recommends "${packages[@]}"
     rm -rf /var/lib/apt/lists/*
     useradd --create-home --uid 1000 flsim
+    # shellcheck disable=SC2016  # expanded by login shells, which KubeRay uses and which forget Docker's PATH
+    echo 'PATH=/opt/flsim/bin:$PATH' > /etc/profile.d/flsim.sh
 }
 
 python() { # PREFIX VARIANT
@@ -33,15 +35,17 @@ python() { # PREFIX VARIANT
 }
 
 check() { # PREFIX
-    local flsim=$1/bin/flsim folder
+    local bin=$1/bin experiments
+    experiments=$("$bin/python" -c 'import experiments; print(*experiments.__path__)')
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
     cd "$folder"
-    "$flsim" --help > /dev/null
-    "$1/bin/ray" --version
-    "$flsim" demo --out demo --set training.rounds=2 --set canaries.count=2 --set evaluation.references=100
-    "$flsim" run demo/iid/config.toml --out run --cpus 1
-    "$flsim" report demo/iid demo/non-iid --out report.html
+    "$bin/ray" --version
+    "$bin/flsim" --help > /dev/null
+    "$bin/flsim" data synthetic --out corpus --users 40 --words-per-user 60 > /dev/null
+    "$bin/flsim" run "$experiments/demo.toml" --out run --cpus 1 --set "data.corpus='$folder/corpus'" \
+        --set training.rounds=2 --set training.cohort=4 --set canaries.count=2 --set evaluation.references=100
+    "$bin/flsim" report run --out report.html
 }
 
 case "${1-} ${*: -1}" in
