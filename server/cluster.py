@@ -28,6 +28,7 @@ START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
 RAY_WITHOUT_CLIENTS = (
     "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
 )
+NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
 LOOK = 0.1  # seconds between two looks at a head that starts
 
 
@@ -75,6 +76,8 @@ def end_with_parent() -> None:
 
 def _connect(address: str | None, cpus: int | None) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address and "://" in address:
+        raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
     try:
         if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
             with _on_loopback():
@@ -109,14 +112,14 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _refuse_silence(address: str) -> None:
-    """Raises OSError or ValueError where nobody listens at the address that Ray would try for minutes."""
-    if "://" in address:
-        return
+    """Raises OSError or ValueError where nobody speaks gRPC at the address: Ray itself would try for minutes."""
     services.find_gcs_addresses.cache_clear()  # "auto" looks for processes, and remembers what it found
-    found = services.canonicalize_bootstrap_address(address)
-    if found is not None:
-        host, _, port = found.rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    host, _, port = (services.canonicalize_bootstrap_address(address) or "").rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") == "0":
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NO_SETTINGS)  # RFC 9113, section 3.4
+            if connection.recv(len(NO_SETTINGS), socket.MSG_WAITALL)[3:4] != NO_SETTINGS[3:4]:
+                raise ConnectionError
 
 
 def _this_code() -> dict[str, list[str]]:
@@ -168,9 +171,10 @@ def _place(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     try:
         host, number = socket.gethostbyname(host or " "), int(port)
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind((host, number))
+        for where in ((host, 0), ("", number)):  # Ray listens on all of the machine's addresses
+            with socket.socket() as free:
+                free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                free.bind(where)
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(
             f"--head {text}: cannot listen there ({error}); name an address of this machine and a free port, "

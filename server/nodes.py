@@ -9,6 +9,7 @@ from ray.exceptions import NodeDiedError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.data.corpus import Corpus
+from flsim.data.stores import is_uri, located
 from flsim.errors import InputError
 from flsim.files import file_digest
 from flsim.progress import say
@@ -16,6 +17,7 @@ from flsim.versions import processor, versions
 
 DEADLINE = 300.0  # seconds in which all nodes answer at a run's start; a cold one imports from a shared filesystem
 SHARE = "put it on a filesystem that all nodes share, under the same path"
+REACH = "give it a way to that store, and credentials in the environment that its Ray was started in"
 
 Node = dict[str, Any]
 
@@ -37,7 +39,7 @@ class About:
     corpus: str | None
 
 
-def about(run: Path, corpus: Path) -> About:
+def about(run: Path, corpus: Path | str) -> About:
     """Of where this is called."""
     try:
         settings = file_digest(run / "config.toml")
@@ -56,13 +58,13 @@ class Nodes:
     A node that leaves is never asked again; one that comes back is another node to Ray.
     """
 
-    def __init__(self, run: Path, corpus: Path) -> None:
+    def __init__(self, run: Path, corpus: Path | str) -> None:
         """Nothing is asked yet.
 
         Args:
-            run, corpus: their folders, which all nodes are to see.
+            run, corpus: their folders, which all nodes are to see; or the URI of a corpus.
         """
-        self._paths = run.resolve(), corpus.resolve()
+        self._paths = run.resolve(), located(corpus)
         self._here = about(*self._paths)
         self._asked: dict[ray.ObjectRef, str] = {}  # reply to be -> node
         self._known: dict[str, str] = {}  # node that was asked -> address
@@ -139,7 +141,7 @@ class Nodes:
             (there.corpus, here.corpus, "corpus", corpus),
         ):
             if seen is None:
-                return f"does not see the {what} {path}; {SHARE}"
+                return f"does not see the {what} {path}; {REACH if is_uri(path) else SHARE}"
             if seen != expected:
                 return f"sees another {what} at {path}; {SHARE}"
         if there.processor != here.processor:

@@ -1,0 +1,83 @@
+"""Ray nodes as a user starts them, each on this machine, for tests of clusters."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import ray
+
+
+def free_place() -> str:
+    """An address of this machine that others reach, and a port that is free, and below those that Linux gives away."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_768):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return f"{ray.util.get_node_ip_address()}:{port}"
+    raise AssertionError("no port is free")
+
+
+@contextmanager
+def joined(address: str, folder: Path | None = None, **environment: str) -> Iterator[psutil.Process]:
+    """A node of one CPU that has joined, started in a folder with more environment variables; its `ray start`."""
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--address", address, "--num-cpus=1", "--block"]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def older_release(folder: Path, library: str) -> str:
+    """A folder in which a library's metadata says version 0.1; earlier on a path, it is believed."""
+    metadata = folder / f"{library}-0.1.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {library}\nVersion: 0.1\n")
+    return str(folder)
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.1)
+
+
+def listening(processes: Sequence[psutil.Process]) -> set[str]:
+    """Addresses on which these processes accept connections from a network."""
+    found = set()
+    for process in processes:
+        try:
+            found |= {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def tree(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def named(processes: Sequence[psutil.Process], name: str) -> psutil.Process:
+    return next(process for process in processes if process.name() == name)
+
+
+def without_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Two small helpers of Ray's look for their cluster for a minute before they end, too."""
+    return [process for process in processes if not process.name().endswith("Agent")]

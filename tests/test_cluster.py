@@ -1,0 +1,133 @@
+"""Local clusters that nobody else reaches, heads that end with us, code that is shipped, addresses where nobody is."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from helpers import Experiment, start, wait_for_round
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from raynodes import free_place, joined, listening, named, tree, wait_until, without_agents
+
+from flsim.errors import InputError
+from flsim.versions import code_digest
+from server.cluster import cluster, nodes
+
+
+def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experiment: Experiment) -> None:
+    run = start(
+        experiment, "--out", "run", "--cpus", "2", "--set", "training.rounds=5000", "--set", "evaluation.every=9"
+    )
+    try:
+        wait_for_round(experiment.folder / "run", 10)
+        processes = tree(psutil.Process(run.pid))
+        assert {"gcs_server", "raylet"} <= {process.name() for process in processes}
+        assert listening(processes)
+        assert listening(processes) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+        others = without_agents(processes)
+        assert named(processes, "raylet").environ()["RAY_USAGE_STATS_ENABLED"] == "0"
+    finally:
+        run.kill()
+        run.wait()
+    assert not psutil.wait_procs(others, timeout=30)[1]
+
+
+def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second node has an older copy of the package, in the folder it is started in and first on its path."""
+    older = tmp_path / "flsim" / "__init__.py"
+    older.parent.mkdir()
+    older.write_text("")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    there = [sys.executable, "-c", "import flsim; print(flsim.__file__)"]
+    found = subprocess.run(there, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert found.stdout.strip() == str(older)
+
+    place = free_place()
+    with cluster(cpus=1, head=place):
+        assert f"ray start --address {place}" in capsys.readouterr().err
+        (first,) = ray.nodes()
+        head = psutil.Process().children(recursive=True)
+        assert {"gcs_server", "raylet"} <= {process.name() for process in head}
+        with joined(place, tmp_path, **environment):
+            wait_until(lambda: len(nodes()) == 2)
+            (second,) = (node for node in ray.nodes() if node["NodeID"] != first["NodeID"])
+            pinned = NodeAffinitySchedulingStrategy(second["NodeID"], soft=False)
+            assert ray.get(ray.remote(code_digest).options(scheduling_strategy=pinned).remote()) == code_digest()
+    assert not psutil.wait_procs(head, timeout=30)[1]
+
+
+def test_a_head_ends_when_we_are_killed() -> None:
+    code = f"""
+import sys, time
+from server.cluster import cluster
+with cluster(cpus=1, head={free_place()!r}):
+    print("up", flush=True, file=sys.__stdout__)
+    time.sleep(600)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+        processes = without_agents(tree(psutil.Process(driver.pid)))
+        assert {"gcs_server", "raylet"} <= {process.name() for process in processes}
+    finally:
+        driver.kill()
+        driver.communicate()
+    assert not psutil.wait_procs(processes, timeout=30)[1]
+
+
+def test_where_nobody_is_or_somebody_else_that_is_said_in_seconds() -> None:
+    """Ray by itself tries for minutes. The third listens, and says nothing, as a cluster that hangs."""
+    with socket.socket() as silent:
+        silent.bind(("0.0.0.0", 0))
+        silent.listen()
+        addresses = ["127.0.0.1:9", "auto", f"127.0.0.1:{silent.getsockname()[1]}", "nonsense"]
+        code = f"""
+from flsim.errors import InputError
+from server.cluster import cluster
+for address in {addresses}:
+    try:
+        with cluster(address):
+            raise SystemExit("it was joined")
+    except InputError as error:
+        print(error)
+"""
+        environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:9"}  # what "auto" finds
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+    assert done.stdout.splitlines() == [
+        f"--address {address}: no Ray cluster answers there; start one with `ray start --head`" for address in addresses
+    ]
+
+
+def test_a_head_is_started_where_others_reach_it_or_not_at_all() -> None:
+    host = ray.util.get_node_ip_address()
+    with socket.socket() as taken:
+        taken.bind((host, 0))
+        taken.listen()
+        places = [f"{host}:{taken.getsockname()[1]}", "192.0.2.1:6379", "6379", "host:port", f"{host}:70000"]
+        for place in places:
+            with pytest.raises(InputError, match=f"--head {place}: cannot listen there"), cluster(head=place):
+                raise AssertionError("it was started")
+    if host != "127.0.0.1":  # a machine without any network has no other
+        with pytest.raises(InputError, match="no other machine reaches this address"), cluster(head="127.0.0.1:0"):
+            raise AssertionError("it was started")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "auto", "head": "127.0.0.1:0"}, "give one of them"),
+        ({"address": "ray://127.0.0.1:10001"}, "is no client of them"),
+    ],
+)
+def test_what_is_no_cluster_to_join_or_to_start(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message), cluster(**options):  # type: ignore[arg-type]
+        raise AssertionError("it was started")
