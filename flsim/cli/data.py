@@ -99,7 +99,7 @@ def synthetic(
 
 @data.command("inspect", epilog="Example: flsim data inspect corpora/stackexchange --plot lengths.png")
 def inspect_(
-    corpus: Annotated[Path, typer.Argument(help="Folder of a corpus.")],
+    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus.")],
     plot: Annotated[
         Path | None, typer.Option(help="File for a figure of the lengths: .png, .svg or .pdf; replaced if there.")
     ] = None,
@@ -118,6 +118,21 @@ def inspect_(
     summary = inspect(Corpus.open(corpus, verify=True))
     plot_lengths(summary, plot)
     show(summary, as_json, histograms=True)
+
+
+@data.command("push", epilog="Example: flsim data push corpora/stackoverflow s3://bucket/corpora/stackoverflow")
+def push_(
+    corpus: Annotated[Path, typer.Argument(help="Folder of a corpus.")],
+    uri: Annotated[str, typer.Argument(metavar="URI", help="Where to, as s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")],
+) -> None:
+    """Copy a corpus into an object store, for runs whose `data.corpus` is that URI.
+
+    A copy that was interrupted is completed by the same command.
+    """
+    from flsim.data.corpus import Corpus
+    from flsim.data.remote import push
+
+    push(Corpus.open(corpus, verify=True), uri)
 
 
 def show(values: dict[str, Any], as_json: bool, histograms: bool = False) -> None:

@@ -10,7 +10,7 @@ from flsim.cli.data import show
 from flsim.cli.options import Json, Overrides
 from flsim.errors import at_least_one
 
-From = Annotated[Path, typer.Argument(metavar="CORPUS", help="Folder of a corpus.")]
+From = Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus.")]
 Out = Annotated[Path, typer.Option(help="Folder of the new corpus.")]
 
 

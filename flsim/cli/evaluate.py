@@ -46,7 +46,8 @@ def evaluate(
         Path | None, typer.Option(help="Of a --model: .csv or .json with id and words or tokens, maybe p_u, p_e.")
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option(help="Of a --model: the corpus of its words; its test users measure utility.")
+        str | None,
+        typer.Option(metavar="CORPUS", help="Of a --model: the corpus of its words; its test users measure utility."),
     ] = None,
     vocabulary: Annotated[
         str | None,
@@ -144,7 +145,7 @@ def _of_model(
     return rows, canaries
 
 
-def _words(corpus: Path | None, vocabulary: str | None, layout: str) -> "Words":
+def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     """The layout, the words where they are known, and the test users where there are some."""
     from flsim.data.corpus import Corpus
     from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary

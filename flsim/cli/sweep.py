@@ -19,7 +19,9 @@ Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5 --only fedav
 Only = Annotated[list[str] | None, typer.Option(help="Take this grid alone; repeatable.")]
 Tier = Annotated[str, typer.Option(help="Scale, as the file defines it.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Train seeds 0 to this less one, in place of the tier's.")]
-CorpusOption = Annotated[Path | None, typer.Option(help="Corpus to train on, in place of the tier's.")]
+CorpusOption = Annotated[
+    str | None, typer.Option(metavar="CORPUS", help="Folder or URI of a corpus to train on, in place of the tier's.")
+]
 
 
 def sweep(
@@ -39,13 +41,14 @@ def sweep(
 
     A run that fails leaves the others alone, and is tried again by the same command.
     """
+    from flsim.data.stores import located
     from flsim.sweeps import definition, folder
 
     found = definition.load(file)
     at = definition.tier_of(found, tier, str(file))
     # Absolute, as a cluster that runs already is at work in a folder of its own.
     there = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    path = corpus or folder.corpus_of(at, file, there.path)
+    path = located(corpus) if corpus else folder.corpus_of(at, file, there.path)
     given = range(seeds) if seeds else None
     planned = definition.planned_runs(found, at, path, str(file), given, only or (), set_ or ())
     with there.alone():

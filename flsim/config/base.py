@@ -5,11 +5,14 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import PlainValidator
 
 from flsim.canaries.population import World
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
+from flsim.data.stores import is_uri
 from flsim.errors import InputError, at_least_one
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.files import digest
@@ -25,16 +28,23 @@ from flsim.tracking import Kind
 LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads")}
 
 
+def _location(value: object) -> Path | str:
+    if not isinstance(value, Path | str):
+        raise InputError("must be a folder, or the URI of one")
+    return value if is_uri(value) else Path(value)
+
+
 @dataclass(frozen=True)
 class DataHParams:
     """Which users are trained on.
 
     Attributes:
-        corpus: folder made by `flsim data import` or `flsim data synthetic`; relative to the configuration file.
+        corpus: folder made by `flsim data import` or `flsim data synthetic`, relative to the configuration file; or the
+            URI of one in an object store, such as ``s3://bucket/corpus``.
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
     """
 
-    corpus: Path
+    corpus: Annotated[Path | str, PlainValidator(_location)]
     world: World = "non-iid"
 
 

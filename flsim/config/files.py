@@ -11,6 +11,7 @@ from flsim.config import toml
 from flsim.config.base import Config
 from flsim.config.central import CentralConfig
 from flsim.config.federated import FederatedConfig
+from flsim.data.stores import located
 from flsim.errors import InputError
 
 KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": CentralConfig}
@@ -31,7 +32,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     if "grids" in values:
         raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
     config = parse(values, str(path))
-    return replace(config, data=replace(config.data, corpus=(path.parent / config.data.corpus).resolve()))
+    return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
 
 
 def parse(values: Mapping[str, Any], source: str) -> Config:

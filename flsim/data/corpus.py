@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.data.records import Records
+from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
 from flsim.files import digest, file_digest, from_json, inside, write_json
@@ -32,6 +33,30 @@ SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
 FLAT_FILES = ("tokens.u16", "records.i64", "users.i64", "names.json")
 NAMED = ("vocabulary.tsv", *(f"{split}/{name}" for split in SPLITS for name in (*FLAT_FILES, "split.json")))
+
+
+PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
+Sealed = dict[str, tuple[int, str]]
+
+
+def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
+    """A manifest, and bytes and sha256 of each file that it seals.
+
+    Raises:
+        InputError: not a manifest, of another schema, or it does not name what every corpus has.
+    """
+    try:
+        manifest = from_json(text)
+        schema, files = manifest["schema"], dict(manifest["files"])
+        sealed = {name: (int(about["bytes"]), str(about["sha256"])) for name, about in files.items()}
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
+    if schema != SCHEMA:
+        raise InputError(f"{source}: corpus schema {schema}, but this version reads {SCHEMA}; import it again")
+    for name in NAMED:
+        if name not in sealed:
+            raise InputError(f"{source}: its manifest does not name {name}; import the corpus again")
+    return manifest, sealed
 
 
 def memory_map(path: Path, dtype: str) -> NDArray[Any]:
@@ -113,34 +138,34 @@ class Corpus:
     digest: str
 
     @classmethod
-    def open(cls, path: Path, verify: bool = False) -> "Corpus":
+    def open(cls, path: Path | str, verify: bool = False) -> "Corpus":
         """Open a corpus folder.
 
         Args:
-            path: the folder.
+            path: the folder, or the URI of one in an object store, which is fetched first (`flsim.data.remote`).
             verify: read every file and compare its digest with the manifest's.
 
         Raises:
             InputError: not a corpus, of another schema, or its files are not what the manifest says.
         """
+        again = "import the corpus again"
+        if is_uri(path):
+            from flsim.data.remote import fetched
+
+            path = fetched(path)
+            again = f"remove {path} to fetch the corpus again"
+        path = Path(path)
         try:
             text = (path / "manifest.json").read_text(encoding="utf-8")
-            manifest = from_json(text)
-            schema, files = manifest["schema"], dict(manifest["files"])
-            sealed = {name: (int(about["bytes"]), str(about["sha256"])) for name, about in files.items()}
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{path}: not a corpus; make one with `flsim data import`") from error
-        if schema != SCHEMA:
-            raise InputError(f"{path}: corpus schema {schema}, but this version reads {SCHEMA}; import it again")
-        for name in NAMED:
-            if name not in sealed:
-                raise InputError(f"{path}: its manifest does not name {name}; import the corpus again")
+        manifest, sealed = read_manifest(text, path)
         for name, (size, sha256) in sealed.items():
             file = inside(path, name)
             if not file.is_file() or file.stat().st_size != size:
-                raise InputError(f"{file}: missing or of another size than the manifest says; import the corpus again")
+                raise InputError(f"{file}: missing or of another size than the manifest says; {again}")
             if verify and file_digest(file) != sha256:
-                raise InputError(f"{file}: changed since the import (its sha256 differs); import the corpus again")
+                raise InputError(f"{file}: changed since the import (its sha256 differs); {again}")
         return cls(path, manifest, digest(text))
 
     @cached_property

@@ -7,6 +7,7 @@ from pathlib import Path
 from flsim.canaries.planted import settled
 from flsim.config import load, toml
 from flsim.data.corpus import Corpus, Split
+from flsim.data.stores import located
 from flsim.errors import InputError
 from flsim.planning.disk import corpus_bytes
 from flsim.planning.scale import PUBLISHED, Scale, Users, published_scale
@@ -50,7 +51,7 @@ def given(
     tier: str | None = None,
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = (),
-    corpus: Path | None = None,
+    corpus: Path | str | None = None,
     overrides: Sequence[str] = (),
 ) -> Given:
     """Read what is to be planned.
@@ -71,10 +72,10 @@ def given(
     return _given_sweep(file, folder, tier or "smoke", seeds, only, corpus, overrides)
 
 
-def _given_run(file: Path, corpus: Path | None, overrides: Sequence[str]) -> Given:
+def _given_run(file: Path, corpus: Path | str | None, overrides: Sequence[str]) -> Given:
     config = load(file, overrides)
     if corpus is not None:
-        config = replace(config, data=replace(config.data, corpus=corpus.resolve()))
+        config = replace(config, data=replace(config.data, corpus=located(corpus)))
     there = Corpus.open(config.data.corpus)
     config = replace(config, canaries=settled(there, config.canaries))
     run = Planned(file.stem, file.stem, config.seed, {}, None, config)
@@ -87,7 +88,7 @@ def _given_sweep(
     tier: str,
     seeds: Sequence[int] | None,
     only: Sequence[str],
-    corpus: Path | None,
+    corpus: Path | str | None,
     overrides: Sequence[str],
 ) -> Given:
     found = definition.load(file)
@@ -106,7 +107,7 @@ def _given_sweep(
     if users is None or train is None:
         there = open_corpus(at, path, folder)
         users, train = Users.of(there), there.split("train")
-        makes = corpus_bytes(there) if path.parent == folder else 0
+        makes = corpus_bytes(there) if there.path.parent == folder else 0
     return Given(
         file.stem,
         tier,

@@ -44,11 +44,11 @@ def data(of: Gathered) -> list[Block]:
 
 
 @cache
-def _inspected(path: Path) -> dict[str, Any]:
+def _inspected(path: Path | str) -> dict[str, Any]:
     return inspect(Corpus.open(path))
 
 
-def _corpus(path: Path) -> Table:
+def _corpus(path: Path | str) -> Table:
     found = _inspected(path)
     rows = []
     for name, split in found["splits"].items():
@@ -67,7 +67,8 @@ def _corpus(path: Path) -> Table:
         f"most {found['record_words']} words. Models are trained on train. Digest {found['digest'][:12]}."
     )
     notes = " ".join([note, *found["notes"], *(f"Warning: {warning}." for warning in found["warnings"])])
-    return Table(f"The corpus {path.parent.name}/{path.name}", headings, rows, notes)
+    name = "/".join(Path(str(path).partition("?")[0]).parts[-2:])
+    return Table(f"The corpus {name}", headings, rows, notes)
 
 
 def _distinct_rosters(of: Gathered) -> list[tuple[RunView, list[str]]]:

@@ -40,6 +40,7 @@ from pydantic import ConfigDict
 
 from flsim.config import Config, parse, toml
 from flsim.data.corpus import Split
+from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.errors import InputError
 from flsim.results.published import matching, published_rows
@@ -104,12 +105,12 @@ class TierCorpus(Strict):
 
     Attributes:
         synthetic: a corpus that the sweep makes.
-        path: one that is there, relative to the definition.
+        path: one that is there, relative to the definition, or its URI.
         how: the command that makes that.
     """
 
     synthetic: SyntheticHParams | None = None
-    path: Path | None = None
+    path: Path | str | None = None
     how: str = ""
 
     def __post_init__(self) -> None:
@@ -204,7 +205,7 @@ def tier_of(definition: Definition, name: str, source: str) -> Tier:
 def planned_runs(
     definition: Definition,
     tier: Tier,
-    corpus: Path,
+    corpus: Path | str,
     source: str,
     seeds: Sequence[int] | None = None,
     only: Iterable[str] = (),
@@ -236,7 +237,7 @@ def planned_runs(
             continue
         change = tier.grids.get(grid.name, TierGrid())
         settings: Values = {}
-        for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(corpus.resolve())}}):
+        for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(located(corpus))}}):
             _merge(settings, part)
         for theirs, ours in _points(grid, change, source):
             _refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")

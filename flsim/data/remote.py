@@ -1,0 +1,188 @@
+"""A corpus in an object store, fetched once into a folder of this machine, where it is memory-mapped like any other.
+
+    $FLSIM_CACHE/corpora/DIGEST/           the corpus whose manifest has that digest
+    $FLSIM_CACHE/corpora/DIGEST.partial/   as much of it as was fetched; the next fetch goes on from there
+    $FLSIM_CACHE/corpora/DIGEST.lock       held by whoever fetches
+    $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last seen there
+
+Only file names that a corpus has are read from the store, and only bytes that its manifest seals get into the cache.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyarrow.fs import FileSystem, LocalFileSystem
+
+from flsim.data.corpus import NAMED, PLANTED, Corpus, read_manifest
+from flsim.data.stores import Silent, open_store, reading
+from flsim.errors import InputError
+from flsim.files import digest, new_file, sync_folder
+from flsim.progress import progress, say
+
+BLOCK = 8 << 20  # bytes of a request
+STREAMS = 8  # requests at once
+
+
+def cache() -> Path:
+    """Where fetched corpora are: ``$FLSIM_CACHE``, or ``~/.cache/flsim``."""
+    return Path(os.environ.get("FLSIM_CACHE") or Path.home() / ".cache" / "flsim").absolute()
+
+
+def fetched(uri: str) -> Path:
+    """The folder of this machine that has the corpus, which is fetched where it is not there yet.
+
+    The manifest is read from the store each time, so that a corpus that changed there is another one here. Where the
+    store does not answer, what was last seen there is used, and that is said.
+
+    Args:
+        uri: as ``s3://bucket/prefix/corpus?region=eu-west-1``; see `flsim.data.stores`.
+
+    Raises:
+        InputError: no such scheme or corpus, no access, no answer, not what its manifest says, or no room for it.
+    """
+    corpora = cache() / "corpora"
+    seen = cache() / "fetched" / digest(uri)
+    try:
+        store, prefix = open_store(uri)
+        with reading(uri), store.open_input_stream(f"{prefix}/manifest.json") as file:
+            text = file.read()
+    except Silent as error:
+        last = seen.read_text().strip() if seen.is_file() else ""
+        if not (corpora / last / "manifest.json").is_file():
+            raise
+        say(f"{error}; the corpus that was there last, of digest {last[:12]}, is used")
+        return corpora / last
+    folder = corpora / digest(text)
+    with _on_disk(cache()):
+        if not folder.exists():
+            corpora.mkdir(parents=True, exist_ok=True)
+            with _alone(folder.with_suffix(".lock"), uri):
+                if not folder.exists():
+                    _fetch(uri, store, prefix, text, folder)
+        elif (folder / "manifest.json").read_bytes() != text:
+            raise InputError(f"{folder}: is not what was fetched from {uri}; remove that folder to fetch it again")
+        seen.parent.mkdir(exist_ok=True)
+        with new_file(seen) as partial:
+            partial.write_text(folder.name)
+    return folder
+
+
+def push(corpus: Corpus, uri: str) -> None:
+    """Copy a corpus into a store: its manifest last, so that nobody sees half of it; the same call goes on.
+
+    Raises:
+        InputError: another corpus is there, no such bucket, no access, or no answer.
+    """
+    store, prefix = open_store(uri)
+    files = [*corpus.manifest["files"], "manifest.json"]
+    with reading(uri), progress(f"writing {uri} (files)", len(files)) as advance:
+        try:
+            with store.open_input_stream(f"{prefix}/manifest.json") as file:
+                if digest(file.read()) != corpus.digest:
+                    raise InputError(f"{uri}: another corpus is there; name another place, or remove it first")
+        except FileNotFoundError:
+            pass
+        for done, name in enumerate(files, start=1):
+            target = f"{prefix}/{name}"
+            if isinstance(store, LocalFileSystem):
+                store.create_dir(target.rpartition("/")[0])
+            with (corpus.path / name).open("rb") as source, store.open_output_stream(target) as out:
+                shutil.copyfileobj(source, out, BLOCK)
+            advance(done)
+
+
+def _fetch(uri: str, store: FileSystem, prefix: str, text: bytes, folder: Path) -> None:
+    """Fill the partial folder, then rename it."""
+    _, files = read_manifest(text, uri)
+    for name in files:
+        if name not in (*NAMED, *PLANTED):
+            raise InputError(f"{uri}: its manifest names {name!r:.80}, which no corpus has; copy it there again")
+    partial = folder.with_suffix(".partial")
+    there = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0
+    total = sum(size for size, _ in files.values())
+    free = shutil.disk_usage(folder.parent).free
+    if total - there > free:
+        raise InputError(
+            f"{folder.parent}: no room for {uri}, which takes {total:,} bytes; {free:,} are free. Make room, or have "
+            "FLSIM_CACHE name a folder on another disk"
+        )
+    done = 0
+    with progress(f"fetching {uri} (MB)", total / 1e6, unit="MB") as advance:
+
+        def add(size: int) -> None:
+            nonlocal done
+            done += size
+            advance(done / 1e6)
+
+        for name, sealed in files.items():
+            path = partial / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _complete(path, store, f"{prefix}/{name}", sealed, f"{uri}: {name}", add)
+    (partial / "manifest.json").write_bytes(text)
+    sync_folder(partial)
+    partial.rename(folder)
+
+
+def _complete(
+    path: Path, store: FileSystem, source: str, sealed: tuple[int, str], what: str, add: Callable[[int], None]
+) -> None:
+    """Append what a file lacks. One that then is not what is sealed is removed, and raises InputError."""
+    size, sha256 = sealed
+    whole = hashlib.sha256()
+    with path.open("a+b") as file:
+        file.seek(0)
+        while block := file.read(BLOCK):
+            whole.update(block)
+            add(len(block))
+        for block in _blocks(store, source, file.tell(), size, what):
+            file.write(block)
+            whole.update(block)
+            add(len(block))
+    if whole.hexdigest() != sha256:
+        path.unlink()
+        raise InputError(
+            f"{what}: is not what the manifest says (its sha256 differs); try again, or copy the corpus there again"
+        )
+
+
+def _blocks(store: FileSystem, source: str, start: int, size: int, what: str) -> Iterator[bytes]:
+    """The rest of a file, in order, read by several requests at once."""
+    if start >= size:
+        return
+    with reading(what), store.open_input_file(source) as file, ThreadPoolExecutor(STREAMS) as pool:
+        end = min(size, file.size())
+        for first in range(start, end, BLOCK * STREAMS):
+            offsets = range(first, min(first + BLOCK * STREAMS, end), BLOCK)
+            yield from pool.map(lambda offset: file.read_at(min(BLOCK, end - offset), offset), offsets)
+
+
+@contextmanager
+def _alone(lock: Path, uri: str) -> Iterator[None]:
+    """Wait until no other process of this machine fetches the same; a process that ends in any way lets go."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{uri}: another process fetches it; waiting")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    """Errors of the cache as bad input: another place can be named."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or folder}: {error.strerror}; make room, or have FLSIM_CACHE name another folder"
+        ) from error

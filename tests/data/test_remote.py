@@ -1,0 +1,313 @@
+"""Corpora in an object store: a real server of the S3 protocol, in a process of its own, on loopback."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Experiment, MakeCorpus, assert_same
+from pyarrow.fs import S3FileSystem
+
+from flsim.config import load
+from flsim.data.corpus import FLAT_FILES, NAMED, Corpus, CorpusWriter
+from flsim.data.remote import fetched, push
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.errors import InputError
+
+URI = "s3://bucket/corpora/small"
+
+
+@dataclass(frozen=True)
+class Store:
+    process: subprocess.Popen[str]
+    endpoint: str
+
+    def files(self) -> S3FileSystem:
+        host = self.endpoint.removeprefix("http://")
+        return S3FileSystem(endpoint_override=host, scheme="http", allow_bucket_creation=True, region="us-east-1")
+
+    def write(self, path: str, content: bytes) -> None:
+        with self.files().open_output_stream(path) as out:
+            out.write(content)
+
+
+@contextmanager
+def serving(folder: Path, **environment: str) -> Iterator[Store]:
+    said = folder / "server"
+    with said.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            stdout=log, stderr=log, text=True, env={**os.environ, **environment},
+        )  # fmt: skip
+    try:
+        while not (found := re.search(r"Running on (http://[\d.:]+)", said.read_text())):
+            assert process.poll() is None, said.read_text()
+            time.sleep(0.02)
+        yield Store(process, found[1])
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def credentials() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with serving(tmp_path_factory.mktemp("store")) as store:
+        yield store
+
+
+@pytest.fixture
+def store(running: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An empty bucket, and an empty cache."""
+    running.files().create_dir("bucket")
+    running.files().delete_dir_contents("bucket", missing_dir_ok=True)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
+    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
+    return running
+
+
+@pytest.fixture
+def small(make_corpus: MakeCorpus) -> Corpus:
+    return make_corpus([[[1, 2], [3]] * 500, [[4]]], test=[[[5]]])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def cached(tmp_path: Path) -> list[str]:
+    """Whole corpora in the cache."""
+    return [path.name for path in (tmp_path / "cache" / "corpora").glob("*") if not path.suffix]
+
+
+def fetching(uri: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "flsim", "data", "inspect", uri]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_it_is_the_same_byte_for_byte(store: Store, small: Corpus, tmp_path: Path) -> None:
+    push(small, URI)
+    corpus = Corpus.open(URI, verify=True)
+    assert (corpus.path, corpus.digest) == (tmp_path / "cache" / "corpora" / small.digest, small.digest)
+    assert content(corpus.path) == content(small.path)
+    before = corpus.path.stat().st_ino
+    assert Corpus.open(f"{URI}/?region=eu-west-1").path.stat().st_ino == before  # another URI, the same corpus
+    assert Corpus.open(small.path.as_uri()).path.stat().st_ino == before
+
+
+def test_a_run_is_the_same_and_refuses_another_corpus(
+    store: Store, experiment: Experiment, make_corpus: MakeCorpus, tmp_path: Path
+) -> None:
+    experiment.flsim("data", "push", "corpus", URI)
+    settings = f"data.corpus='{URI}'"
+    assert load(experiment.config, [settings]).digest == load(experiment.config).digest
+    assert_same(experiment.run("here", "training.rounds=2"), experiment.run("far", "training.rounds=2", settings))
+    assert load(experiment.folder / "far" / "config.toml").data.corpus == URI
+    assert len(cached(tmp_path)) == 1
+
+    with pytest.raises(InputError, match="another corpus is there"):
+        push(make_corpus([[[1]] * 9], test=[[[2]]], vocabulary_size=40, name="other"), URI)
+    store.files().delete_dir_contents("bucket")
+    push(Corpus.open(tmp_path / "other"), URI)
+    resume = ("run", experiment.config, "--out", "far", "--resume", "--set", settings, "--set", "training.rounds=3")
+    done = experiment.flsim(*resume, check=False)
+    assert done.returncode == 2
+    assert f"trained on another corpus than {URI} is now" in done.stderr
+    assert len(cached(tmp_path)) == 2
+
+
+def test_what_was_killed_goes_on(store: Store, tmp_path: Path) -> None:
+    """The store is stopped while it sends the largest file, the process is killed, and another one completes that."""
+    layout = Layout(12, 20)
+    vocabulary = Vocabulary(tuple(f"w{index}" for index in range(layout.words)), tuple(range(layout.words, 0, -1)))
+    records = 800_000  # 32 MB
+    (tmp_path / "large").mkdir()
+    with CorpusWriter(tmp_path / "large", vocabulary, layout) as writer:
+        lengths = np.full(records, 20)
+        writer.splits["train"].extend(["a"], np.ones(20 * records, np.uint16), lengths, np.array([records]))
+        writer.finish(dropped={}, sources=[], parameters={})
+    large = Corpus.open(tmp_path / "large")
+    push(large, URI)
+
+    process, partial = fetching(URI), tmp_path / "cache" / "corpora" / f"{large.digest}.partial"
+    while process.poll() is None and not (partial / "train" / "tokens.u16").exists():
+        time.sleep(0.001)
+    store.process.send_signal(signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    store.process.send_signal(signal.SIGCONT)
+    assert cached(tmp_path) == []
+    kept = (partial / "train" / "records.i64").stat().st_ino
+    with (partial / "train" / "tokens.u16").open("wb") as torn:
+        torn.write((large.path / "train" / "tokens.u16").read_bytes()[:12_345_678])
+
+    assert content(Corpus.open(URI).path) == content(large.path)
+    assert (fetched(URI) / "train" / "records.i64").stat().st_ino == kept  # not fetched again
+    assert not partial.exists()
+
+
+def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path: Path) -> None:
+    push(small, URI)
+    processes = [fetching(URI) for _ in range(3)]
+    said = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert sum("fetching" in errors for _, errors in said) == 1
+    assert cached(tmp_path) == [small.digest]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Path, name: str) -> None:
+    push(small, URI)
+    written = (small.path / name).read_bytes()
+    store.write(f"bucket/corpora/small/{name}", bytes([written[0] ^ 1]) + written[1:] if written else b"new")
+    if not written:  # nothing is asked for of an empty file
+        assert content(fetched(URI)) == content(small.path)
+        return
+    with pytest.raises(InputError, match=f"{name}: is not what the manifest says"):
+        fetched(URI)
+    assert cached(tmp_path) == []
+    store.write(f"bucket/corpora/small/{name}", written)
+    assert content(fetched(URI)) == content(small.path)
+
+
+def test_a_file_that_is_missing_is_named(store: Store, small: Corpus) -> None:
+    push(small, URI)
+    store.files().delete_file("bucket/corpora/small/train/users.i64")
+    with pytest.raises(InputError, match=r"train/users\.i64: nothing is there"):
+        fetched(URI)
+
+
+@pytest.mark.parametrize("name", ["../outside", "train/../../outside", "/outside", "more.bin", "train/more"])
+def test_only_files_of_a_corpus_are_read(store: Store, small: Corpus, tmp_path: Path, name: str) -> None:
+    push(small, URI)
+    manifest = json.loads((small.path / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": 0, "sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
+    store.write("bucket/corpora/small/manifest.json", json.dumps(manifest).encode())
+    with pytest.raises(InputError, match="which no corpus has"):
+        fetched(URI)
+    assert cached(tmp_path) == []
+
+
+def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Experiment) -> None:
+    experiment.flsim("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")
+    planted = Corpus.open(experiment.folder / "planted")
+    assert {f"train/{name}" for name in FLAT_FILES} < set(planted.manifest["files"]) - {"planted/roster.parquet"}
+    push(planted, URI)
+    assert content(fetched(URI)) == content(planted.path)
+
+
+def test_a_store_that_is_gone(small: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line in seconds; what was fetched from it before can still be used, and that is said."""
+    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
+    with serving(tmp_path) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        store.files().create_dir("bucket")
+        push(small, URI)
+        fetched(URI)
+    process = fetching(URI)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert re.fullmatch(rf"{URI}: the store does not answer .*; the corpus .* {small.digest[:12]}, is used\n", said)
+    process = fetching(f"{URI}-never-seen")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert re.fullmatch(rf"flsim: {URI}-never-seen: the store does not answer .*\n", said)
+
+
+def test_a_store_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
+    with serving(tmp_path, INITIAL_NO_AUTH_ACTION_COUNT="0") as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        with pytest.raises(InputError, match=r"access refused .*set credentials"):
+            fetched(URI)
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("s3://bucket/nowhere", "nothing is there, or no such bucket"),
+        ("s3://nobucket/corpus", "nothing is there, or no such bucket"),
+        ("file:///nowhere/corpus", "nothing is there"),
+        ("ftp://bucket/corpus", "cannot read from ftp://; name a folder, or s3, gs, file://"),
+        ("s3://key:secret@bucket/corpus", "no credentials in a URI"),
+        ("s3://bucket/corpus?secret_key=x", "has no option secret_key"),
+        ("s3://bucket/corpus?region", "not a URI"),
+        ("s3://bucket/corpus?scheme=ftp", "Invalid S3 connection scheme 'ftp'"),
+        ("s3:///corpus", "write it as s3://BUCKET/PREFIX"),
+        ("file://corpus", "write it as .* file:///FOLDER"),
+    ],
+)
+def test_what_is_wrong_is_one_line(store: Store, uri: str, says: str) -> None:
+    with pytest.raises(InputError, match=says) as error:
+        fetched(uri)
+    assert "\n" not in str(error.value)
+    assert "secret@" not in str(error.value)
+
+
+def test_a_bucket_must_be_there_to_write(store: Store, small: Corpus) -> None:
+    with pytest.raises(InputError, match="no such bucket; make it first"):
+        push(small, "s3://nobucket/corpus")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options: str) -> Path:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize(("options", "says"), [("size=4k", "no room for"), ("nr_inodes=9", "No space left on device")])
+def test_a_full_disk_is_one_line(
+    store: Store,
+    small: Corpus,
+    disk: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    says: str,
+) -> None:
+    """Of bytes, which is known before, and of files, which is not."""
+    push(small, URI)
+    folder = disk(options)
+    monkeypatch.setenv("FLSIM_CACHE", str(folder))
+    with pytest.raises(InputError, match=rf"^{folder}/.*{says}.*FLSIM_CACHE"):
+        fetched(URI)
+    disk("remount,size=1m,nr_inodes=99")
+    assert content(fetched(URI)) == content(small.path)
+
+
+def test_a_cache_that_was_tampered_with_is_named(store: Store, small: Corpus) -> None:
+    push(small, URI)
+    folder = fetched(URI)
+    (folder / "train" / "tokens.u16").write_bytes(b"")
+    with pytest.raises(InputError, match=f"tokens.u16: missing or of another size .*; remove {folder} to fetch"):
+        Corpus.open(URI)
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=f"{folder}: is not what was fetched from"):
+        Corpus.open(URI)
