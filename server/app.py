@@ -1,26 +1,104 @@
-"""Flower ServerApp, for `flwr run .`: makes a run folder from the run config's `config` and `out`, and trains it."""
+"""Flower ServerApp, for `flwr run .`: trains the run that the run config names, a new one or one that goes on."""
 
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
+import ray
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
 
 from flsim import config
 from flsim.config import FederatedConfig
-from flsim.errors import InputError
+from flsim.errors import InputError, RunFailed
+from flsim.progress import say
 from flsim.runs import Run
 from server import rounds
+from server.cluster import cluster
+from server.stopping import Stop, stopping
+from server.supernodes import SuperNodes
+
+RAY_DEADLINE = 120.0  # seconds until Flower has started Ray
+POLL = 0.05  # seconds
+HERE = Path(__file__).parents[1]  # where Flower has unpacked this app
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train the configuration that `flwr run . --run-config 'config="..." out="..."'` names."""
-    path = Path(str(context.run_config["config"]))
-    settings = config.load(path)
+    """Train the configuration that `flwr run . --run-config "config='...' out='...'"` names."""
+    asked = context.run_config
+    try:
+        run, stop = run_of(str(asked["config"]), str(asked["out"]), resume=bool(asked["resume"])), Stop()
+        system = run.federated.system
+        with ray_for_evaluators(grid), stopping(stop):
+            rounds.train(SuperNodes(grid, system.shards, stop), run, stop, system.gpus_for_evaluation or 0.0)
+    except (InputError, RunFailed) as error:
+        say(f"flsim: {error}")
+        raise error.with_traceback(None) from None  # Flower shows it whole, and the line is what matters
+
+
+def run_of(config_path: str, out: str, resume: bool) -> Run:
+    """A new run, or one that goes on.
+
+    Raises:
+        InputError: as `Run.create` and `Run.reopen`; or a path is relative, or training is central.
+    """
+    for key, path in (("config", config_path), ("out", out)):
+        if not Path(path).is_absolute():  # Flower runs this from wherever its SuperLink was started
+            raise InputError(
+                f"run config: {key} must be an absolute path, found {path!r}; "
+                f"flwr run . --run-config \"config='/data/one.toml' out='/data/runs/one'\""
+            )
+    settings = config.load(Path(config_path))
     if not isinstance(settings, FederatedConfig):
-        raise InputError(f"{path}: training is central, which has no clients; train it with `flsim run`")
-    run = Run.create(settings, Path(str(context.run_config["out"])))
-    rounds.train(grid, run, Event())
+        raise InputError(f"{config_path}: training is central, which has no clients; train it with `flsim run`")
+    if resume:
+        return Run.reopen(settings, Path(out))
+    if Path(out).exists():
+        raise InputError(f"{out}: exists already; continue it with resume=true, or name another folder")
+    return Run.create(settings, Path(out))
+
+
+@contextmanager
+def ray_for_evaluators(grid: Grid) -> Iterator[None]:
+    """Ray in this process, until the block ends.
+
+    Flower's simulation starts it, in another thread: a call into Ray before that is done starts a second one, which
+    ends both. Its grid is in memory; anywhere else nobody starts Ray. Ray's processes look for code in the working
+    directory first.
+
+    Raises:
+        InputError: they would find other code there than this.
+        RunFailed: Flower has not started Ray in time.
+    """
+    if not isinstance(grid, InMemoryGrid):
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        os.chdir(HERE)
+        with cluster():
+            yield
+        return
+    if _code(Path.cwd()) not in ({}, _code(HERE)):
+        raise InputError(
+            f"{Path.cwd()}: clients would run the code there, which is not the one submitted; start Flower's SuperLink "
+            f"in another folder"
+        )
+    until = time.monotonic() + RAY_DEADLINE
+    while not ray.is_initialized():
+        if time.monotonic() > until:
+            raise RunFailed(f"Flower has not started Ray within {RAY_DEADLINE:g} s; its log says why")
+        time.sleep(POLL)
+    yield
+
+
+def _code(root: Path) -> dict[Path, bytes]:
+    """Our source files in a folder."""
+    return {
+        path.relative_to(root): path.read_bytes()
+        for name in ("flsim", "clients", "server")
+        for path in (root / name).rglob("*.py")
+    }

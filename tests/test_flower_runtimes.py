@@ -1,0 +1,240 @@
+"""`flwr run .` itself: on Flower's simulation runtime, and on a real SuperLink with real SuperNodes over TLS."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from zipfile import ZipFile
+
+import psutil
+import pytest
+from helpers import TINY, Experiment, assert_same, wait_for_round
+
+from flsim import config
+from flsim.errors import InputError
+from flsim.runs import Run
+from server.app import run_of
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy" / "flower"
+# A shard of a SuperNode that died is asked of another after `deadline`; Flower itself notices after a minute.
+SETTINGS = TINY.replace("rounds = 4", "rounds = 2") + "deadline = 30\n"
+
+
+@dataclass
+class Flower:
+    """Flower's commands with a home of their own, so that nothing of the user's is touched."""
+
+    folder: Path
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.folder / "home").mkdir()
+        self.log = self.folder / "log"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.folder / "home"),
+            "FLWR_HOME": str(self.folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "RAY_ADDRESS": "local",  # Flower's simulation would join any cluster of this machine
+        }
+
+    def start(self, *command: str | Path, **environment: str | Path) -> subprocess.Popen[bytes]:
+        """In the background, in our folder; what it says is in the log."""
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [str(part) for part in command],
+                cwd=self.folder,
+                env=self.environment | {name: str(value) for name, value in environment.items()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def flwr(self, *arguments: str | Path, **environment: str) -> str:
+        """What one of Flower's commands prints."""
+        command = ["flwr", *map(str, arguments)]
+        with self.log.open("ab") as log:
+            done = subprocess.run(
+                command, cwd=self.folder, env=self.environment | environment, stdout=subprocess.PIPE, stderr=log
+            )
+        said = done.stdout.decode()
+        assert done.returncode == 0, said + self.said
+        return said
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-20_000:]
+
+    def processes(self) -> list[psutil.Process]:
+        """Whatever was started with a home in our folder, by us or by Flower."""
+        return [each for each in psutil.process_iter() if _home_of(each).startswith(str(self.folder))]
+
+    def close(self) -> None:
+        for ending in (psutil.Process.terminate, psutil.Process.kill):
+            processes = self.processes()
+            for process in processes:
+                try:
+                    ending(process)
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(processes, timeout=15)
+
+
+def _home_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("FLWR_HOME", "")
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[Flower]:
+    (tmp_path / "flower").mkdir()
+    flower = Flower(tmp_path / "flower")
+    try:
+        yield flower
+    finally:
+        flower.close()
+    assert not flower.processes()
+
+
+@pytest.fixture
+def tiny(experiment: Experiment) -> Experiment:
+    experiment.config.write_text(SETTINGS)
+    return experiment
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait_until(true: Callable[[], bool], flower: Flower) -> None:
+    until = time.monotonic() + 90
+    while not true():
+        assert time.monotonic() < until, flower.said
+        time.sleep(0.1)
+
+
+def run_config(experiment: Experiment, out: str, resume: bool = False) -> str:
+    return f"config='{experiment.config}' out='{experiment.folder / out}' resume={str(resume).lower()}"
+
+
+def assert_same_table(experiment: Experiment, *runs: str) -> None:
+    tables = [experiment.flsim("table", run).stdout for run in runs]
+    assert tables == tables[:1] * len(runs)
+    assert "Non-IID, FedAvg" in tables[0]
+
+
+def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, flower: Flower) -> None:
+    reference = tiny.run("reference")
+    Run.create(config.load(tiny.config), tiny.folder / "simulated")  # one that ended before its first round
+    asked = run_config(tiny, "simulated", resume=True)
+    port = str(free_port())
+    said = flower.flwr("run", ROOT, "--stream", "--run-config", asked, FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
+    assert "simulated: 2 of 2" in said, said
+    assert_same(reference, tiny.folder / "simulated")
+    assert_same_table(tiny, "reference", "simulated")
+
+
+@dataclass
+class Deployment:
+    """A SuperLink and SuperNodes on loopback, with certificates and keys, as deploy/flower/README.md starts them."""
+
+    flower: Flower
+    port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        subprocess.run([DEPLOY / "certificates.sh", self.certificates], check=True)
+        self.flower.start(
+            DEPLOY / "superlink.sh",
+            FLSIM_STATE=self.flower.folder / "superlink",
+            FLSIM_PORT=str(self.port),
+            FLSIM_CERTIFICATES=self.certificates,
+        )
+        (self.flower.folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{self.certificates / "ca.crt"}"\n'
+        )
+        wait_until(lambda: "Uvicorn running on https" in self.flower.said, self.flower)
+
+    @property
+    def certificates(self) -> Path:
+        return self.flower.folder / "certificates"
+
+    def supernode(self, name: str, register: bool = True) -> subprocess.Popen[bytes]:
+        folder = self.flower.folder / name
+        folder.mkdir()
+        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", folder / "key"], check=True)
+        if register:
+            self.flower.flwr("supernode", "register", folder / "key.pub")
+        return self.flower.start(
+            DEPLOY / "supernode.sh",
+            FLSIM_STATE=folder,
+            FLSIM_PORT=str(free_port()),
+            FLSIM_SUPERLINK=f"127.0.0.1:{self.port}",
+            FLSIM_CA=self.certificates / "ca.crt",
+            FLSIM_KEY=folder / "key",
+        )
+
+    def online(self) -> int:
+        return self.flower.said.count("SuperNode ID: ")
+
+
+def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, flower: Flower) -> None:
+    deployment = Deployment(flower)
+    stranger = deployment.supernode("stranger", register=False)
+    first, _ = deployment.supernode("first"), deployment.supernode("second")
+    reference = tiny.run("reference")
+    wait_until(lambda: deployment.online() == 2, flower)
+    assert stranger.wait(timeout=60) != 0
+
+    running = flower.start("flwr", "run", ROOT, "--stream", "--run-config", run_config(tiny, "deployed"))
+    assert len(wait_for_round(tiny.folder / "deployed", 1)) == 2
+    first.send_signal(signal.SIGKILL)
+    assert running.wait(timeout=240) == 0
+    assert "deployed: 2 of 2" in flower.said, flower.said
+    assert_same(reference, tiny.folder / "deployed")
+    assert_same_table(tiny, "reference", "deployed")
+
+    said = flower.flwr("run", ROOT, "--stream", "--run-config", run_config(tiny, "deployed"))
+    path = tiny.folder / "deployed"
+    assert f"\nflsim: {path}: exists already; continue it with resume=true, or name another folder\n" in said
+    (run, *_) = json.loads(flower.flwr("list", "--format", "json", "--limit", "1"))["runs"]
+    assert run["status"] == "finished:failed"
+
+
+def test_the_app_is_our_source_and_nothing_else(flower: Flower) -> None:
+    """What `flwr run` sends to every node."""
+    flower.flwr("build", "--app", ROOT)
+    (bundle,) = flower.folder.glob("*.fab")
+    names = {Path(name).parts[0] for name in ZipFile(bundle).namelist()}
+    assert names == {"flsim", "clients", "server", "pyproject.toml", "README.md", "LICENSE", ".info"}
+    assert bundle.stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize(("name", "config", "out"), [("config", "tiny.toml", "/r"), ("out", "/tiny.toml", "")])
+def test_paths_are_absolute(name: str, config: str, out: str) -> None:
+    with pytest.raises(InputError, match=f"run config: {name} must be an absolute path, found "):
+        run_of(config, out, resume=False)
+
+
+def test_a_central_run_has_no_clients(tiny: Experiment) -> None:
+    tiny.config.write_text('[data]\ncorpus = "corpus"\n[training]\nkind = "central"\n')
+    with pytest.raises(InputError, match="training is central, which has no clients; train it with `flsim run`"):
+        run_of(str(tiny.config), "/r", resume=False)

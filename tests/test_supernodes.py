@@ -1,0 +1,103 @@
+"""Which SuperNode is asked for which shard, on Flower's own grid and its state in memory."""
+
+import os
+import threading
+import time
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid import InMemoryGrid
+
+from flsim.errors import Interrupted
+from server.stopping import Stop
+from server.supernodes import SuperNodes
+
+RUN, TASK, FOREVER = 7, 8, 1e9
+
+
+class Federation:
+    """Flower's grid as its simulation has it, with nodes that come and go."""
+
+    def __init__(self) -> None:
+        factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+        self.state, run = factory.state(), Run.create_empty(run_id=RUN)
+        run.primary_task_id, run.federation_id = TASK, NOOP_FEDERATION_ID
+        self.state.run_ids[RUN] = RunRecord(run=run)
+        self.state.task_store[TASK] = Task(task_id=TASK, run_id=RUN)
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, TASK
+        self.grid = InMemoryGrid(state_factory=factory)
+        self.grid.set_run(run)
+
+    def join(self) -> int:
+        node = self.state.create_node("", "", os.urandom(32), 0)
+        self.state.acknowledge_node_heartbeat(node, FOREVER)
+        return int(node)
+
+    def leave(self, node: int) -> None:
+        self.state.deactivate_node(node)
+
+    def asked(self, nodes: SuperNodes, shards: list[int], round_: int) -> list[int]:
+        """Who is asked."""
+        messages = [Message(RecordDict(), shard, "train", group_id=str(round_)) for shard in shards]
+        assert len(nodes.push_messages(messages)) == len(shards)
+        return [message.metadata.dst_node_id for message in messages]
+
+
+def test_a_shard_stays_where_it_is_while_the_same_supernodes_are_there() -> None:
+    federation = Federation()
+    first, second = sorted([federation.join(), federation.join()])
+    nodes = SuperNodes(federation.grid, 5, Stop())
+    assert nodes.get_node_ids() == [0, 1, 2, 3, 4]  # more shards than SuperNodes
+    for round_ in (1, 2):
+        assert federation.asked(nodes, [0, 1, 2, 3, 4], round_) == [first, second, first, second, first]
+        assert federation.asked(nodes, [3], round_ + 10) == [second]  # whoever else is in the round
+
+
+def test_who_joins_is_used_and_who_leaves_is_not() -> None:
+    federation = Federation()
+    nodes = SuperNodes(federation.grid, 2, Stop())
+    assert nodes.get_node_ids() == []
+    first = federation.join()
+    assert federation.asked(nodes, [0, 1], 1) == [first, first]
+    second = federation.join()
+    assert sorted(federation.asked(nodes, [0, 1], 2)) == sorted([first, second])
+    federation.leave(first)
+    assert federation.asked(nodes, [0, 1], 3) == [second, second]
+
+
+def test_a_shard_that_is_asked_again_goes_to_another_and_so_do_the_next_ones() -> None:
+    """Flower lists a SuperNode that was killed for another minute."""
+    federation = Federation()
+    federation.join(), federation.join()
+    nodes = SuperNodes(federation.grid, 2, Stop())
+    dead, alive = federation.asked(nodes, [0, 1], 1)
+    assert federation.asked(nodes, [0], 1) == [alive]
+    assert federation.asked(nodes, [0, 1], 2) == [alive, alive]
+    assert federation.asked(nodes, [0], 2) == [dead]  # all have failed: the one that did longest ago
+    assert federation.asked(nodes, [0], 2) == [alive]
+
+
+def test_without_any_supernode_it_waits_for_one_or_for_the_end_of_the_run() -> None:
+    federation, stop, came = Federation(), Stop(), []
+    nodes = SuperNodes(federation.grid, 1, stop)
+
+    def join() -> None:
+        time.sleep(0.5)
+        came.append(federation.join())
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    assert federation.asked(nodes, [0], 1) == came
+    thread.join()
+    federation.leave(came[0])
+    stop.set()
+    with pytest.raises(Interrupted):
+        federation.asked(nodes, [0], 2)
