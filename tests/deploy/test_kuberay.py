@@ -81,8 +81,11 @@ def validate_pod(template: dict[str, Any]) -> None:
 def test_volume_and_pods_are_what_kubernetes_knows() -> None:
     claim, job = documents()
     kubernetes_validate.validate(claim, KUBERNETES, strict=True)
-    assert len([validate_pod(template) for template in pods(job)]) == 4
-    broken = copy.deepcopy(next(pods(job)))
+    templates = list(pods(job))
+    assert len(templates) == 4
+    for template in templates:
+        validate_pod(template)
+    broken = copy.deepcopy(templates[0])
     broken["spec"]["containers"][0]["securityContext"]["runAsNonRot"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         validate_pod(broken)

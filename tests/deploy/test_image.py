@@ -1,0 +1,101 @@
+"""What the image is made of. `make image-check` runs its steps; these are the parts of that which take seconds."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("flsim", "clients", "server", "experiments")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    """The files that .dockerignore lets through."""
+    for name in re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    return tmp_path
+
+
+def test_the_wheel_has_every_module_and_every_file_of_data(context: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", context, context], check=True, capture_output=True)
+    (wheel,) = context.glob("*.whl")
+    kinds = {".py", ".toml", ".csv", ".html", ".css", ".typed"}
+    tracked = subprocess.run(
+        ["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    expected = {name for name in tracked if Path(name).suffix in kinds and (ROOT / name).exists()}
+    assert len(expected) > 100
+    assert expected - set(zipfile.ZipFile(wheel).namelist()) == set()
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = [line.strip() for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def test_pins_of_the_image_agree_with_the_others_and_with_the_project() -> None:
+    """Of triton alone there are two versions: torch's CUDA build names its own."""
+    ours, more = pins(ROOT / "constraints.txt"), pins(ROOT / "deploy" / "constraints.txt")
+    assert {name for name in ours.keys() & more.keys() if ours[name] != more[name]} == {"triton"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"] + project["optional-dependencies"]["cluster"]:
+        requirement = Requirement(text)
+        version = {**more, **ours}[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), text
+
+
+def test_the_image_runs_as_nobody_and_is_built_of_the_script_s_steps() -> None:
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    runs = re.findall(r"^RUN (.*)$", text, re.MULTILINE)
+    assert [re.sub(r".*/install\.sh ", "", run) for run in runs] == [
+        "python /opt/flsim ${VARIANT}",
+        "system ${VARIANT}",
+    ]
+    users = re.findall(r"^USER (.*)$", text, re.MULTILINE)
+    assert users == ["1000"]
+    assert text.index("USER 1000") > text.rindex("RUN ")
+    script = (ROOT / "deploy" / "install.sh").read_text()
+    assert "useradd --create-home --uid 1000" in script
+    assert re.search(r"packages=\(wget\b", script)  # KubeRay's probes
+
+
+def test_steps_that_are_not_there_are_refused() -> None:
+    for arguments in ([], ["python", "somewhere"], ["system", "gpu"], ["ls", "/"]):
+        done = subprocess.run([ROOT / "deploy" / "install.sh", *arguments], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "install.sh python PREFIX VARIANT" in done.stderr
+
+
+def test_flsim_job_starts_once_and_then_goes_on(tmp_path: Path) -> None:
+    """With a `flsim` that says how it was called."""
+    (tmp_path / "flsim").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "flsim").chmod(0o755)
+
+    def job() -> str:
+        return subprocess.run(
+            [ROOT / "deploy" / "flsim-job", "a.toml", "run", "--address", "auto"],
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert job() == "run a.toml --out run --address auto\n"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    assert job() == "run a.toml --out run --resume --address auto\n"
