@@ -187,8 +187,10 @@ class Run:
     def latest_state(self) -> State:
         """The newest checkpoint's state, or a new model's where there is none."""
         newest = checkpoint.latest(self.path / "checkpoints")
-        if newest is not None:
-            return self.load(newest)
+        return self.first_state() if newest is None else self.load(newest)
+
+    def first_state(self) -> State:
+        """A new model's."""
         config, vocabulary = self.config, self.corpus.layout.vocabulary_size
         if isinstance(config, FederatedConfig):
             return federated.init(vocabulary, config.model, config.seed, config.training, config.privacy)

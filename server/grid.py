@@ -29,6 +29,7 @@ from server.nodes import Nodes
 LOOK = 1.0  # seconds between two looks at the machines
 SERVER = 0  # the node that sends
 CLIENT_FAILED = 0  # Flower's code of an error that it does not name
+PATIENCE = 20.0  # seconds in which all processes start once the first one has
 STARTS = 5  # processes that end before they have started, one after another, until there is no hope
 
 
@@ -80,9 +81,9 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
     There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
     served its node before, which has the shard in its memory, or to any that is idle. A process that dies is replaced,
-    and its message answered with an error. A machine that leaves is missed by nobody, for its messages go to others; one
-    that joins is used from the next look on. A newer message to a node takes the place of one that is unanswered, and
-    whoever still works on that is ended: it hangs.
+    and its message answered with an error. A machine that leaves is missed by nobody, for its messages go to others;
+    one that joins is used from the next look on. A newer message to a node takes the place of one that is unanswered,
+    and whoever still works on that is ended: it hangs.
 
     All of it moves on when messages are pushed or pulled, in the thread that does.
     """
@@ -101,6 +102,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._waiting: deque[Message] = deque()
         self._replies: dict[str, Message] = {}
         self._served_by: dict[int, _Process] = {}  # the last one, by node
+        self._first_ready: float | None = None
         self._looked, self._failed_starts = -LOOK, 0
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SERVER, 1  # Message asks for them
 
@@ -117,9 +119,16 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> list[int]:
-        """All nodes, once a process is there to serve them; none before."""
+        """All nodes, once processes are there to serve them; none before.
+
+        Those that there is room for are waited for, but not for long where one is there: others may hold the room.
+        """
         self._advance()
-        return list(range(self._shards)) if any(process.is_ready for process in self._processes) else []
+        ready = [process.is_ready for process in self._processes]
+        if any(ready):
+            self._first_ready = self._first_ready or time.monotonic()
+        patient = self._first_ready is None or time.monotonic() - self._first_ready < PATIENCE
+        return [] if not ready or (patient and not all(ready)) else list(range(self._shards))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand out messages, or have them wait for a process; returns at once."""

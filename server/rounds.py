@@ -84,7 +84,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
             except Interrupted:
                 leave(run, state)
                 raise
-            total = _sum([reply.update for reply in replies], state)
+            total = sum_of([reply.update for reply in replies], state)
             clip = state.clip
             state = federated.apply(state, total, config.training, config.privacy, config.seed, population)
             evaluated = run.is_evaluated_at(state.round)
@@ -129,7 +129,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _sum(updates: Sequence[UpdateSum], state: ServerState) -> UpdateSum:
+def sum_of(updates: Sequence[UpdateSum], state: ServerState) -> UpdateSum:
+    """Of a round, in shard order: it does not depend on who replied first."""
     return reduce(UpdateSum.merge, updates) if updates else UpdateSum.zero(state.params)
 
 

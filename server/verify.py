@@ -1,0 +1,117 @@
+"""A round is trained again, without Ray and Flower, and its state held against what the run's log says of it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flsim import checkpoint, federated
+from flsim.central import CentralState
+from flsim.central.training import train_chunks
+from flsim.checkpoint import State, digest_of, model_of
+from flsim.errors import InputError
+from flsim.federated import ServerState
+from flsim.progress import progress
+from flsim.runs import Run
+from flsim.train.engines import engine_of
+from server.rounds import requests, sum_of
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of training a round again.
+
+    Attributes:
+        round: the round, of central training the step.
+        start: the checkpoint that it was trained from; 0 for none.
+        logged: digest of the state after the round, as the run logged it.
+        found: digest of the state after the round, trained again; of the first round that differs, where one does.
+        differs: the first round after `start` whose digests differ; None where all are equal.
+    """
+
+    round: int
+    start: int
+    logged: str
+    found: str
+    differs: int | None
+
+
+def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
+    """Train from the newest checkpoint before a round to its end, and compare the digests of all states in between.
+
+    On the same kind of processor, or GPU, all are equal, bit for bit.
+
+    Args:
+        run: the run.
+        round_: the round, from 1; of central training, a step that has a line in the log.
+        device: of torch, as the run's clients had; central training has its own setting.
+
+    Raises:
+        InputError: there is no such round in the log, or it was logged without a digest.
+        Diverged: as training does.
+    """
+    logged = _logged(run)
+    if round_ not in logged:
+        known = f"it logged {min(logged):,} to {max(logged):,}" if logged else "it has logged none with a digest"
+        raise InputError(f"{run.path}: cannot verify round {round_}; {known}")
+    run.verify()
+    state = _state_before(run, round_)
+    start, differs, found = state.round, None, ""
+    again = _rounds(run, state, device) if isinstance(state, ServerState) else _steps(run, state, round_, set(logged))
+    with progress(f"{run.name}: verifying", round_, start=start) as advance:
+        for state in again:
+            found = digest_of(state)
+            advance(state.round)
+            if found != logged.get(state.round, found):
+                differs = state.round
+            if differs or state.round == round_:
+                break
+    return Verified(round_, start, logged[differs or round_], found, differs)
+
+
+def _logged(run: Run) -> dict[int, str]:
+    """Digests by round."""
+    path = run.path / "rounds.jsonl"
+    lines: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue  # cut short
+    return {int(line["round"]): str(line["digest"]) for line in lines if "digest" in line}
+
+
+def _state_before(run: Run, round_: int) -> State:
+    """Of the newest valid checkpoint of fewer rounds."""
+    for path in reversed(checkpoint.all_in(run.path / "checkpoints")):
+        if checkpoint.round_of(path) < round_:
+            try:
+                return run.load(path)
+            except InputError:
+                continue
+    return run.first_state()
+
+
+def _rounds(run: Run, state: ServerState, device: str) -> Iterator[ServerState]:
+    """As `server.rounds.train_rounds`, in this process."""
+    config, system = run.federated, run.federated.system
+    torch.set_num_threads(system.cpus_per_client)
+    model = model_of(run.provenance).to(device)
+    engine = engine_of(system.engine, model, run.corpus.layout, config.local, system.micro_cohort)
+    while True:
+        updates = [
+            engine.train(each.params, run.users, each.users.tolist(), config.seed, each.round, each.clip)
+            for each in requests(run, state)
+        ]
+        total = sum_of(updates, state)
+        state = federated.apply(state, total, config.training, config.privacy, config.seed, len(run.users))
+        yield state
+
+
+def _steps(run: Run, state: CentralState, until: int, logged: set[int]) -> Iterator[CentralState]:
+    torch.set_num_threads(run.central.system.threads)
+    for _, _, reached in train_chunks(state, run.central_training(), until, logged.__contains__):
+        if reached is not None:
+            yield reached
