@@ -1,9 +1,51 @@
 """Structured logs: what happens to a run, as JSON lines in its folder, by Python's own `logging`.
 
-Everything of ours logs to the one logger `log`, with what tells events apart as `extra`: round, shard, worker, reason.
+Everything of ours logs to the one logger `log`, with what tells events apart as `extra`: round, shard, machine, reason.
 """
 
+import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 
+FILE = "log.jsonl"
 log = logging.getLogger("flsim")
 log.addHandler(logging.NullHandler())
+_ALWAYS_THERE = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+@contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """Append what is logged in the block to ``folder/log.jsonl``, a line per event.
+
+    A line has time (UTC), level, event, run (the folder's name), and what the event is about.
+    """
+    handler, level = _Lines(folder / FILE, encoding="utf-8", delay=True), log.level
+    handler.setFormatter(_Json(folder.name))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+        handler.close()
+
+
+class _Lines(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """A full disk stops no run through its log."""
+
+
+class _Json(logging.Formatter):
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self._run = run
+
+    def format(self, record: logging.LogRecord) -> str:
+        about = {name: value for name, value in vars(record).items() if name not in _ALWAYS_THERE and name[0] != "_"}
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "event": record.getMessage(), "run": self._run}
+        return json.dumps(line | about, default=str)

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsed
 from rich.table import Column
 from rich.text import Text
 
+from flsim.logs import log
+
 Item = TypeVar("Item")
 
 
@@ -38,9 +40,10 @@ class Advance(Protocol):
     def __call__(self, done: float, note: str = "", work: float | None = None) -> None: ...
 
 
-def say(message: str) -> None:
-    """One line for a person."""
+def say(message: str, **about: Any) -> None:
+    """One line for a person, and for the log with what it is about, such as round and shard."""
     console.print(message, markup=False, soft_wrap=True)
+    log.info(message, extra=about)
 
 
 @contextmanager

@@ -7,12 +7,14 @@ from contextlib import ExitStack, closing
 from flsim.checkpoint import checkpoint_name
 from flsim.config import CentralSystemHParams
 from flsim.errors import Interrupted, RunFailed
+from flsim.logs import logging_to
 from flsim.privacy import report
 from flsim.progress import progress, say
 from flsim.recovery import recover
 from flsim.runs import Run
 from server.attempts import attempt, refuse_what_does_not_fit
 from server.cluster import cluster, nodes
+from server.nodes import Nodes
 from server.steps import Lost, News, opened
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
@@ -21,13 +23,14 @@ from server.together import STORAGE
 EVALUATION_SHARE = 0.05  # of a GPU: Ray counts nothing else on it, and the evaluation leaves most of it to the training
 
 
-def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> None:
+def simulate(run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None) -> None:
     """Train a run from its newest checkpoint to its last step, and wait for its evaluations.
 
     Args:
         run: the run; its status, checkpoints, rows and log are kept up to date.
         address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
-        cpus: cores of the local one; all where this is None.
+        cpus: cores of the local one, or of the head; all where this is None.
+        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
 
     Raises:
         InputError: no cluster at that address, none that the training fits on, or what `opened` refuses.
@@ -35,15 +38,21 @@ def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> N
         Interrupted: by a signal; there is a checkpoint.
         RunFailed: training or an evaluation failed.
     """
-    recover(run)
-    opened(run)
+    with logging_to(run.path):
+        recover(run)
+        opened(run)
+        _simulate(run, address, cpus, head)
+
+
+def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None) -> None:
     gpus, evaluation_gpus = gpu_shares(run.central.system)
     stop, stop_file = Stop(), StopFile(run.path)
     stop_file.remove()
-    with cluster(address, cpus), stopping(stop):
+    with cluster(address, cpus, head), stopping(stop):
+        Nodes(run.path, run.config.data.corpus).check()
         refuse_what_does_not_fit(run.central.system, gpus, nodes())
         try:
-            with supervised(run, stop, evaluation_gpus) as evaluations:
+            with supervised(run, evaluation_gpus, stop=stop) as evaluations:
                 train_on_ray(run, gpus, evaluations, stop, stop_file)
         finally:
             stop_file.remove()

@@ -206,6 +206,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
                     raise RunFailed(f"client processes do not start; the last one: {_reason(error)}") from error
             else:
                 starting[ready].is_ready, self._failed_starts = True, 0
+                log.info("client process started", extra={"machine": starting[ready].machine})
 
     def _conclude(self, process: _Process, message: Message) -> None:
         """A reply is there, or will never be."""

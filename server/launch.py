@@ -17,13 +17,14 @@ from server.stopping import Stop, stopping
 EVALUATION_SHARE = 0.05
 
 
-def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> None:
+def simulate(run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None) -> None:
     """Train a run on Ray, with a Flower node per shard.
 
     Args:
         run: the run; it says the number of shards and the resources of a client.
         address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
-        cpus: cores of the local one; all where this is None.
+        cpus: cores of the local one, or of the head; all where this is None.
+        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
 
     Raises:
         InputError: no cluster at that address, its machines differ, or none can hold a client.
@@ -32,7 +33,7 @@ def simulate(run: Run, address: str | None = None, cpus: int | None = None) -> N
     """
     system, stop = run.federated.system, Stop()
     _say_what_a_cap_leaves_out(run)
-    with cluster(address, cpus), stopping(stop):
+    with cluster(address, cpus, head), stopping(stop):
         client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
         _refuse_what_does_not_fit(share)

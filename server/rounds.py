@@ -17,7 +17,7 @@ from flsim import federated
 from flsim.checkpoint import digest_of
 from flsim.errors import InputError, Interrupted, RunFailed
 from flsim.federated import ServerState
-from flsim.logs import log
+from flsim.logs import log, logging_to
 from flsim.privacy import report
 from flsim.progress import progress, say
 from flsim.recovery import recover
@@ -61,12 +61,12 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> Ser
                 run, failed, lambda request: _ask(grid, nodes, [request], system.deadline, stop, {})
             ) from failed
 
-    with alone(run), one_thread():
+    with alone(run), logging_to(run.path), one_thread():
         recover(run)
         state = run.latest_state()
         if not isinstance(state, ServerState):
             raise InputError(f"{run.path}: its newest checkpoint is of central training; start a new run")
-        with supervised(run, stop, evaluation_gpus) as evaluations:
+        with supervised(run, evaluation_gpus, stop=stop) as evaluations:
             return train_rounds(run, state, send, evaluations)
 
 

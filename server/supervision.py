@@ -9,6 +9,7 @@ from flsim import checkpoint
 from flsim.checkpoint import State
 from flsim.errors import Diverged, Interrupted, RunFailed
 from flsim.evaluation.service import EvaluationService, ServiceHParams
+from flsim.logs import log
 from flsim.measuring import evaluate_checkpoint
 from flsim.progress import progress, say
 from flsim.results.evaluations import Evaluation, failures
@@ -26,8 +27,8 @@ class Evaluations:
     What the service has no room for is left for later: it is on disk, and is submitted when there is room.
     """
 
-    def __init__(self, run: Run, service: EvaluationService, stop: Stop) -> None:
-        self._run, self._service, self._stop = run, service, stop
+    def __init__(self, run: Run, service: EvaluationService, stop: Stop | None = None) -> None:
+        self._run, self._service, self._stop = run, service, stop or Stop()
         self._key = run.path.resolve()
         self._failed: set[str] = set()  # they are not tried again before `--resume`
         self._left_over = False
@@ -99,7 +100,7 @@ class Evaluations:
     def _see(self, ended: Sequence[Evaluation]) -> None:
         failed = [each for each in ended if each.outcome == "failed"]
         for each in failed:
-            say(f"{self._run.name}: the evaluation of {each.checkpoint} failed: {each.reason}")
+            say(f"{self._run.name}: the evaluation of {each.checkpoint} failed: {each.reason}", file=each.checkpoint)
         self._failed |= {each.checkpoint for each in failed}
         if failed:
             self._run.mark("running", self.complaint)
@@ -112,7 +113,7 @@ class Evaluations:
 
 @contextmanager
 def supervised(
-    run: Run, stop: Stop, evaluation_gpus: float = 0.0, service: EvaluationService | None = None
+    run: Run, evaluation_gpus: float = 0.0, service: EvaluationService | None = None, stop: Stop | None = None
 ) -> Iterator[Evaluations]:
     """Train in the block, from the run's newest checkpoint, and give each that `keep` saves to the evaluation.
 
@@ -120,9 +121,9 @@ def supervised(
 
     Args:
         run: its status is kept up to date; lines of its log beyond the newest checkpoint are dropped.
-        stop: set from outside where the run shall end.
         evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
         service: one that other runs use too, in place of the run's own; its work is `evaluate_checkpoint`.
+        stop: set from outside where the run shall end.
 
     Raises:
         Diverged: values that are not finite; names the round and the last good checkpoint.
@@ -134,6 +135,7 @@ def supervised(
     newest = checkpoint.latest(run.path / "checkpoints")
     run.forget_rounds_after(checkpoint.round_of(newest) if newest else 0)
     with tracking(run.path, run.config.system.tracking, run.parameters):
+        log.info("training", extra={"round": checkpoint.round_of(newest) if newest else 0, "rounds": run.rounds})
         try:
             evaluations.submit_unevaluated()
             yield evaluations
@@ -143,11 +145,14 @@ def supervised(
             newest = checkpoint.latest(run.path / "checkpoints")
             reason = f"{error}; last good checkpoint: {newest or 'none'}"
             run.mark("diverged", reason)
+            log.error("diverged", extra={"reason": reason})
             raise Diverged(reason) from error
         except BaseException as error:
             ended = isinstance(error, (Interrupted, KeyboardInterrupt))
+            reason = "interrupted" if ended else str(error) or repr(error)
+            log.error("failed", extra={"reason": reason})
             with suppress(OSError):  # a full disk is what the error says
-                run.mark("failed", "interrupted" if ended else str(error) or repr(error))
+                run.mark("failed", reason)
             raise
         finally:
             if shared:
@@ -155,6 +160,7 @@ def supervised(
             else:
                 service.close()
         run.mark("completed")
+        log.info("completed", extra={"round": run.rounds})
 
 
 def _service_of(run: Run, num_gpus: float) -> EvaluationService:
@@ -166,6 +172,7 @@ def _service_of(run: Run, num_gpus: float) -> EvaluationService:
 def keep(run: Run, state: State, evaluations: Evaluations) -> None:
     """Save a state, and have it evaluated where that is due."""
     path = run.save(state)
+    log.info("checkpoint", extra={"round": state.round, "file": path.name})
     run.mark("running", evaluations.complaint)
     if run.is_evaluated_at(state.round):
         evaluations.submit(path)

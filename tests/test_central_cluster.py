@@ -20,9 +20,9 @@ from flsim.central import CentralState, init, train_central
 from flsim.config import CentralSystemHParams
 from flsim.errors import InputError
 from flsim.runs import Run
+from server.alone import LOCK
 from server.attempts import refuse_what_does_not_fit
 from server.central import gpu_shares
-from server.steps import LOCK
 from server.together import STORAGE
 
 DEADLINE = 240.0

@@ -23,7 +23,7 @@ from flsim.privacy.accounting import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.runs import Run
 from flsim.train.records import Order
-from server.steps import LOCK
+from server.alone import LOCK
 
 Flsim = Callable[..., tuple[int, str, str]]
 RECORDS = 24 * 8
@@ -206,12 +206,14 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     wait_for_step(stopped, 14)
     process.send_signal(signal.SIGINT)
     code, said = finish(central_experiment, process)
-    assert code == 1
+    assert code == 130
     assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
     assert "Traceback" not in said
     wait_until_nobody_trains(stopped)
     about = json.loads((stopped / "run.json").read_text())
     assert (about["status"], about["reason"]) == ("failed", "interrupted")
+    assert state_of(stopped).step == about["round"] == log_of(stopped)[-1]["round"]
+    assert not (stopped / ".stop").exists()
     steps = state_of(stopped).step + 3
     options = settings(f"training.steps={steps}", LONG[1])
     central_experiment.flsim("run", central_experiment.config, "--out", "stopped", *options, "--resume")

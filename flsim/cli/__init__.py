@@ -76,14 +76,18 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/ and the configuration's name.")] = None,
     set_: Overrides = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join, e.g. auto; else a local one.")] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of the local Ray cluster; default all.")] = None,
+    head: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Start a Ray head there, for other machines to join.")
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of the local cluster, or head; default all.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out from its newest checkpoint.")
+        bool, typer.Option("--resume", help="Continue the run in --out from its newest valid checkpoint.")
     ] = False,
 ) -> None:
     """Train one run, evaluating checkpoints meanwhile on Ray, and print its table.
 
-    Federated training is Flower's on Ray; central training (training.kind = "central") a task on Ray.
+    Federated training is Flower's on Ray; central training (training.kind = "central") a task on Ray. SIGTERM and
+    Ctrl-C write a checkpoint and end; --resume goes on from there to the same result.
     """
     from flsim.config import CentralConfig, load
     from flsim.runs import Run
@@ -93,7 +97,7 @@ def run(
     training = Run.reopen(settings, path) if resume else Run.create(settings, path)
     server = "server.central" if isinstance(settings, CentralConfig) else "server.launch"
     try:
-        importlib.import_module(server).simulate(training, address, cpus)
+        importlib.import_module(server).simulate(training, address, cpus, head)
     except InputError:
         if not (path / "rounds.jsonl").exists():  # nothing was trained: no cluster there, or none large enough
             shutil.rmtree(path)

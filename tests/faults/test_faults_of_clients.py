@@ -1,0 +1,73 @@
+"""Clients that die, hang, run out of memory, or cannot bear a user: what is lost is asked for again, and named."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from faulty import OPTIONS, assert_equal_runs, begin, ended, events, kill, sick_client
+from helpers import Experiment, start
+
+HERE = Path()  # of the experiment, where the functions below run
+
+
+def dies_with_user_seven(users: list[int]) -> None:
+    if 7 in users:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def has_no_memory_for_user_seven(users: list[int]) -> None:
+    if 7 in users:
+        bytearray(1 << 50)
+
+
+def has_no_memory_once(users: list[int]) -> None:
+    there = HERE / "there_was_none"
+    if len(users) and not there.exists():
+        there.touch()
+        bytearray(1 << 50)
+
+
+def test_clients_that_are_killed_are_replaced_and_change_nothing(experiment: Experiment, undisturbed: Path) -> None:
+    process, workers = begin(experiment, "hurt", until_round=5)
+    for worker in workers:
+        kill(worker)
+    code, said = ended(experiment, process)
+    assert code == 0, said
+    assert_equal_runs(experiment.folder / "hurt", undisturbed)
+    assert "client failed" in events(experiment.folder / "hurt")
+
+
+def test_a_client_that_hangs_is_ended_at_the_deadline(experiment: Experiment, undisturbed: Path) -> None:
+    process, workers = begin(experiment, "hung", "system.deadline=5", until_round=5)
+    kill(workers[0], signal.SIGSTOP)
+    code, said = ended(experiment, process)
+    assert code == 0, said
+    assert_equal_runs(experiment.folder / "hung", undisturbed)
+    assert "client process ended, it gave no reply" in events(experiment.folder / "hung")
+
+
+def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experiment, undisturbed: Path) -> None:
+    sick_client(experiment, has_no_memory_once)
+    experiment.flsim("run", experiment.config, "--out", "poor", *OPTIONS)
+    assert_equal_runs(experiment.folder / "poor", undisturbed)
+    log = (experiment.folder / "poor" / "log.jsonl").read_text()
+    assert re.search(r'"client failed".*"reason": "MemoryError', log)
+
+
+def test_a_user_who_kills_every_client_is_found_and_named(experiment: Experiment) -> None:
+    sick_client(experiment, dies_with_user_seven)
+    process = start(experiment, "--out", "poisoned", *OPTIONS, "--set", "system.retries=1")
+    code, said = ended(experiment, process)
+    assert code == 1
+    expected = r"flsim: round \d+: shard 0 failed 2 times, last with: its process died.*; user 7 \(train7\) alone "
+    assert re.match(expected, said), said
+
+
+def test_a_user_for_whom_memory_never_suffices_is_named_too(experiment: Experiment) -> None:
+    sick_client(experiment, has_no_memory_for_user_seven)
+    process = start(experiment, "--out", "poor", *OPTIONS, "--set", "system.retries=0")
+    code, said = ended(experiment, process)
+    assert code == 1
+    expected = r"flsim: round \d+: shard 0 failed 1 times, last with: MemoryError.*; user 7 \(train7\) alone fails it"
+    assert re.match(expected, said), said

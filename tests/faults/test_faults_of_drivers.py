@@ -1,0 +1,95 @@
+"""The process that leads a run is stopped, killed, or loses its clock: the run goes on from there to the same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, kill, resume
+from helpers import Experiment, finish, wait_for_round
+
+from flsim.checkpoint import all_in, round_of
+
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
+def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undisturbed: Path) -> None:
+    process, _ = begin(experiment, "broken", until_round=13)  # beyond a checkpoint, before the next
+    kill(process.pid)
+    process.wait()
+    broken = experiment.folder / "broken"
+    assert json.loads((broken / "run.json").read_text())["status"] == "running"
+    with (broken / "rounds.jsonl").open("a") as log:
+        log.write('{"round": 99, "lo')  # a line cut short
+    (broken / "checkpoints" / ".round-000015.safetensors.partial-1").write_bytes(b"half")
+    resume(experiment, "broken")
+    assert_equal_runs(broken, undisturbed)
+    assert not list((broken / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_a_checkpoint_of_the_last_round(
+    experiment: Experiment, number: signal.Signals, undisturbed: Path
+) -> None:
+    process, _ = begin(experiment, "stopped", until_round=7)
+    process.send_signal(number)
+    code, said = ended(experiment, process)
+    assert code == 128 + number
+    assert said == "flsim: interrupted; `flsim run --resume` continues from the newest checkpoint"
+    stopped = experiment.folder / "stopped"
+    about = json.loads((stopped / "run.json").read_text())
+    assert (about["status"], about["reason"]) == ("failed", "interrupted")
+    saved = round_of(all_in(stopped / "checkpoints")[-1])
+    assert saved == about["round"] == digests(stopped)[-1][0]
+    resume(experiment, "stopped")
+    assert_equal_runs(stopped, undisturbed)
+
+
+def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoint(experiment: Experiment) -> None:
+    """A terminal sends it to the whole process group."""
+    command = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "stopped", *OPTIONS]
+    process = subprocess.Popen(
+        [*command, "--set", "training.rounds=4000"],
+        cwd=experiment.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    stopped = experiment.folder / "stopped"
+    wait_for_round(stopped, 7)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert round_of(all_in(stopped / "checkpoints")[-1]) == digests(stopped)[-1][0]
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="no libfaketime, which makes clocks jump; Debian: faketime (make tools)")
+def test_clocks_that_jump_change_nothing(experiment: Experiment, undisturbed: Path) -> None:
+    """All processes of the run see the time of day leap by years, there and back, while it trains."""
+    offset = experiment.folder / "offset"
+    offset.write_text("+0")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    command = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "jumpy", *OPTIONS]
+    jumpy = experiment.folder / "jumpy"
+    with (experiment.folder / "said").open("wb") as said:
+        process = subprocess.Popen(
+            command, cwd=experiment.folder, stdout=subprocess.DEVNULL, stderr=said, env=environment
+        )
+        for round_, jump in ((3, "+2y"), (9, "-3y"), (15, "+1y"), (21, "+0")):
+            wait_for_round(jumpy, round_)
+            offset.write_text(jump)
+        code, words = finish(experiment, process)
+    assert code == 0, words
+    assert_equal_runs(jumpy, undisturbed)
+    years = {json.loads(line)["time"][:4] for line in (jumpy / "log.jsonl").read_text().splitlines()}
+    assert len(years) > 1  # they did jump

@@ -1,0 +1,154 @@
+"""Disks that are full, files that change or are damaged: nothing is half-written, nothing wrong is passed on."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from faulty import OPTIONS, assert_equal_runs, begin, ended, fill, kill, resume, small_disk, wait_for
+from helpers import Experiment, start
+
+from flsim.checkpoint import all_in, load
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(experiment: Experiment, undisturbed: Path) -> None:
+    with small_disk(experiment.folder / "disk", megabytes=16) as disk:
+        process, _ = begin(experiment, "disk/run", until_round=12)
+        filler = fill(disk)
+        code, said = ended(experiment, process)
+        assert code == 1
+        assert "No space left on device" in said
+        for path in all_in(disk / "run" / "checkpoints"):
+            load(path)  # what is there is whole
+        filler.unlink()
+        resume(experiment, "disk/run")
+        assert_equal_runs(disk / "run", undisturbed)
+
+
+def test_rows_that_find_no_room_are_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
+    """The folder of rows alone is full, before the first evaluation."""
+    process, _ = begin(experiment, "lame", until_round=1)
+    with small_disk(experiment.folder / "rows", megabytes=1) as disk:
+        fill(disk)
+        rows = experiment.folder / "lame" / "rows"
+        rows.rename(rows.with_name("away"))
+        rows.symlink_to(disk)
+        code, said = ended(experiment, process)
+        assert code == 1
+        assert re.search(r"could not be evaluated; `flsim run --resume` tries again: .*No space left on device", said)
+        rows.unlink()
+        rows.with_name("away").rename(rows)
+    resume(experiment, "lame")
+    assert_equal_runs(experiment.folder / "lame", undisturbed)
+
+
+def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(experiment: Experiment, undisturbed: Path) -> None:
+    """The folder of checkpoints alone is full: the log goes on, so that the failure is that of the checkpoint."""
+    process, _ = begin(experiment, "lame", until_round=1)
+    with small_disk(experiment.folder / "small", megabytes=1) as disk:
+        fill(disk)
+        checkpoints = experiment.folder / "lame" / "checkpoints"
+        checkpoints.rename(checkpoints.with_name("away"))
+        checkpoints.symlink_to(disk)
+        code, said = ended(experiment, process)
+        assert code == 1
+        assert re.search(r"flsim: .*checkpoints/round-\d+.safetensors: .*No space left on device", said)
+        assert [path.name for path in disk.iterdir()] == ["filler"]
+        checkpoints.unlink()
+        checkpoints.with_name("away").rename(checkpoints)
+    resume(experiment, "lame")
+    assert_equal_runs(experiment.folder / "lame", undisturbed)
+
+
+@pytest.mark.parametrize("file", ["corpus/train/tokens.u16", "changed/planted/overlay.i64"])
+def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, file: str, undisturbed: Path) -> None:
+    """Of the same size, so that nothing fails by itself; put back, the run goes on as if nothing had been."""
+    process, _ = begin(experiment, "changed", "system.retries=0", until_round=5)
+    path, kept = experiment.folder / file, experiment.folder / "kept"
+    shutil.copy(path, kept)
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    code, said = ended(experiment, process)
+    assert code == 1
+    assert f"{file}: " in said
+    assert "changed since" in said
+    refused = experiment.flsim("run", experiment.config, "--out", "changed", *OPTIONS, "--resume", check=False)
+    assert refused.returncode == 2
+    assert f"{file}: " in refused.stderr
+    shutil.copy(kept, path)
+    resume(experiment, "changed")
+    assert_equal_runs(experiment.folder / "changed", undisturbed)
+
+
+def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experiment) -> None:
+    """Their memory ends with the file: they die of it (SIGBUS), again and again."""
+    process, _ = begin(experiment, "cut", "system.retries=1", until_round=5)
+    tokens = experiment.folder / "corpus" / "train" / "tokens.u16"
+    with tokens.open("r+b") as file:
+        file.truncate(0)
+    code, said = ended(experiment, process)
+    assert code == 1
+    assert f"{tokens}: missing or of another size" in said
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
+    experiment: Experiment, damage: str, undisturbed: Path
+) -> None:
+    process, _ = begin(experiment, "broken", until_round=17)
+    kill(process.pid)
+    process.wait()
+    *_, before, newest = all_in(experiment.folder / "broken" / "checkpoints")
+    _damage(newest, damage)
+    said = resume(experiment, "broken")
+    assert f"{newest.name}: " in said
+    assert "it is passed over" in " ".join(said.split())
+    assert newest.with_name(f"{newest.name}.damaged").exists()
+    assert before.exists() or int(before.stem[-2:]) % 10
+    assert_equal_runs(experiment.folder / "broken", undisturbed)
+
+
+def test_a_damaged_checkpoint_that_was_to_be_evaluated_is_trained_again(
+    experiment: Experiment, undisturbed: Path
+) -> None:
+    """Later ones are good: going on from them would leave its rows out."""
+    process, _ = begin(experiment, "broken", until_round=24)
+    kill(process.pid)
+    process.wait()
+    broken = experiment.folder / "broken"
+    _damage(broken / "checkpoints" / "round-000010.safetensors", "flipped")
+    (broken / "rows" / "round-000010.parquet").unlink(missing_ok=True)
+    assert "goes back to round 0: what is damaged was to be evaluated" in resume(experiment, "broken")
+    assert_equal_runs(broken, undisturbed)
+
+
+def test_damaged_rows_are_measured_again(experiment: Experiment, undisturbed: Path) -> None:
+    process, _ = begin(experiment, "broken", until_round=11)
+    rows = experiment.folder / "broken" / "rows" / "round-000010.parquet"
+    wait_for(experiment.folder / "broken" / "evaluations.jsonl", "stored")
+    kill(process.pid)
+    process.wait()
+    _damage(rows, "cut")
+    assert f"{rows.name}: cannot be read; it is passed over" in " ".join(resume(experiment, "broken").split())
+    assert_equal_runs(experiment.folder / "broken", undisturbed)
+
+
+def test_two_do_not_train_one_run(experiment: Experiment) -> None:
+    process, _ = begin(experiment, "one", "training.rounds=4000", until_round=2)
+    other = start(experiment, "--out", "one", *OPTIONS, "--set", "training.rounds=4000", "--resume")
+    wait_for(experiment.folder / "said", "waits for .*, which trains it")
+    kill(other.pid)
+    other.wait()
+    assert process.poll() is None
+    kill(process.pid)
+    process.wait()
+
+
+def _damage(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "cut":
+        del content[len(content) // 2 :]
+    else:
+        content[-9] ^= 4  # a bit of a parameter: the file reads as well as before
+    path.write_bytes(content)

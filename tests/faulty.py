@@ -1,0 +1,142 @@
+"""What tests of faults share: a run that is long enough for something to happen, and the harm that is done to it."""
+
+import inspect
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen, run
+
+import psutil
+import pytest
+from helpers import PRIVATE, Experiment, assert_same, final_state, finish, start, wait_for_round
+
+import clients.app
+
+SETTINGS = (*PRIVATE, "training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5")
+OPTIONS = tuple(part for text in SETTINGS for part in ("--set", text))
+
+
+def assert_equal_runs(broken: Path, whole: Path) -> None:
+    """Parameters, moments, clip, ledger and rows, bit for bit; and a log line for every round, with the same digest."""
+    assert_same(broken, whole)
+    mine, theirs = final_state(broken), final_state(whole)
+    assert (mine.round, mine.clip, mine.ledger) == (theirs.round, theirs.clip, theirs.ledger)
+    assert digests(broken) == digests(whole)
+    assert json.loads((broken / "run.json").read_text())["status"] == "completed"
+
+
+def digests(run: Path) -> list[tuple[int, str]]:
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    return [(line["round"], line["digest"]) for line in lines]
+
+
+def events(run: Path) -> list[str]:
+    """What the run's log names."""
+    return [json.loads(line)["event"] for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def resume(experiment: Experiment, out: str, *options: str) -> str:
+    """Go on with a run to its end; what was said."""
+    return experiment.flsim("run", experiment.config, "--out", out, *OPTIONS, *options, "--resume").stderr
+
+
+def begin(experiment: Experiment, out: str, *overrides: str, until_round: int) -> tuple["Popen[bytes]", list[int]]:
+    """A run in the background that has come so far, and the processes of its clients."""
+    process = start(experiment, "--out", out, *OPTIONS, *(part for text in overrides for part in ("--set", text)))
+    workers = wait_for_round(experiment.folder / out, until_round)
+    return process, [int(worker.split("/")[1]) for worker in workers]
+
+
+def ended(experiment: Experiment, process: "Popen[bytes]") -> tuple[int, str]:
+    """Exit code, and the last line that was said."""
+    code, said = finish(experiment, process)
+    return code, " ".join(said.strip().splitlines()[-1].split())
+
+
+def of_run(process: "Popen[bytes]", name: str) -> list[psutil.Process]:
+    """Processes of a run whose command line holds a name."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if name in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+    """A real filesystem of a few MB."""
+    path.mkdir()
+    mounted = run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no small filesystem can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield path
+    finally:
+        run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all that is left of a filesystem; the file that holds it."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            while True:
+                try:
+                    if not file.write(b"0" * size):
+                        break
+                except OSError:
+                    break
+    return filler
+
+
+def sick_client(experiment: Experiment, harm: Callable[[list[int]], None]) -> None:
+    """The experiment's clients are the real one, to which `harm` is done with the users of each request before.
+
+    Python and Ray import from the folder that a run is started in before all others.
+    """
+    real = Path(clients.app.__file__).resolve()
+    package = experiment.folder / "clients"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "app.py").write_text(
+        f"""
+import importlib.util, os, signal, sys, time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+from flsim.wire import decode_request
+
+spec = importlib.util.spec_from_file_location("real_client", {str(real)!r})
+real = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real)
+HERE = Path({str(experiment.folder)!r})
+
+{inspect.getsource(harm)}
+
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    {harm.__name__}(decode_request(message.content).users.tolist())
+    return real.train(message, context)
+"""
+    )
+
+
+def wait_for(path: Path, pattern: str, seconds: float = 120) -> None:
+    """Until a file has a line like that."""
+    until = time.monotonic() + seconds
+    while not (path.exists() and re.search(pattern, path.read_text())):
+        assert time.monotonic() < until, f"{path}: nothing like {pattern}"
+        time.sleep(0.05)
+
+
+def kill(pid: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, with_signal)
