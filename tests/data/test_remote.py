@@ -17,11 +17,13 @@ import pytest
 from helpers import Experiment, MakeCorpus, assert_same
 from pyarrow.fs import S3FileSystem
 
+from flsim.canaries.planted import plant_corpus
 from flsim.config import load
-from flsim.data.corpus import FLAT_FILES, NAMED, Corpus, CorpusWriter
+from flsim.data.corpus import NAMED, PLANTED, Corpus, CorpusWriter
 from flsim.data.remote import fetched, push
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
+from flsim.runs import Run
 
 URI = "s3://bucket/corpora/small"
 
@@ -116,7 +118,7 @@ def test_it_is_the_same_byte_for_byte(store: Store, small: Corpus, tmp_path: Pat
 def test_a_run_is_the_same_and_refuses_another_corpus(
     store: Store, experiment: Experiment, make_corpus: MakeCorpus, tmp_path: Path
 ) -> None:
-    experiment.flsim("data", "push", "corpus", URI)
+    push(Corpus.open(tmp_path / "corpus"), URI)
     settings = f"data.corpus='{URI}'"
     assert load(experiment.config, [settings]).digest == load(experiment.config).digest
     assert_same(experiment.run("here", "training.rounds=2"), experiment.run("far", "training.rounds=2", settings))
@@ -127,10 +129,9 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
         push(make_corpus([[[1]] * 9], test=[[[2]]], vocabulary_size=40, name="other"), URI)
     store.files().delete_dir_contents("bucket")
     push(Corpus.open(tmp_path / "other"), URI)
-    resume = ("run", experiment.config, "--out", "far", "--resume", "--set", settings, "--set", "training.rounds=3")
-    done = experiment.flsim(*resume, check=False)
-    assert done.returncode == 2
-    assert f"trained on another corpus than {URI} is now" in done.stderr
+    run = Run.reopen(load(experiment.config, [settings, "training.rounds=3"]), tmp_path / "far")
+    with pytest.raises(InputError, match=f"trained on another corpus than {URI} is now"):
+        run.load(tmp_path / "far" / "checkpoints" / "round-000002.safetensors")
     assert len(cached(tmp_path)) == 2
 
 
@@ -207,9 +208,11 @@ def test_only_files_of_a_corpus_are_read(store: Store, small: Corpus, tmp_path: 
 
 
 def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Experiment) -> None:
-    experiment.flsim("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")
-    planted = Corpus.open(experiment.folder / "planted")
-    assert {f"train/{name}" for name in FLAT_FILES} < set(planted.manifest["files"]) - {"planted/roster.parquet"}
+    config = load(experiment.config)
+    planted = plant_corpus(
+        Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", config.canaries, config.seed
+    )
+    assert set(planted.manifest["files"]) == {*NAMED, *PLANTED}
     push(planted, URI)
     assert content(fetched(URI)) == content(planted.path)
 
