@@ -30,26 +30,27 @@ class About:
         versions: of code and libraries.
         processor: its model.
         run: digest of the run's settings, or None where its folder is not seen.
-        corpus: digest of the corpus's manifest, or None where it is not seen, or not whole.
+        corpus: digest of the corpus's manifest, or None where it cannot be opened.
+        trouble: why it cannot.
     """
 
     versions: dict[str, str]
     processor: str
     run: str | None
     corpus: str | None
+    trouble: str = ""
 
 
 def about(run: Path, corpus: Path | str) -> About:
-    """Of where this is called."""
+    """Of where this is called; a corpus in an object store is fetched."""
     try:
         settings = file_digest(run / "config.toml")
     except OSError:
         settings = None
     try:
-        manifest = Corpus.open(corpus).digest
-    except InputError:
-        manifest = None
-    return About(versions(), processor(), settings, manifest)
+        return About(versions(), processor(), settings, Corpus.open(corpus).digest)
+    except InputError as error:
+        return About(versions(), processor(), settings, None, " ".join(str(error).split()))
 
 
 class Nodes:
@@ -136,12 +137,14 @@ class Nodes:
             return "has " + ", ".join(
                 f"{name} {_short(there, name)} where this process has {_short(here, name)}" for name in names
             )
+        if there.corpus is None and is_uri(corpus):
+            return f"does not see the corpus {corpus} ({there.trouble}); {REACH}"
         for seen, expected, what, path in (
             (there.run, here.run, "run folder", run),
             (there.corpus, here.corpus, "corpus", corpus),
         ):
             if seen is None:
-                return f"does not see the {what} {path}; {REACH if is_uri(path) else SHARE}"
+                return f"does not see the {what} {path}; {SHARE}"
             if seen != expected:
                 return f"sees another {what} at {path}; {SHARE}"
         if there.processor != here.processor:

@@ -52,7 +52,7 @@ def older_release(folder: Path, library: str) -> str:
     return str(folder)
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until, "it did not happen"
