@@ -16,10 +16,22 @@ import pyarrow.parquet as pq
 from flsim.errors import Diverged, InputError
 from flsim.files import from_json, new_file
 from flsim.results.evaluations import failures
+from flsim.results.parquet import read_parquet
 from flsim.results.rows import DIVERGED, KEY, SCHEMA, Row, frame
 
 STATUSES = ("running", "completed", "diverged", "failed")
-ROSTER = ("canary", "tokens", "p_u", "p_e")
+ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
+OPTIONAL = ("words", "planned_sharers", "sharers", "planned_insertions", "insertions")  # older rosters lack some
+ROSTER = pa.schema(
+    [
+        pa.field("canary", pa.string(), nullable=False),
+        pa.field("tokens", pa.list_(pa.int64()), nullable=False),
+        pa.field("words", pa.list_(pa.string()), nullable=False),
+        ("p_u", pa.float64()),
+        ("p_e", pa.float64()),
+        *(pa.field(name, pa.int64(), nullable=False) for name in OPTIONAL[1:]),
+    ]
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +195,7 @@ def read_run(run_folder: Path) -> RunResults:
     known = {"", *roster["canary"]}
     tables = [SCHEMA.empty_table().to_pandas()]
     for path in sorted((run_folder / "rows").glob("round-*.parquet")):
-        rows = _read_parquet(path, SCHEMA.names)
+        rows = read_parquet(path, ROWS)
         foreign = rows[(rows["run"] != about["name"]) | ~rows["canary"].isin(known)]
         if not foreign.empty or {f"round-{value:06d}" for value in rows["round"]} != {path.stem}:
             raise InputError(f"{path}: holds rows of another run, round or canary; remove it and evaluate that round")
@@ -191,6 +203,8 @@ def read_run(run_folder: Path) -> RunResults:
             raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
         if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
             raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
+        if (rows.loc[rows["metric"] == "perplexity", "value"] <= 0).any():
+            raise InputError(f"{path}: holds a perplexity that is not above 0; remove it, evaluate again")
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED
@@ -259,30 +273,21 @@ def _listed(values: Sequence[object]) -> str:
 def _read_roster(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
-    roster = _read_parquet(path, ROSTER)
+    roster = read_parquet(path, ROSTER, OPTIONAL)
     if roster.empty or roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
         raise InputError(f"{path}: canaries need different ids, and there must be some; restore it")
+    if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
+        raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
     return roster
 
 
 def is_whole(path: Path) -> bool:
     """Whether a file of rows can be read."""
     try:
-        _read_parquet(path, ())
+        read_parquet(path, ROWS)
     except InputError:
         return False
     return True
-
-
-def _read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    try:
-        table: pd.DataFrame = pq.ParquetFile(path).read().to_pandas()
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: damaged, not a readable Parquet file; remove or restore it") from error
-    missing = [name for name in columns if name not in table.columns]
-    if missing:
-        raise InputError(f"{path}: has no column {missing[0]}; remove or restore it")
-    return table
 
 
 def _first_duplicate(rows: pd.DataFrame) -> str:
