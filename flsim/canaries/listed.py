@@ -1,7 +1,6 @@
 """Canaries that a person lists in a file: phrases that may be in a model's training data, and others that are not."""
 
 import csv
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
+from flsim.files import from_json
 
 KEYS = {"id", "words", "tokens", "p_u", "p_e"}
 
@@ -46,7 +46,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
                 for row in csv.DictReader(text.splitlines(), strict=True)
             ]
         if path.suffix.lower() == ".json":
-            rows = json.loads(text)
+            rows = from_json(text)
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise InputError(f"{path}: must be a list of objects, each a canary")
             return rows

@@ -5,7 +5,6 @@ planted/overlay.i64/.u16   records that are canaries, counted in the corpus' ord
 planted/planting.json      settings of the canaries, seed, number of these records
 """
 
-import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from flsim.data.corpus import Corpus
 from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Vocabulary
 from flsim.errors import InputError
-from flsim.files import refuse_existing, write_json
+from flsim.files import from_json, refuse_existing, write_json
 
 FOLDER = "planted"
 COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")
@@ -75,17 +74,17 @@ class Planted:
         if f"{FOLDER}/planting.json" not in corpus.manifest["files"]:
             return None
         try:
-            about = json.loads((folder / "planting.json").read_text(encoding="utf-8"))
+            about = from_json((folder / "planting.json").read_text(encoding="utf-8"))
             counts = pq.read_table(folder / "roster.parquet", columns=list(COUNTS)).to_pydict()
-            overlay = Overlay.read(folder, about["copies"])
-            planting = Planting(
-                read_canaries(folder), overlay, **{name: np.array(counts[name], np.int64) for name in COUNTS}
-            )
+            canaries, overlay = read_canaries(folder), Overlay.read(folder, about["copies"])
+            if not overlay.is_of(corpus.split("train").records, len(canaries)):
+                raise ValueError("planted records or canaries that there are not")
+            planting = Planting(canaries, overlay, **{name: np.array(counts[name], np.int64) for name in COUNTS})
             drawn: dict[str, Any] = {
-                name: tuple(of) if isinstance(of, list) else of for name, of in about["canaries"].items()
+                name: tuple(of) if isinstance(of, list) else of for name, of in dict(about["canaries"]).items()
             }
             return cls(planting, CanaryHParams(**drawn), about["seed"])
-        except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise InputError(
                 f"{folder}: what was planted cannot be read ({error}); plant the canaries again"
             ) from error

@@ -43,6 +43,11 @@ class Overlay:
         """`count` replaced records as `write` left them; an OSError or a ValueError where they are not there."""
         return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
 
+    def is_of(self, records: int, canaries: int) -> bool:
+        """Whether its records are some of so many, in ascending order, and its canaries of so many."""
+        within = not len(self.records) or bool(self.records[0] >= 0 and self.records[-1] < records)
+        return within and bool((np.diff(self.records) > 0).all() and (self.canaries < canaries).all())
+
     def select(self, kept: NDArray[np.bool_]) -> "Overlay":
         """The overlay of the records that are kept, counted among them.
 

@@ -9,7 +9,6 @@ A population on disk is a small folder beside the corpus it overlays:
     population.json    world, digest of the corpus, counts, digests of the files above
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,11 +28,20 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.data.windows import windows
 from flsim.errors import InputError
-from flsim.files import file_digest, write_json
+from flsim.files import file_digest, from_json, inside, write_json
 from flsim.rng import stream
 
 World = Literal["iid", "non-iid"]
 ABOUT = "population.json"
+ROSTER = pa.schema(
+    [
+        pa.field("canary", pa.string(), nullable=False),
+        pa.field("tokens", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False),
+        ("p_u", pa.float64()),
+        ("p_e", pa.float64()),
+        ("planned_insertions", pa.int64()),
+    ]
+)  # of what is read
 ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by their type
 
 
@@ -193,7 +201,7 @@ def write_population(folder: Path, corpus: Corpus, planting: Planting, world: Wo
         twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
     overlay.write(folder)
     about = {"world": world, "corpus": corpus.digest, "insertions": len(overlay.records)}
-    files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+    files = {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
     write_json(folder / ABOUT, about | {"files": files})
 
 
@@ -203,15 +211,22 @@ def verify_population(folder: Path) -> None:
     Raises:
         InputError: one is missing, or is not what it was.
     """
-    for name, written in _about(folder).get("files", {}).items():
-        path = folder / Path(name).name
+    for name, written in _digests(folder).items():
+        path = inside(folder, name)
         if not path.is_file() or file_digest(path) != written:
             raise InputError(f"{path}: missing or changed since it was planted; restore it or start a new run")
 
 
+def _digests(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(_about(folder).get("files", {}))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
+
+
 def _about(folder: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
+        return dict(from_json((folder / ABOUT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"{folder}: what was planted cannot be read ({error}); restore it or start a new run"
@@ -232,7 +247,10 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
         canaries = read_canaries(folder)
+        phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
         overlay = Overlay.read(folder, about["insertions"])
+        if not overlay.is_of(split.records, len(canaries)):
+            raise ValueError("planted records or canaries that there are not")
         twin = None
         if about["world"] == "iid":
             dtype = order_dtype(split.records)
@@ -240,11 +258,10 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))
     except InputError:
         raise
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InputError(
             f"{folder}: what was planted cannot be read ({error}); restore it or start a new run"
         ) from error
-    phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
     return Population(split, phrases, overlay, twin), canaries
 
 
@@ -267,8 +284,7 @@ def roster(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
 
 def read_canaries(folder: Path) -> tuple[Canary, ...]:
     """The canaries of a roster, where probabilities are missing if there were so many copies instead."""
-    columns = ["canary", "tokens", "p_u", "p_e", "planned_insertions"]
-    rows = pq.read_table(folder / "roster.parquet", columns=columns).to_pylist()
+    rows = pq.read_table(folder / "roster.parquet", columns=ROSTER.names).select(ROSTER.names).cast(ROSTER).to_pylist()
     return tuple(
         Canary(row["canary"], tuple(row["tokens"]), math.nan, math.nan, row["planned_insertions"])
         if row["p_u"] is None

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.data.manifest import what_is_wrong
 from flsim.data.records import Records
 from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
@@ -52,7 +53,9 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
     if schema != SCHEMA:
-        raise InputError(f"{source}: corpus schema {schema}, but this version reads {SCHEMA}; import it again")
+        raise InputError(f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import it again")
+    if wrong := what_is_wrong(text):
+        raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
     for name in NAMED:
         if name not in sealed:
             raise InputError(f"{source}: its manifest does not name {name}; import the corpus again")
@@ -85,7 +88,7 @@ class Split:
         """
         try:
             layout = _layout_of(from_json((folder / "split.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{folder}: not a split of a corpus ({error}); import the corpus again") from error
         return cls(
             layout,
@@ -126,7 +129,14 @@ class Split:
 
     @cached_property
     def names(self) -> list[str]:
-        return list(json.loads((self.folder / "names.json").read_text(encoding="utf-8")))
+        """Raises InputError where the file is not a name for each user."""
+        try:
+            found = from_json((self.folder / "names.json").read_text(encoding="utf-8"))
+            if len(found) == len(self) and all(isinstance(name, str) for name in found):
+                return list(found)
+        except (OSError, ValueError, TypeError):
+            pass
+        raise InputError(f"{self.folder / 'names.json'}: not a name for each user; import the corpus again")
 
 
 @dataclass(frozen=True)
@@ -193,7 +203,7 @@ class Corpus:
 
 def _layout_of(described: dict[str, Any]) -> Layout:
     about = described["layout"]
-    return Layout(about["vocabulary_size"], about["record_words"], about["name"])
+    return Layout(int(about["vocabulary_size"]), int(about["record_words"]), str(about["name"]))
 
 
 class _HashedFile:
