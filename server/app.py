@@ -33,6 +33,8 @@ def main(grid: Grid, context: Context) -> None:
     """Train the configuration that `flwr run . --run-config "config='...' out='...'"` names."""
     asked = context.run_config
     try:
+        if isinstance(grid, InMemoryGrid):
+            refuse_other_code(Path.cwd())
         run, stop = run_of(str(asked["config"]), str(asked["out"]), resume=bool(asked["resume"])), Stop()
         system = run.federated.system
         with ray_for_evaluators(grid), stopping(stop):
@@ -69,30 +71,32 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
     """Ray in this process, until the block ends.
 
     Flower's simulation starts it, in another thread: a call into Ray before that is done starts a second one, which
-    ends both. Its grid is in memory; anywhere else nobody starts Ray. Ray's processes look for code in the working
-    directory first.
+    ends both. Its grid is in memory; anywhere else nobody starts Ray.
 
     Raises:
-        InputError: they would find other code there than this.
-        RunFailed: Flower has not started Ray in time.
+        RunFailed: Flower has not started it in time.
     """
     if not isinstance(grid, InMemoryGrid):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        os.chdir(HERE)
+        os.chdir(HERE)  # Ray's processes look for code in the working directory first
         with cluster():
             yield
         return
-    if _code(Path.cwd()) not in ({}, _code(HERE)):
-        raise InputError(
-            f"{Path.cwd()}: clients would run the code there, which is not the one submitted; start Flower's SuperLink "
-            f"in another folder"
-        )
     until = time.monotonic() + RAY_DEADLINE
     while not ray.is_initialized():
         if time.monotonic() > until:
             raise RunFailed(f"Flower has not started Ray within {RAY_DEADLINE:g} s; its log says why")
         time.sleep(POLL)
     yield
+
+
+def refuse_other_code(folder: Path) -> None:
+    """Raises InputError where clients that Flower simulates would run what is in a folder, and not this app."""
+    if _code(folder) not in ({}, _code(HERE)):
+        raise InputError(
+            f"{folder}: clients would run the code there, which is not the one submitted; start Flower's SuperLink in "
+            f"another folder"
+        )
 
 
 def _code(root: Path) -> dict[Path, bytes]:

@@ -1,13 +1,15 @@
 """Flower's own grids with a node per shard: whichever SuperNodes are there serve it, as any may serve any shard."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flsim.errors import RunFailed
+from flsim.errors import Interrupted, RunFailed
 from flsim.logs import log
 from server.stopping import Stop
 
@@ -53,14 +55,16 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         for message in messages:
             about = message.metadata
             about.dst_node_id = self._choose(there, about.dst_node_id, about.group_id)
-        sent = list(self._grid.push_messages(messages))
+        with _asked_to_end():
+            sent = list(self._grid.push_messages(messages))
         if len(sent) != len(messages) or not all(sent):
             raise RunFailed("Flower does not take messages of this run any more; was it stopped?")
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies that are there; does not wait."""
-        return list(self._grid.pull_messages(message_ids))
+        """Replies that are there; does not wait. Raises Interrupted where someone stopped the run."""
+        with _asked_to_end():
+            return list(self._grid.pull_messages(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return list(self._grid.send_and_receive(messages, timeout=timeout))
@@ -87,3 +91,14 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
             log.info("shard asked of another SuperNode", extra={"round": round_, "shard": shard, "node": chosen})
         self._asked[shard] = round_, chosen
         return chosen
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[None]:
+    """After `flwr stop` the SuperLink does not know this run's token any more; it tells nobody else."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.UNAUTHORIZED:
+            raise
+        raise Interrupted from error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from helpers import TINY, Experiment, assert_same, wait_for_round
 from flsim import config
 from flsim.errors import InputError
 from flsim.runs import Run
-from server.app import run_of
+from server.app import refuse_other_code, run_of
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy" / "flower"
@@ -238,3 +239,15 @@ def test_a_central_run_has_no_clients(tiny: Experiment) -> None:
     tiny.config.write_text('[data]\ncorpus = "corpus"\n[training]\nkind = "central"\n')
     with pytest.raises(InputError, match="training is central, which has no clients; train it with `flsim run`"):
         run_of(str(tiny.config), "/r", resume=False)
+
+
+def test_simulated_clients_run_the_code_that_was_submitted(tmp_path: Path) -> None:
+    """Ray's processes import from the folder in which Flower's SuperLink was started before anything else."""
+    refuse_other_code(tmp_path)
+    for name in ("flsim", "clients", "server"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    refuse_other_code(tmp_path)
+    with (tmp_path / "flsim" / "rng.py").open("a") as file:
+        file.write("\n")
+    with pytest.raises(InputError, match="clients would run the code there, which is not the one submitted"):
+        refuse_other_code(tmp_path)
