@@ -156,6 +156,8 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
                 why = " ".join(next((line for line in reversed(said.readlines()) if line.strip()), "").split())
                 raise InputError(f"--head {place}: Ray does not start there ({why})")
             say(f"head at {address}; another machine joins with: ray start --address {address}")
+            if os.environ.get("RAY_AUTH_MODE") != "token":
+                say(f"whoever reaches {host} can run code there; set RAY_AUTH_MODE=token to ask for a token")
             yield address
         finally:
             process.terminate()

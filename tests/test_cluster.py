@@ -23,7 +23,7 @@ def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experimen
         experiment, "--out", "run", "--cpus", "2", "--set", "training.rounds=5000", "--set", "evaluation.every=9"
     )
     try:
-        wait_for_round(experiment.folder / "run", 10)
+        wait_for_round(experiment.folder / "run", 3)
         processes = tree(psutil.Process(run.pid))
         assert {"gcs_server", "raylet"} <= {process.name() for process in processes}
         assert listening(processes)
@@ -37,7 +37,7 @@ def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experimen
 
 
 def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second node has an older copy of the package, in the folder it is started in and first on its path."""
     older = tmp_path / "flsim" / "__init__.py"
@@ -48,9 +48,12 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     found = subprocess.run(there, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True)
     assert found.stdout.strip() == str(older)
 
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     place = free_place()
     with cluster(cpus=1, head=place):
-        assert f"ray start --address {place}" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"ray start --address {place}" in said
+        assert "whoever reaches" in said
         (first,) = ray.nodes()
         head = psutil.Process().children(recursive=True)
         assert {"gcs_server", "raylet"} <= {process.name() for process in head}
@@ -62,20 +65,28 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     assert not psutil.wait_procs(head, timeout=30)[1]
 
 
-def test_a_head_ends_when_we_are_killed() -> None:
+def test_a_head_with_a_token_turns_others_away_and_ends_when_we_are_killed() -> None:
+    place, token = free_place(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "01" * 32}
     code = f"""
 import sys, time
 from server.cluster import cluster
-with cluster(cpus=1, head={free_place()!r}):
+with cluster(cpus=1, head={place!r}):
     print("up", flush=True, file=sys.__stdout__)
     time.sleep(600)
 """
-    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, **token}, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "up\n"
         processes = without_agents(tree(psutil.Process(driver.pid)))
         assert {"gcs_server", "raylet"} <= {process.name() for process in processes}
+        stranger = f"from server.cluster import cluster\nwith cluster({place!r}): print('it was joined')"
+        without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+        turned = subprocess.run([sys.executable, "-c", stranger], env=without, capture_output=True, text=True)
+        assert f"--address {place}: no Ray cluster answers there" in turned.stderr
+        assert "it was joined" not in turned.stderr
     finally:
         driver.kill()
         driver.communicate()
