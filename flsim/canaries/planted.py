@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from flsim.canaries.planting import Overlay, Planting, draw_canaries, plant
-from flsim.canaries.population import Population, read_canaries, roster
+from flsim.canaries.population import Population, one_line, read_canaries, roster
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.rewriting import rewrite_corpus
@@ -86,7 +86,7 @@ class Planted:
             return cls(planting, CanaryHParams(**drawn), about["seed"])
         except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise InputError(
-                f"{folder}: what was planted cannot be read ({error}); plant the canaries again"
+                f"{folder}: what was planted cannot be read ({one_line(error)}); plant the canaries again"
             ) from error
 
 

@@ -224,12 +224,16 @@ def _digests(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
 
 
+def one_line(error: Exception) -> str:
+    return f"{' '.join(str(error).split()):.200}"
+
+
 def _about(folder: Path) -> dict[str, Any]:
     try:
         return dict(from_json((folder / ABOUT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
-            f"{folder}: what was planted cannot be read ({error}); restore it or start a new run"
+            f"{folder}: what was planted cannot be read ({one_line(error)}); restore it or start a new run"
         ) from error
 
 
@@ -256,11 +260,14 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             dtype = order_dtype(split.records)
             order = flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
             twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))
+            ends = np.concatenate([[0], twin.user_offsets, [split.records]])
+            if (np.diff(ends) < 0).any() or ends[1] or ends[-2] != split.records:
+                raise ValueError("users of a twin that are not all of its records")
     except InputError:
         raise
     except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InputError(
-            f"{folder}: what was planted cannot be read ({error}); restore it or start a new run"
+            f"{folder}: what was planted cannot be read ({one_line(error)}); restore it or start a new run"
         ) from error
     return Population(split, phrases, overlay, twin), canaries
 

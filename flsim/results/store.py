@@ -203,8 +203,9 @@ def read_run(run_folder: Path) -> RunResults:
             raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
         if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
             raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
-        if (rows.loc[rows["metric"] == "perplexity", "value"] <= 0).any():
-            raise InputError(f"{path}: holds a perplexity that is not above 0; remove it, evaluate again")
+        is_count, is_perplexity = rows["metric"].isin(["rank", "references"]), rows["metric"] == "perplexity"
+        if (is_count & (rows["value"] % 1 != 0) | is_perplexity & (rows["value"] <= 0)).any():
+            raise InputError(f"{path}: holds ranks or perplexities that cannot be; remove it, evaluate again")
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED

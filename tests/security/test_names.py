@@ -44,6 +44,7 @@ HOSTILE: dict[str, Any] = {
     "no text": 7,
     "nothing": None,
 }
+IN_TOML = ("absolute", "climbing", "climbing late", "the folder above", "the folder", "empty", "zero byte", "too long")
 NAMES = pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 
 
@@ -170,11 +171,9 @@ def test_a_checkpoint_that_a_log_names_leads_nowhere(tmp_path: Path, name: Any) 
     assert failures(run) == {"round-000040.safetensors": "its process died"} | plain
 
 
-@pytest.mark.parametrize("name", [*filter(lambda name: isinstance(name, str), HOSTILE.values()), "a/b", ".a", "a\n"])
+@pytest.mark.parametrize("name", ["a/b", ".a", "a\n", *(HOSTILE[name] for name in IN_TOML)])
 @pytest.mark.parametrize("what", ["grid", "tier"])
 def test_a_sweep_file_cannot_name_folders_elsewhere(tmp_path: Path, name: str, what: str) -> None:
-    if name in {"link", "loop", "\ud800"}:
-        pytest.skip("a good name, or one that TOML cannot hold")
     definition = json.loads(json.dumps(MINIMAL))
     if what == "grid":
         definition["grids"][0]["name"] = name
@@ -186,7 +185,9 @@ def test_a_sweep_file_cannot_name_folders_elsewhere(tmp_path: Path, name: str, w
     refused(lambda: load(path))
 
 
-@pytest.mark.parametrize("axes", [{"canaries.p_u": [[share / 1_000 for share in range(1, 99)]]}, {"training.rounds": [5, 5]}])
+@pytest.mark.parametrize(
+    "axes", [{"canaries.p_u": [[share / 1_000 for share in range(1, 99)]]}, {"training.rounds": [5, 5]}]
+)
 def test_a_run_has_a_folder_of_its_own(tmp_path: Path, axes: dict[str, Any]) -> None:
     definition = MINIMAL | {"grids": [{"name": "a", "axes": axes}]}
     definition["tiers"] = {"tiny": MINIMAL["tiers"]["tiny"] | {"grids": {}}}
