@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint tools peers bench image-check clean
+.PHONY: help setup demo test lint audit tools peers bench image-check clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -24,6 +24,9 @@ lint: setup      ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit: setup     ## known vulnerabilities of what is pinned; says so, and does not fail, where osv.dev cannot be asked
+	$(BIN)/python .ci/audit.py || [ $$? -eq 3 ]
 
 tools:           ## Chromium and LaTeX, which tests of reports and tables use where they are (Debian, as root)
 	apt-get update -qq
