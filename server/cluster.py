@@ -87,9 +87,15 @@ def _connect(address: str | None, cpus: int | None) -> None:
             with chdir("/"):  # Ray has workers import from this folder first, before what is shipped
                 ray.init(address=address, runtime_env=_this_code(), **options)
     except (OSError, ValueError, RuntimeError, RaySystemError, RuntimeEnvSetupError) as error:
+        if address is None:
+            raise RunFailed(f"Ray does not start on this machine: {_first_line(error)}") from error
         raise InputError(
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager

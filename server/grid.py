@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
-from uuid import uuid4
 
 import ray
 from flwr.app import Context, Error, Message, Metadata, RecordDict
@@ -103,6 +103,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._replies: dict[str, Message] = {}
         self._served_by: dict[int, _Process] = {}  # the last one, by node
         self._first_ready: float | None = None
+        self._numbers = count(1)
         self._looked, self._failed_starts = -LOOK, 0
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SERVER, 1  # Message asks for them
 
@@ -132,7 +133,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand out messages, or have them wait for a process; returns at once."""
-        sent = [_with_id(message) for message in messages]
+        sent = [_numbered(message, next(self._numbers)) for message in messages]
         for message in sent:
             self._withdraw(message.metadata.dst_node_id)
             self._waiting.append(message)
@@ -274,12 +275,12 @@ def _ended(references: Iterable[Any]) -> list[Any]:
     return list(ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]) if left else []
 
 
-def _with_id(message: Message) -> Message:
+def _numbered(message: Message, number: int) -> Message:
     """As Flower's own grids do when they send."""
     old = message.metadata
     new = Metadata(
         run_id=old.run_id,
-        message_id=str(uuid4()),
+        message_id=str(number),
         src_node_id=old.src_node_id,
         dst_node_id=old.dst_node_id,
         reply_to_message_id="",

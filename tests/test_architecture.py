@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "participation": {"canaries", "config", "runs", "sampling", "train"},
     "measuring": {"model", "checkpoint", "evaluation", "results", "runs"},
+    "recovery": {"checkpoint", "results", "runs"},
     "quantizing": {"checkpoint", "config", "measuring", "results", "runs"},
     "report": {"config", "data", "privacy", "results"},
     "demo": {"data", "canaries", "config", "runs", "results"},
