@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from flsim.errors import InputError
 from flsim.files import from_json, inside
 from flsim.results.store import RunResults, read_run
+from flsim.results.sweep_file import SWEEP_FILE
 
 FILE = "sweep.json"
 RUNS = "runs"
@@ -86,24 +89,12 @@ def read_sweep(path: Path) -> Sweep:
     """
     about = _read(path)
     found = {name: read_run(folder) for name in _names(path) if _is_run(folder := _folder(path, name))}
-    try:
-        runs = [
-            SweepRun(
-                each["name"],
-                each["grid"],
-                int(each["seed"]),
-                dict(each["axes"]),
-                None if each["published"] is None else dict(each["published"]),
-                found.get(each["name"]),
-            )
-            for each in about["runs"]
-        ]
-        texts = {name: str(about[name]) for name in ("name", "title", "question", "tier", "about", "command")}
-        source = None if about["source"] is None else str(about["source"])
-        versions, sessions = dict(about["versions"]), [dict(each) for each in about["sessions"]]
-        return Sweep(path, **texts, source=source, versions=versions, sessions=sessions, runs=runs)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
+    runs = [
+        SweepRun(each["name"], each["grid"], each["seed"], each["axes"], each["published"], found.get(each["name"]))
+        for each in about["runs"]
+    ]
+    texts = {name: about[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}
+    return Sweep(path, **texts, versions=about["versions"], sessions=about["sessions"], runs=runs)
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
@@ -136,21 +127,20 @@ def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        about = from_json((path / FILE).read_text(encoding="utf-8"))
+        text = (path / FILE).read_text(encoding="utf-8")
+        about: dict[str, Any] = from_json(text)
+        SWEEP_FILE.validate_json(text, strict=True)
     except OSError as error:
         raise InputError(f"{path}: not a sweep's folder (it has no {FILE}); make one with `flsim sweep`") from error
+    except ValidationError as error:
+        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
     except ValueError as error:
         raise InputError(f"{path / FILE}: damaged, not JSON; restore it, or sweep again") from error
-    if not isinstance(about, dict):
-        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again")
     return about
 
 
 def _names(path: Path) -> list[str]:
-    try:
-        names: list[str] = [each["name"] for each in _read(path)["runs"]]
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
+    names: list[str] = [each["name"] for each in _read(path)["runs"]]
     for name in names:
         inside(path / RUNS, name)
     return names

@@ -1,0 +1,56 @@
+"""The types of what a sweep.json says: others are refused where it is read, not where they are shown."""
+
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Published(TypedDict, total=False):
+    """A published row; other columns are numbers or texts of the table's own."""
+
+    table: str
+    data: str
+    optimizer: str
+    canaries: Count
+    rs: Count
+    bs: Count
+
+
+class Run(TypedDict):
+    name: str
+    grid: str
+    seed: Whole
+    axes: dict[str, Any]
+    published: Published | None
+
+
+class Session(TypedDict, total=False):
+    began: str
+    seconds: Seconds
+    peak_memory: Count | None
+    cores: Count | None
+    at_once: Count | None
+    trained: list[str] | None
+    failed: dict[str, str] | None
+
+
+class SweepFile(TypedDict):
+    name: str
+    title: str
+    question: str
+    tier: str
+    about: str
+    command: str
+    source: str | None
+    versions: dict[str, str]
+    sessions: list[Session]
+    runs: list[Run]
+    synthetic: NotRequired[dict[str, Any] | None]
+
+
+SWEEP_FILE = TypeAdapter(SweepFile)
