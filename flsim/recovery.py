@@ -34,7 +34,7 @@ def recover(run: Run) -> None:
     if lost:
         newest = checkpoint.latest(run.path / "checkpoints")
         round_ = checkpoint.round_of(newest) if newest else 0
-        say(f"{run.name}: goes back to round {round_}: what is damaged was to be evaluated")
+        say(f"{run.name}: goes back to round {round_}: what is damaged was to be evaluated", round=round_)
 
 
 def _put_aside(path: Path, why: str) -> None:

@@ -31,7 +31,8 @@ def blame(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
         run.verify()
     except InputError as error:
         return RunFailed(f"{failed}; {error}")
-    say(f"{run.name}: {failed}; looks for the user whom it fails with")
+    about = {"round": failed.request.round + 1, "shard": failed.request.shard}
+    say(f"{run.name}: {failed}; looks for the user whom it fails with", **about)
 
     def fails(users: Sequence[int]) -> bool:
         return bool(ask(replace(failed.request, users=failed.request.users[list(users)])))

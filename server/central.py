@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from flsim.checkpoint import checkpoint_name
 from flsim.config import CentralSystemHParams
 from flsim.errors import Interrupted, RunFailed
-from flsim.logs import logging_to
+from flsim.logs import log, logging_to
 from flsim.privacy import report
 from flsim.progress import progress, say
 from flsim.recovery import recover
@@ -99,7 +99,7 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
             failures += 1
             if failures > retries:
                 raise RunFailed(f"training failed {failures} times, last with: {error}") from error
-            say(f"{run.name}: training goes on from the newest checkpoint: {error}")
+            say(f"{run.name}: training goes on from the newest checkpoint: {error}", failure="training lost")
             stop.wait(2.0 ** (failures - 1))
             stop.check()
 
@@ -122,6 +122,7 @@ def _attempt(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_f
                 advance = stack.enter_context(progress(run.name, run.rounds, news.step, unit="steps"))
             advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
             if news.saved:
+                log.info("checkpoint", extra={"round": news.step, "file": checkpoint_name(news.step)})
                 run.mark("running", evaluations.complaint)
                 if run.is_evaluated_at(news.step):
                     evaluations.submit(run.path / "checkpoints" / checkpoint_name(news.step))

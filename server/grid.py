@@ -178,7 +178,8 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         room = {machine["NodeID"]: self._share.fits(machine["Resources"]) for machine in self._machines.usable()}
         for process in [process for process in self._processes if process.machine not in room]:
             if process.message:
-                log.warning("machine left", extra=_about(process.message) | {"machine": process.machine})
+                about = _about(process.message) | {"machine": process.machine, "failure": "machine left"}
+                log.warning("machine left", extra=about)
                 self._waiting.appendleft(process.message)
             self._end(process)
         for process in self._processes:
@@ -202,12 +203,13 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             except RayError as error:
                 self._end(starting[ready])
                 self._failed_starts += 1
-                log.warning("client process did not start", extra={"reason": _reason(error)})
+                about = {"machine": starting[ready].machine, "failure": "client did not start"}
+                log.warning("client process did not start", extra=about | {"reason": _reason(error)})
                 if self._failed_starts >= STARTS:
                     raise RunFailed(f"client processes do not start; the last one: {_reason(error)}") from error
             else:
                 starting[ready].is_ready, self._failed_starts = True, 0
-                log.info("client process started", extra={"machine": starting[ready].machine})
+                log.info("client process started", extra=self._room(starting[ready]))
 
     def _conclude(self, process: _Process, message: Message) -> None:
         """A reply is there, or will never be."""
@@ -216,8 +218,10 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             reply = ray.get(process.reply)
         except RayError as error:
             reply = Message(Error(CLIENT_FAILED, _reason(error)), reply_to=message)
-            log.warning("client failed", extra=_about(message) | {"reason": _reason(error)})
-            if not isinstance(error, RayTaskError):
+            lives = isinstance(error, RayTaskError)
+            about = {"reason": _reason(error), "failure": "client raised" if lives else "client died"}
+            log.warning("client failed", extra=_about(message) | {"machine": process.machine} | about)
+            if not lives:
                 self._end(process)
         self._replies[message.metadata.message_id] = reply
 
@@ -249,7 +253,8 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._waiting = deque(message for message in self._waiting if message.metadata.dst_node_id != node)
         for process in list(self._processes):
             if process.message and process.message.metadata.dst_node_id == node:
-                log.warning("client process ended, it gave no reply", extra=_about(process.message))
+                about = _about(process.message) | {"machine": process.machine, "failure": "client hung"}
+                log.warning("client process ended, it gave no reply", extra=about)
                 self._end(process)
 
     def _end(self, process: _Process) -> None:
@@ -257,6 +262,12 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._processes.remove(process)
         self._looked = -LOOK  # another one takes its place
         self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
+        log.info("client process ended", extra=self._room(process))
+
+    def _room(self, process: _Process) -> dict[str, Any]:
+        """For the log: its machine, how many processes are ready now, and on how many machines."""
+        ready = [each.machine for each in self._processes if each.is_ready]
+        return {"machine": process.machine, "processes": len(ready), "machines": len(set(ready))}
 
 
 @contextmanager
@@ -294,7 +305,7 @@ def _numbered(message: Message, number: int) -> Message:
 
 
 def _about(message: Message) -> dict[str, Any]:
-    return {"round": message.metadata.group_id, "shard": message.metadata.dst_node_id}
+    return {"round": int(message.metadata.group_id or 0), "shard": message.metadata.dst_node_id}
 
 
 def _reason(error: RayError) -> str:

@@ -88,7 +88,7 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         good = [node for node in there if now - self._failed.get(node, -AVOIDED) >= AVOIDED]
         chosen = good[shard % len(good)] if good else min(there, key=lambda node: self._failed[node])
         if again:
-            log.info("shard asked of another SuperNode", extra={"round": round_, "shard": shard, "node": chosen})
+            log.info("shard asked of another SuperNode", extra={"round": int(round_), "shard": shard, "node": chosen})
         self._asked[shard] = round_, chosen
         return chosen
 

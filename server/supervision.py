@@ -16,6 +16,7 @@ from flsim.results.evaluations import Evaluation, failures
 from flsim.results.store import read_run
 from flsim.runs import Run
 from flsim.tracking import tracking
+from server.metrics import exposed
 from server.stopping import Stop
 
 LOOK = 0.5  # seconds between two looks at whether the run shall end
@@ -37,7 +38,8 @@ class Evaluations:
         """Have a checkpoint evaluated, now or later."""
         if not self._service.submit(self._key, path.resolve()):
             if not self._left_over:
-                say(f"{self._run.name}: evaluation is behind; {path.name} and later ones follow when there is room")
+                said = f"{self._run.name}: evaluation is behind; {path.name} and later ones follow when there is room"
+                say(said, round=checkpoint.round_of(path), file=path.name)
             self._left_over = True
 
     def submit_unevaluated(self) -> None:
@@ -99,8 +101,11 @@ class Evaluations:
 
     def _see(self, ended: Sequence[Evaluation]) -> None:
         failed = [each for each in ended if each.outcome == "failed"]
-        for each in failed:
-            say(f"{self._run.name}: the evaluation of {each.checkpoint} failed: {each.reason}", file=each.checkpoint)
+        for each in ended:
+            about = {"round": checkpoint.round_of(Path(each.checkpoint)), "file": each.checkpoint}
+            log.info("evaluated", extra=about | {"outcome": each.outcome, "seconds": each.seconds})
+            if each in failed:
+                say(f"{self._run.name}: the evaluation of {each.checkpoint} failed: {each.reason}", **about)
         self._failed |= {each.checkpoint for each in failed}
         if failed:
             self._run.mark("running", self.complaint)
@@ -134,7 +139,7 @@ def supervised(
     evaluations = Evaluations(run, service, stop)
     newest = checkpoint.latest(run.path / "checkpoints")
     run.forget_rounds_after(checkpoint.round_of(newest) if newest else 0)
-    with tracking(run.path, run.config.system.tracking, run.parameters):
+    with tracking(run.path, run.config.system.tracking, run.parameters), exposed(run):
         log.info("training", extra={"round": checkpoint.round_of(newest) if newest else 0, "rounds": run.rounds})
         try:
             evaluations.submit_unevaluated()

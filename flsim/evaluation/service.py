@@ -271,7 +271,8 @@ class EvaluationService:
             self._end(process, job, "failed", f"it failed{tries}: {reason}")
             return
         self._end(process, job, "retried", reason)
-        say(f"{job.run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}")
+        said = f"{job.run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}"
+        say(said, file=job.checkpoint.name, attempt=job.attempt)
         self._wait(replace(job, attempt=job.attempt + 1))
 
     def _end(

@@ -1,0 +1,167 @@
+"""A run's figures for Prometheus, which Ray's agents expose; docs/operations.md lists them.
+
+The run's folder is the truth, as for trackers: a thread of the driver reads what is new in it, so that no round waits,
+and nothing that fails here fails a run. Counters are totals of the run, what earlier drivers did included.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import ray
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from flsim import checkpoint, logs
+from flsim.files import from_json
+from flsim.progress import say
+from flsim.results import evaluations
+from flsim.runs import Run
+
+LOOK = 2.0  # seconds between two looks: Ray exports every 10, and exposes a gauge only where it was set since
+PATIENCE = 10.0  # seconds that the end of a run waits for the last look
+BUCKETS = [0.01 * 2**power for power in range(21)]  # seconds, up to three hours
+
+GAUGES = {
+    "round": "completed rounds, of central training steps",
+    "rounds": "rounds, or steps, that the run is to have",
+    "loss": "training loss of the last round, nats a position",
+    "epsilon": "epsilon at the last evaluated round, by convention, of a user or a record",
+    "client_processes": "client processes that are ready",
+    "machines": "machines with a client process that is ready",
+    "checkpoint_round": "round of the newest checkpoint",
+    "evaluations_pending": "checkpoints that are due to be evaluated and have no rows",
+}
+COUNTERS = {
+    "users": "users trained",
+    "examples": "records trained",
+    "failures": "client processes, machines and trainings that were lost, by kind",
+    "evaluations": "attempts to evaluate a checkpoint that have ended, by outcome",
+}
+HISTOGRAMS = {
+    "round_seconds": "seconds of a round, of a step the mean since the line before",
+    "round_overhead_seconds": "seconds of a round beyond those that its busiest client process trained",
+}
+TAGS = {"epsilon": ("convention", "of"), "failures": ("kind",), "evaluations": ("outcome",)}
+
+
+@contextmanager
+def exposed(run: Run) -> Iterator[None]:
+    """Let Ray expose the run's figures during the block, where its agents can."""
+    ended = Event()
+    thread = Thread(target=_expose, args=(run, ended), name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(PATIENCE)
+
+
+def _expose(run: Run, ended: Event) -> None:
+    try:
+        figures, is_last = _Figures(run), False
+        while not is_last and ray.is_initialized():  # Ray's metrics would start another Ray by themselves
+            is_last = ended.is_set()
+            figures.look()
+            ended.wait(LOOK)
+    except Exception as error:
+        say(f"{run.name}: goes on without metrics, which failed: {' '.join(str(error).split()) or repr(error)}")
+
+
+class _Figures:
+    """What a run's folder says, in Ray's metrics. ``flsim_`` goes before their names."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._round = run, 0
+        self._lines = {name: _NewLines(run.path / name) for name in ("rounds.jsonl", logs.FILE, evaluations.FILE)}
+        self._now: dict[tuple[str, tuple[str, ...]], float] = {}  # of gauges, by name and tags
+        self._gauges = {name: Gauge(*_about(name, GAUGES)) for name in GAUGES}
+        self._counters = {name: Counter(*_about(name, COUNTERS)) for name in COUNTERS}
+        self._histograms = {
+            name: Histogram(f"flsim_{name}", about, BUCKETS, ("run",)) for name, about in HISTOGRAMS.items()
+        }
+
+    def look(self) -> None:
+        """Read what is new."""
+        self._set("rounds", self._run.rounds)
+        for line in self._lines["rounds.jsonl"].take():
+            if line["round"] > self._round:  # after a fault lines are written again
+                self._see_round(line)
+        for line in self._lines[logs.FILE].take():
+            self._set("client_processes", line.get("processes"))
+            self._set("machines", line.get("machines"))
+            if "failure" in line:
+                self._add("failures", 1, line["failure"])
+        for line in self._lines[evaluations.FILE].take():
+            self._add("evaluations", 1, line["outcome"])
+        self._see_files()
+        for (name, tags), value in self._now.items():
+            self._gauges[name].set(value, self._tags(name, *tags))
+
+    def _see_round(self, line: Mapping[str, Any]) -> None:
+        done = line["round"] - self._round
+        self._round = line["round"]
+        self._set("round", self._round)
+        self._set("loss", line["loss"])
+        for key, of in (("epsilon", "user"), ("record_epsilon", "record")):
+            for convention, epsilon in (line.get(key) or {}).items():
+                self._set("epsilon", epsilon, convention, of)
+        self._add("users", line.get("users", 0))
+        self._add("examples", line.get("examples", line.get("records", 0)))
+        tags = self._tags("round_seconds")
+        self._histograms["round_seconds"].observe(line["seconds"] / done, tags)
+        if "overhead" in line:
+            self._histograms["round_overhead_seconds"].observe(line["overhead"], tags)
+
+    def _see_files(self) -> None:
+        there = checkpoint.all_in(self._run.path / "checkpoints")
+        measured = {path.stem for path in (self._run.path / "rows").glob("round-*.parquet")}
+        due = [path for path in there if self._run.is_evaluated_at(checkpoint.round_of(path))]
+        self._set("checkpoint_round", checkpoint.round_of(there[-1]) if there else 0)
+        self._set("evaluations_pending", sum(path.stem not in measured for path in due))
+
+    def _set(self, name: str, value: float | None, *tags: str) -> None:
+        if value is not None and math.isfinite(value):
+            self._now[name, tags] = value
+
+    def _add(self, name: str, value: float, *tags: str) -> None:
+        if value:
+            self._counters[name].inc(value, self._tags(name, *tags))
+
+    def _tags(self, name: str, *tags: str) -> dict[str, str]:
+        return {"run": self._run.name} | dict(zip(TAGS.get(name, ()), tags, strict=True))
+
+
+def _about(name: str, table: Mapping[str, str]) -> tuple[str, str, tuple[str, ...]]:
+    """A metric's name, what it is, and its tags."""
+    return f"flsim_{name}", table[name], ("run", *TAGS.get(name, ()))
+
+
+class _NewLines:
+    """Whole lines that a file of JSON lines has got since the last look; all of them where another took its place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._offset = path, 0, 0
+
+    def take(self) -> list[dict[str, Any]]:
+        """What the new lines say; what is none of ours is passed over."""
+        try:
+            with self._path.open("rb") as file:
+                if (this := os.fstat(file.fileno()).st_ino) != self._file:
+                    self._file, self._offset = this, 0
+                file.seek(self._offset)
+                whole = file.read().rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return []
+        found = []
+        self._offset += len(whole) + 1 if whole else 0
+        for line in whole.splitlines():
+            try:
+                found.append(from_json(line))
+            except ValueError:
+                continue
+        return found
