@@ -54,7 +54,7 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
         raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
     if schema != SCHEMA:
         raise InputError(f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import it again")
-    if wrong := what_is_wrong(text) or ("layout.name" if "name" not in manifest["layout"] else ""):
+    if wrong := what_is_wrong(text):
         raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
     for name in NAMED:
         if name not in sealed:

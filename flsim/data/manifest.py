@@ -5,7 +5,13 @@ from typing import Any, NotRequired
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from flsim.data.vocabulary import Layout
+
+class Described(TypedDict):
+    """A `flsim.data.vocabulary.Layout`, which checks the values."""
+
+    vocabulary_size: int
+    record_words: int
+    name: str
 
 
 class Step(TypedDict):
@@ -32,7 +38,7 @@ class File(TypedDict):
 
 class Manifest(TypedDict):
     schema: Any
-    layout: Layout
+    layout: Described
     dropped: dict[str, int]
     sources: list[Source]
     parameters: Parameters

@@ -203,9 +203,8 @@ def read_run(run_folder: Path) -> RunResults:
             raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
         if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
             raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
-        is_count, is_perplexity = rows["metric"].isin(["rank", "references"]), rows["metric"] == "perplexity"
-        if (is_count & (rows["value"] % 1 != 0) | is_perplexity & (rows["value"] <= 0)).any():
-            raise InputError(f"{path}: holds ranks or perplexities that cannot be; remove it, evaluate again")
+        if not _can_be(rows["metric"], rows["value"]).all():
+            raise InputError(f"{path}: holds values that their metrics cannot have; remove it, evaluate again")
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED
@@ -215,6 +214,16 @@ def read_run(run_folder: Path) -> RunResults:
     return RunResults(
         **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder)
     )
+
+
+def _can_be(metric: "pd.Series[str]", value: "pd.Series[float]") -> "pd.Series[bool]":
+    """Whether each value is one of its metric."""
+    is_flag, is_count, is_perplexity = (
+        metric.isin(["rs", "bs"]),
+        metric.isin(["rank", "references"]),
+        metric == "perplexity",
+    )
+    return ~(is_flag & ~value.isin([0, 1]) | is_count & (value % 1 != 0) | is_perplexity & (value <= 0))
 
 
 def _read_about(run_folder: Path) -> dict[str, Any]:

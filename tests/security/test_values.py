@@ -1,0 +1,229 @@
+"""Files of data that hold anything at all: bad input in one line, or passed over; never a traceback."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import Experiment
+from reported import write_run
+
+from flsim.canaries.planted import Planted, plant_corpus
+from flsim.canaries.spec import CanaryHParams
+from flsim.config import load as load_config
+from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.describe import describe
+from flsim.data.inspect import inspect
+from flsim.data.rewriting import labelled_steps
+from flsim.errors import InputError
+from flsim.files import file_digest
+from flsim.report import about
+from flsim.report.gather import gather
+from flsim.report.page import render
+from flsim.results.frames import frames
+from flsim.results.parquet import MOST_ROWS, read_parquet
+from flsim.results.store import ROWS
+from flsim.runs import Run
+from flsim.sweeps.folder import SweepFolder
+from flsim.sweeps.screen import state_of
+
+DEEP, INFINITE = "@deep@", "@infinite@"
+ABSURD: list[Any] = [None, True, -1, INFINITE, "", "\ud800", [1], {"a": 1}, DEEP]
+RAW = {DEEP: "[" * 100_000 + "]" * 100_000, INFINITE: "Infinity"}
+COLUMNS: list[pa.Array] = [
+    pa.array([1.5]),
+    pa.array(["x"]),
+    pa.array([None]),
+    pa.array([70_000]),
+    pa.array([-5]),
+    pa.array([float("inf")]),
+    pa.array([True]),
+    pa.array([b"\xff"]),
+    pa.array([[-1]]),
+    pa.array([[None]], pa.list_(pa.int64())),
+    pa.array([["x"]]),
+    pa.array([{"a": 1}]),
+    pa.array(["x"]).dictionary_encode(),
+]
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All places in a JSON value; of a list, those in its first item."""
+    yield place
+    for key in value if isinstance(value, dict) else range(min(1, len(value))) if isinstance(value, list) else ():
+        yield from places(value[key], (*place, key))
+
+
+def absurd(value: Any) -> Iterator[str]:
+    """JSON texts: the value with something absurd in a place, or with nothing there."""
+    for place in places(value):
+        for each in [*ABSURD, "gone"]:
+            changed = json.loads(json.dumps({"": value}))
+            at = changed
+            for key in ("", *place)[:-1]:
+                at = at[key]
+            last = ("", *place)[-1]
+            if each == "gone" and place:
+                del at[last]
+            else:
+                at[last] = each
+            text = json.dumps(changed[""])
+            for name, raw in RAW.items():
+                text = text.replace(json.dumps(name), raw)
+            yield text
+
+
+def survives(work: Callable[[], object]) -> bool:
+    """Whether it was read; else it was refused in one line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # sums of absurd numbers
+            work()
+    except InputError as caught:
+        said = str(caught)
+    else:
+        return True
+    assert len(said.splitlines()) == 1, said
+    assert len(said) < 800, said
+    return False
+
+
+def survive(file: Path, texts: Iterator[str], work: Callable[[], object]) -> None:
+    """All texts, in the file's place; some are read and some refused, or the test would tell nothing."""
+    whole, found = file.read_bytes(), set()
+    for text in texts:
+        file.write_text(text, encoding="utf-8")
+        found.add(survives(work))
+    file.write_bytes(whole)
+    assert found == {True, False}
+    assert survives(work)
+
+
+def shown(path: Path, *_: object) -> None:
+    """What a report and a notebook say of a run or a sweep, but for the figures."""
+    of = gather([path])
+    about.provenance(of)
+    about.failures(of)
+    frames(path)
+
+
+def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=(10,))
+    file = run / "run.json"
+    survive(file, absurd(json.loads(file.read_text())), lambda: shown(run, state_of(run, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("rounds.jsonl", {"round": 30, "loss": 1.0, "seconds": 1.0, "workers": ["a"]}),
+        (
+            "evaluations.jsonl",
+            {"checkpoint": "round-000020.safetensors", "outcome": "failed", "attempt": 1, "seconds": 1.0, "ended": 1.0},
+        ),
+    ],
+)
+def test_lines_of_logs_are_passed_over(tmp_path: Path, name: str, line: dict[str, Any]) -> None:
+    run = write_run(tmp_path / "run", rounds=(10,), status="running")
+    for text in absurd(line):
+        (run / name).write_text(f"{text}\n")
+        assert survives(lambda: shown(run, state_of(run, 0.0)))
+
+
+def test_what_a_sweep_says_of_its_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", rounds=(10,))  # b waits
+    published = {"table": "9", "data": "IID", "rs": 65, "canaries": 90}
+    one = {"name": "a", "grid": "g", "seed": 0, "digest": "d", "axes": {"data.world": "iid"}, "published": published}
+    session = {"began": "2026-01-02", "seconds": 5.3, "peak_memory": 2**31, "cores": 2, "at_once": 2, "trained": ["a"]}
+    said: dict[str, Any] = dict.fromkeys(("name", "title", "question", "tier", "about", "command", "source"), "x")
+    said |= {"versions": {"torch": "2"}, "synthetic": None, "runs": [one, one | {"name": "b", "published": None}]}
+    said |= {"sessions": [session | {"failed": {"b": "why"}}]}
+    (tmp_path / "sweep.json").write_text(json.dumps(said))
+
+    def work() -> None:
+        survives(SweepFolder(tmp_path)._known)
+        shown(tmp_path)
+
+    survive(tmp_path / "sweep.json", absurd(said), work)
+
+
+def read_all(path: Path) -> None:
+    corpus = Corpus.open(path)
+    for name in SPLITS:
+        split = corpus.split(name)
+        assert len(split.names) == len(split)
+    labelled_steps(corpus)
+    Planted.read(corpus)
+    describe(inspect(corpus))
+
+
+def sealed_anew(path: Path, name: str) -> None:
+    """Have the manifest say what the file is now, as someone would who means harm."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    file = path / name
+    manifest["files"][name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_what_a_corpus_says_of_itself(experiment: Experiment) -> None:
+    hparams = CanaryHParams(p_u=(0.2,), p_e=(0.5, 1.0), count=2)
+    path = plant_corpus(Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", hparams, 0).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sources"] = [{"name": "a", "bytes": 3, "sha256": "x", "format": "jsonl"}]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    survive(path / "manifest.json", absurd(manifest), lambda: read_all(path))
+    for name in ("train/split.json", "train/names.json", "planted/planting.json"):
+        value = json.loads((path / name).read_text())
+
+        def work(name: str = name) -> None:
+            sealed_anew(path, name)
+            read_all(path)
+
+        survive(path / name, absurd(value), work)
+
+
+def columns(table: pa.Table) -> Iterator[pa.Table]:
+    """The table without each column, with others in its place, and with metadata for pandas that lies."""
+    for place, name in enumerate(table.column_names):
+        yield table.drop_columns([name])
+        for value in COLUMNS:
+            yield table.set_column(place, name, pa.concat_arrays([value] * len(table)))
+    for said in ("{", "[]", '{"index_columns": ["nope"], "columns": [], "column_indexes": []}'):
+        yield table.replace_schema_metadata({"pandas": said})
+    yield table.slice(0, 0)
+    yield pa.concat_tables([table, table])
+
+
+@pytest.mark.parametrize("name", ["rows/round-000010.parquet", "planted/roster.parquet"])
+def test_tables_of_a_run(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path / "run", rounds=(10,))
+    for table in columns(pq.read_table(run / name)):
+        pq.write_table(table, run / name)
+        survives(lambda: (render(gather([run])), frames(run)))
+
+
+def test_what_was_planted_in_a_run(experiment: Experiment) -> None:
+    path = Run.create(load_config(experiment.config, ["data.world=iid"]), experiment.folder / "run").path
+    file = path / "planted" / "population.json"
+    said = json.loads(file.read_text())
+    survive(file, absurd(said), lambda: Run.open(path).users[0])
+    file = path / "planted" / "roster.parquet"
+    for table in columns(pq.read_table(file)):
+        pq.write_table(table, file)
+        survives(lambda: (Run.open(path).users[0], Run.open(path).canaries))
+
+
+def test_a_row_that_repeats_for_ever_is_not_read(tmp_path: Path) -> None:
+    """Hundreds of millions of equal rows are a file of some kilobytes, and gigabytes in memory."""
+    path = tmp_path / "round-000010.parquet"
+    with pq.ParquetWriter(path, ROWS) as writer:
+        one = pa.table([["run"], [10], ["rs"], ["c00"], [1.0]], schema=ROWS)
+        for _ in range(11):
+            writer.write_table(one.take(pa.array([0] * (MOST_ROWS // 10), pa.int32())))
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(InputError, match="more than a run ever writes"):
+        read_parquet(path, ROWS)
