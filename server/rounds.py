@@ -51,7 +51,6 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> Ser
         RunFailed: a shard kept failing, or an evaluation failed.
     """
     system = run.federated.system
-    nodes = wait_for_nodes(grid, system.shards, stop)
 
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         try:
@@ -62,6 +61,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> Ser
             ) from failed
 
     with alone(run), logging_to(run.path), one_thread():
+        nodes = wait_for_nodes(grid, system.shards, stop)
         recover(run)
         state = run.latest_state()
         if not isinstance(state, ServerState):

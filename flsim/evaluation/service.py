@@ -298,9 +298,10 @@ def _refuse_without_ray() -> None:
 
 def death(error: RayError) -> str:
     """How a process died, without Ray's guesses."""
+    *_, last = ["", *(line for line in str(error).splitlines() if line.strip())]
     text = " ".join(str(error).split())
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
-    return f"its process died: {detail.group(1) if detail else text}"
+    return f"its process died: {detail.group(1) if detail else last.strip()}"
 
 
 def said(error: BaseException) -> str:

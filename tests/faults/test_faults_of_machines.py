@@ -1,9 +1,11 @@
 """Machines of a Ray cluster join, leave, and take with them what was on them: the result is that of one machine."""
 
 import json
+import re
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 from faulty import OPTIONS, assert_equal_runs, ended, events, sick_client, wait_for
@@ -17,15 +19,15 @@ from server.grid import ClientShare, ray_grid
 from server.nodes import Nodes
 
 HERE = Path()  # of the experiment, where the function below runs
-SHARDS = ("--set", "system.shards=3")
+SHARDS = ("--set", "system.shards=3", "--set", "training.cohort=18")  # so that all shards have users in most rounds
+MILLION = np.arange(1_000_000)
 app = ClientApp()
 
 
 @app.train()
 def reply_with_a_million(message: Message, context: Context) -> Message:
     """Too large for a message of Ray's: it lies in the memory of the machine that made it."""
-    array = Array("float64", [125_000], "numpy.ndarray", bytes(1_000_000))
-    return Message(RecordDict({"much": ArrayRecord({"array": array})}), reply_to=message)
+    return Message(RecordDict({"much": ArrayRecord({"array": Array(MILLION)})}), reply_to=message)
 
 
 def waits_while_held(users: list[int]) -> None:
@@ -43,20 +45,20 @@ def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(expe
     process = start(experiment, "--out", "three", *OPTIONS, *SHARDS, "--head", place, "--cpus", "1")
     wait_for(experiment.folder / "said", "another machine joins with: ray start --address")
     with joined(place), joined(place) as third:
-        wait_until(lambda: events(three).count("client process started") == 3 if three.exists() else False)
+        wait_until(lambda: events(three).count("client process started") == 3)
         hold.unlink()
         wait_for_round(three, 5)
         hold.touch()
         time.sleep(0.5)  # all three have their shard of a round now
         named(tree(third), "raylet").kill()
-        wait_for(three / "log.jsonl", "machine left|client failed")
+        wait_for(three / "log.jsonl", "machine left|client failed|node .* left")
         hold.unlink()
         code, said = ended(experiment, process)
     assert code == 0, said
     assert_equal_runs(three, experiment.folder / "one")
     machines = [{worker.split("/")[0] for worker in line["workers"]} for line in lines(three)]
-    assert len(machines[1]) == 3
-    assert len(machines[-1]) == 2
+    assert len(set.union(*machines)) == 3
+    assert len(set.union(*machines[-5:])) == 2
 
 
 def test_a_reply_that_is_lost_with_its_machine_is_made_again(
@@ -66,7 +68,8 @@ def test_a_reply_that_is_lost_with_its_machine_is_made_again(
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text("seed = 0\n")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    folder = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent}")  # of the clients, which import this file
     place = free_place()
     with cluster(cpus=0, head=place):
         machines = Nodes(run, make_corpus([[[1]]]).path)
@@ -87,13 +90,14 @@ def test_a_reply_that_is_lost_with_its_machine_is_made_again(
                     nonlocal sent
                     answers.extend(grid.pull_messages(sent))
                     if answers and answers[-1].has_error():
-                        answers.clear()
+                        lost = answers.pop()
+                        assert re.search("died|lost", lost.error.reason or ""), lost.error.reason
                         sent = grid.push_messages([Message(RecordDict(), 0, "train")])
                     return bool(answers)
 
                 wait_until(is_answered)
     (answer,) = answers
-    assert answer.content.array_records["much"]["array"].data == bytes(1_000_000)
+    assert np.array_equal(answer.content.array_records["much"]["array"].numpy(), MILLION)
 
 
 def lines(run: Path) -> list[dict[str, list[str]]]:
