@@ -1,5 +1,6 @@
 """Files and folders that are whole or absent: written beside their place, then renamed into it."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -8,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
+from glob import escape
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,22 +20,39 @@ from flsim.errors import InputError
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` on success and vanishes on any exception.
 
+    One that a process left, which was killed, vanishes when a folder of that name is next begun.
+
     Raises:
         InputError: `path` exists already, or its parent cannot be written.
     """
     refuse_existing(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for abandoned in path.parent.glob(f".{escape(path.name)}.partial-*"):
+            with suppress(OSError), _held(abandoned):
+                shutil.rmtree(abandoned)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
     except OSError as error:
         raise InputError(f"{path}: cannot be created ({error.strerror})") from error
-    try:
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        with suppress(OSError):  # a filesystem without locks
+            stack.enter_context(_held(partial))
         yield partial
         partial.chmod(0o755)  # mkdtemp makes it private
         refuse_existing(path)
         partial.rename(path)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Say that a folder is in use, for as long as this process lives. Raises OSError where another one does."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        os.close(descriptor)
 
 
 def refuse_existing(path: Path) -> None:

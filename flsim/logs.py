@@ -13,6 +13,7 @@ from pathlib import Path
 FILE = "log.jsonl"
 log = logging.getLogger("flsim")
 log.addHandler(logging.NullHandler())
+log.propagate = False  # a library that sets up the root logger would say all of it again, in the terminal
 _ALWAYS_THERE = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 

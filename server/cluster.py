@@ -22,6 +22,7 @@ from ray.exceptions import RaySystemError, RuntimeEnvSetupError
 from flsim.errors import InputError, RunFailed
 from flsim.progress import say
 from flsim.versions import PACKAGES
+from server.watching import watched
 
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
 # The command `ray`, whose heads would open a port 10001 for clients from elsewhere wherever grpcio is installed.
@@ -56,6 +57,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
             address = stack.enter_context(_head(head, cpus))
         stack.callback(ray.shutdown)
         _connect(address, cpus)
+        stack.enter_context(watched())
         try:
             with redirect_stdout(_RayMessages()):
                 yield

@@ -1,6 +1,8 @@
 """Files and folders are whole or absent, whatever goes wrong while they are written."""
 
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -17,6 +19,32 @@ def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_vanishes_and_what_a_living_one_makes_stays(tmp_path: Path) -> None:
+    """Both are at the same folder."""
+    made = tmp_path / "made"
+    code = """
+import os, sys
+from pathlib import Path
+from flsim.files import new_folder
+with new_folder(Path("made")) as folder:
+    (folder / "half").write_text("half")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code]
+    with Popen(command, cwd=tmp_path, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = tmp_path / other.stdout.readline().strip()
+        with new_folder(made):
+            assert (theirs / "half").exists()
+        made.rmdir()
+        other.kill()
+    assert [*tmp_path.iterdir()] == [theirs]
+    with new_folder(made):
+        assert not theirs.exists()
+    assert [*tmp_path.iterdir()] == [made]
 
 
 def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
