@@ -47,11 +47,18 @@ def _open(path: str, config: str) -> tuple[Run, Engine]:
         raise InputError(f"{path}: its config.toml is not the one that the server trains with")
     system = run.federated.system
     torch.set_num_threads(system.cpus_per_client)
-    gpus = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
-    model = model_of(run.provenance).to("cuda" if gpus and torch.cuda.is_available() else "cpu")
+    gpus = _gpus() if torch.cuda.is_available() else 0.0
+    model = model_of(run.provenance).to("cuda" if gpus else "cpu")
     return run, engine_of(
         system.engine, model, run.corpus.layout, run.federated.local, system.micro_cohort, min(1.0, gpus or 1.0)
     )
+
+
+def _gpus() -> float:
+    """What this process may fill: the share that Ray gave it; outside Ray a whole one, as on a SuperNode."""
+    if not ray.is_initialized():
+        return 1.0
+    return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
 
 
 def _worker() -> str:

@@ -13,7 +13,7 @@ from server.grid import ClientShare, ray_grid
 from server.nodes import Nodes
 from server.stopping import Stop, stopping
 
-# Of a GPU, for all evaluators; below 1 / (GPUs of a node), or Flower would count one client too many.
+# Of a GPU, for all evaluators; below 1 / (GPUs of a node), or one client too many would be counted.
 EVALUATION_SHARE = 0.05
 
 
@@ -60,8 +60,8 @@ def _say_what_a_cap_leaves_out(run: Run) -> None:
 def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
     """GPUs of a client and of an evaluator, on nodes with so many GPUs.
 
-    Flower fills every node with clients by its totals, whatever else runs there. So one client per GPU takes a little
-    less than the whole, and the evaluators, which ask for no CPU, find the rest.
+    Nodes are filled with clients by their totals, whatever else runs there. So one client per GPU takes a little less
+    than the whole, and the evaluators, which ask for no CPU, find the rest.
     """
     there_are_some = any(gpus)
     client, evaluation = system.gpus_per_client, system.gpus_for_evaluation

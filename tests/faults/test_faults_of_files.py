@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from faulty import OPTIONS, assert_equal_runs, begin, ended, fill, kill, resume, small_disk, wait_for
+from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, fill, kill, resume, small_disk, wait_for
 from helpers import Experiment, start
 
 from flsim.checkpoint import all_in, load
@@ -26,7 +26,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(experiment: Expe
 
 
 def test_rows_that_find_no_room_are_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
-    """The folder of rows alone is full, before the first evaluation."""
+    """The folder of rows alone is full, before the first evaluation; training goes on to its end."""
     process, _ = begin(experiment, "lame", until_round=1)
     with small_disk(experiment.folder / "rows", megabytes=1) as disk:
         fill(disk)
@@ -36,6 +36,7 @@ def test_rows_that_find_no_room_are_made_up_for(experiment: Experiment, undistur
         code, said = ended(experiment, process)
         assert code == 1
         assert re.search(r"could not be evaluated; `flsim run --resume` tries again: .*No space left on device", said)
+        assert len(digests(experiment.folder / "lame")) == 30
         rows.unlink()
         rows.with_name("away").rename(rows)
     resume(experiment, "lame")
