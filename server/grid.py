@@ -43,7 +43,10 @@ class ClientShare:
     def fits(self, resources: dict[str, float]) -> int:
         """How many of them a machine with such resources has room for."""
         of_cpus = int(resources.get("CPU", 0.0) / self.cpus)
-        return min(of_cpus, int(resources.get("GPU", 0.0) / self.gpus)) if self.gpus else of_cpus
+        if not self.gpus:
+            return of_cpus
+        gpus = resources.get("GPU", 0.0)  # a share is of one of them
+        return min(of_cpus, int(gpus) * int(1 / self.gpus) if self.gpus < 1 else int(gpus / self.gpus))
 
 
 class _Client:

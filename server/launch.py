@@ -13,8 +13,7 @@ from server.grid import ClientShare, ray_grid
 from server.nodes import Nodes
 from server.stopping import Stop, stopping
 
-# Of a GPU, for all evaluators; below 1 / (GPUs of a node), or one client too many would be counted.
-EVALUATION_SHARE = 0.05
+EVALUATION_SHARE = 0.05  # of a GPU, for all evaluators
 
 
 def simulate(run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None) -> None:

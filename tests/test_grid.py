@@ -1,0 +1,26 @@
+"""How many client processes a machine has room for; the rest of the grid is in tests/faults and test_flower.py."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.grid import ClientShare
+
+SHARES = st.sampled_from([1.0, 0.95, 0.5, 0.4, 0.25, 0.2, 0.1])
+
+
+@given(cpus=st.integers(0, 64), gpus=st.integers(0, 8), each=st.integers(1, 8), share=SHARES)
+def test_as_many_as_fit_and_no_more(cpus: int, gpus: int, each: int, share: float) -> None:
+    """Shares of GPUs are taken of one GPU each; hundredths, as Ray counts them."""
+    on_cpus = ClientShare(each).fits({"CPU": float(cpus)})
+    assert on_cpus * each <= cpus < (on_cpus + 1) * each
+    both = ClientShare(each, share).fits({"CPU": float(cpus), "GPU": float(gpus)})
+    assert both == min(on_cpus, gpus * (100 // round(100 * share)))
+
+
+def test_whole_gpus_and_several() -> None:
+    assert [ClientShare(1, 2.0).fits({"CPU": 64.0, "GPU": gpus}) for gpus in (1.0, 2.0, 5.0)] == [0, 1, 2]
+
+
+def test_a_tenth_is_ten_of_one() -> None:
+    """In binary 1 // 0.1 is 9."""
+    assert ClientShare(1, 0.1).fits({"CPU": 64.0, "GPU": 1.0}) == 10
