@@ -8,10 +8,12 @@ Metadata     round and clip ("" without one), or step, where training is central
 
 import errno
 import hashlib
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -120,9 +122,9 @@ def load(path: Path) -> tuple[State, Provenance]:
         params = _tensors_under("", tensors)
         moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
         state = _state_of(metadata, params, moments)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        expected = _shapes(provenance, params)
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({_first_line(error)})") from error
-    expected = {name: value.shape for name, value in model_of(provenance).named_parameters()}
     counts = dict.fromkeys(expected, ())  # torch's Adam and RMSProp count their steps once for each parameter
     for slot, of in {"": params, **moments}.items():
         shapes = {name: value.shape for name, value in of.items()}
@@ -133,6 +135,16 @@ def load(path: Path) -> tuple[State, Provenance]:
     return state, provenance
 
 
+def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
+    """Of the model that a checkpoint names, found without its memory. Raises ValueError where it cannot be of them."""
+    model, most = provenance.model, sum(value.numel() for value in params.values())
+    sizes = (provenance.vocabulary_size, model.embedding, model.units)
+    if not all(0 < size <= most for size in sizes) or model.layers > len(params):
+        raise ValueError("its tensors are not those of the model that it names")
+    with torch.device("meta"):
+        return {name: value.shape for name, value in model_of(provenance).named_parameters()}
+
+
 def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
     sizes = {name: int(metadata[name]) for name in ("layers", "heads") if name in metadata}
     architecture = cast(Architecture, metadata.get("architecture", "cifg"))
@@ -141,9 +153,13 @@ def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
 
 def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Params]) -> State:
     ledger = Ledger.from_json(metadata["ledger"])
+    if not 0 <= int(metadata["step"] if "step" in metadata else metadata["round"]) < 2**63:
+        raise ValueError("its round cannot be")
     if "step" in metadata:
         return CentralState(int(metadata["step"]), params, moments, ledger)
     clip = float(metadata["clip"]) if metadata["clip"] else None
+    if clip is not None and not 0 < clip < math.inf:
+        raise ValueError(f"its clip is {clip:g}")
     return ServerState(int(metadata["round"]), params, moments, clip, ledger)
 
 

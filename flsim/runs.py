@@ -1,6 +1,6 @@
 """A run folder: everything that belongs to a run, and the only place that knows where it lies.
 
-A round is what a run counts: of central training, a step.
+A round is what a run counts: of central training, a step. Each run folder has this text as its README.
 
 config.toml      all settings, defaults included
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
@@ -72,6 +72,7 @@ class Run:
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
             (folder / "checkpoints").mkdir()
             (folder / "rows").mkdir()
+            (folder / "README").write_text(str(__doc__), encoding="utf-8")
         run = cls(path, settings)
         run.mark("running")
         return run
@@ -335,5 +336,5 @@ def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:
 def _round_of_line(line: str) -> float:
     try:
         return int(json.loads(line)["round"])
-    except ValueError:
+    except (ValueError, TypeError, KeyError, RecursionError):
         return math.inf

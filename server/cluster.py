@@ -19,7 +19,7 @@ import ray
 from ray._private import ray_constants, services
 from ray.exceptions import RaySystemError, RuntimeEnvSetupError
 
-from flsim.errors import InputError, RunFailed
+from flsim.errors import InputError, Interrupted, RunFailed
 from flsim.progress import say
 from flsim.versions import PACKAGES
 from server.watching import watched
@@ -47,7 +47,8 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
 
     Raises:
         InputError: no cluster at that address, or no head can be started there.
-        RunFailed: interrupted from the keyboard.
+        Interrupted: from the keyboard.
+        RunFailed: no local one starts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is not None and head is not None:
@@ -62,7 +63,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
             with redirect_stdout(_RayMessages()):
                 yield
         except KeyboardInterrupt:
-            raise RunFailed("interrupted; `flsim run --resume` continues from the newest checkpoint") from None
+            raise Interrupted(signal.SIGINT) from None
 
 
 def nodes() -> list[dict[str, float]]:

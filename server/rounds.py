@@ -217,10 +217,22 @@ def _ask(
             shard = shard_of.pop(message.metadata.reply_to_message_id)
             if message.has_error():
                 failures[shard] = message.error.reason or f"Flower error {message.error.code}"
-            else:
-                replies[shard] = decode_reply(message.content)
-        stop.wait(min(max(POLL, waited / 100), PATIENT_POLL))
+                continue
+            try:
+                replies[shard] = _reply(message, asked[0].round, shard)
+            except (KeyError, TypeError, ValueError) as error:
+                failures[shard] = f"its reply cannot be read ({type(error).__name__}: {error})"
+        if shard_of:
+            stop.wait(min(max(POLL, waited / 100), PATIENT_POLL))
     return failures | dict.fromkeys(shard_of.values(), f"no reply within {deadline:g} s")
+
+
+def _reply(message: Message, round_: int, shard: int) -> ShardReply:
+    """Raises ValueError and the like where it is not an answer to what was asked."""
+    reply = decode_reply(message.content)
+    if (reply.round, reply.shard) != (round_, shard):
+        raise ValueError(f"it answers round {reply.round + 1}, shard {reply.shard}")
+    return reply
 
 
 def wait_for_nodes(grid: Grid, shards: int, stop: Stop) -> list[int]:

@@ -106,7 +106,7 @@ def expected(run: Path) -> dict[str, dict[int, float]]:
     for text in (run / "rounds.jsonl").read_text().splitlines():
         line = json.loads(text)
         for name, value in flat(line, " "):
-            if name not in ("round", "workers"):
+            if name not in ("round", "workers", "digest"):
                 found.setdefault(f"train/{name}", {})[line["round"]] = value
         what = "users" if "users" in line else "records"
         found.setdefault(f"train/{what} per second", {})[line["round"]] = line[what] / line["seconds"]

@@ -12,7 +12,7 @@ CENTRAL = ("training.kind='central'", "training.steps=40", "training.batch_size=
 def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(experiment: Experiment) -> None:
     run = experiment.run("run", *PRIVATE, "training.rounds=8", "evaluation.every=4", "system.shards=3")
     for round_, start in ((1, 0), (4, 0), (7, 4), (8, 7)):  # checkpoints: evaluated rounds, and the last before the end
-        said = experiment.flsim("verify", run, "--round", round_).stdout
+        said = experiment.flsim("verify", run, "--round", str(round_)).stdout
         assert re.fullmatch(rf"round {round_}: trained again from round {start}, equal, digest \w+\n", said), said
     (found,) = experiment.flsim("verify", run, "--round", "8", "--json").stdout.splitlines()
     assert json.loads(found)["differs"] is None

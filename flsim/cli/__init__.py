@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -140,7 +141,8 @@ def verify(
 
 
 def main() -> None:
-    """Entry point: exit code 2 and one line for bad input, 1 and one line for a run or a disk that failed."""
+    """Entry point, with one line for whatever failed: exit code 2 for bad input, 1 for a run or a disk."""
+    signal.signal(signal.SIGTERM, lambda number, _: _fail("terminated", 128 + number))  # what is half-written goes
     try:
         code = app(standalone_mode=False)
     except click.UsageError as error:
