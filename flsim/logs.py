@@ -6,7 +6,7 @@ Everything of ours logs to the one logger `log`, with what tells events apart as
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,9 +21,10 @@ _ALWAYS_THERE = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "t
 def logging_to(folder: Path) -> Iterator[None]:
     """Append what is logged in the block to ``folder/log.jsonl``, a line per event.
 
-    A line has time (UTC), level, event, run (the folder's name), and what the event is about.
+    A line has time (UTC), level, event, run (the folder's name), and what the event is about. Where it cannot be
+    written, as on a full disk, it is lost.
     """
-    handler, level = _Lines(folder / FILE, encoding="utf-8", delay=True), log.level
+    handler, level = _Lines(folder / FILE), log.level
     handler.setFormatter(_Json(folder.name))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -35,9 +36,17 @@ def logging_to(folder: Path) -> Iterator[None]:
         handler.close()
 
 
-class _Lines(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """A full disk stops no run through its log."""
+class _Lines(logging.Handler):
+    """Nothing is held back, so that nothing is left that could fail when it is closed, or be lost with the process."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._is_cut = path, False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = ("\n" * self._is_cut + self.format(record) + "\n").encode()
+        with suppress(OSError), self._path.open("ab", buffering=0) as file:
+            self._is_cut = file.write(line) < len(line)
 
 
 class _Json(logging.Formatter):

@@ -1,0 +1,139 @@
+"""log.jsonl: a line per event that says what it is about, whatever the disk, in all folders that asked for it."""
+
+import json
+import logging
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from faulty import fill, small_disk
+from helpers import Experiment
+
+from flsim.logs import FILE, log, logging_to
+from flsim.progress import say
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / FILE).read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_line_says_when_how_bad_what_where_and_about_what(tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    run.mkdir()
+    began = datetime.now(UTC)
+    with logging_to(run):
+        log.warning("shard asked again", extra={"round": 3, "shard": 1, "reason": "MemoryError: ü\n2"})
+        log.info("%d of %s", 2, "these", extra={"file": tmp_path, "_of_ours": 1})
+        log.debug("too much")
+    first, second = lines(run)
+    assert list(first) == ["time", "level", "event", "run", "round", "shard", "reason"]
+    when = datetime.fromisoformat(first.pop("time"))
+    assert when.utcoffset() == timedelta()
+    assert began - timedelta(milliseconds=1) <= when <= datetime.now(UTC)
+    assert first == {
+        "level": "warning",
+        "event": "shard asked again",
+        "run": "a run",
+        "round": 3,
+        "shard": 1,
+        "reason": "MemoryError: ü\n2",
+    }
+    assert (second["event"], second["file"]) == ("2 of these", str(tmp_path))
+    assert list(second) == ["time", "level", "event", "run", "file"]
+
+
+def test_what_is_said_is_logged_with_what_it_is_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_to(tmp_path):
+        say("shard 2 hangs", round=4, shard=2)
+    assert capsys.readouterr().err == "shard 2 hangs\n"
+    (line,) = lines(tmp_path)
+    assert (line["level"], line["event"], line["round"], line["shard"]) == ("info", "shard 2 hangs", 4, 2)
+
+
+def test_folders_that_overlap_get_all_of_it_each_under_its_name_and_then_nothing(tmp_path: Path) -> None:
+    outer, inner = tmp_path / "outer", tmp_path / "inner"
+    outer.mkdir()
+    inner.mkdir()
+    level, handlers = log.level, list(log.handlers)
+    log.error("nobody listens")
+    with logging_to(outer):
+        log.info("one")
+        with logging_to(inner):
+            log.info("two")
+        log.info("three")
+    log.error("nobody listens any more")
+    assert (log.level, log.handlers) == (level, handlers)
+    assert [(line["run"], line["event"]) for line in lines(outer)] == [
+        ("outer", event) for event in ("one", "two", "three")
+    ]
+    assert [(line["run"], line["event"]) for line in lines(inner)] == [("inner", "two")]
+
+
+def test_lines_of_several_threads_are_whole(tmp_path: Path) -> None:
+    def work(thread: int) -> None:
+        for number in range(100):
+            log.info("x" * 1000, extra={"thread_": thread, "number": number})
+
+    with logging_to(tmp_path):
+        threads = [Thread(target=work, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {(line["thread_"], line["number"]) for line in lines(tmp_path)} == {
+        (a, b) for a in range(4) for b in range(100)
+    }
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path / "disk", megabytes=1) as disk:
+        with logging_to(disk):
+            log.info("before")
+            filler = fill(disk)
+            for number in range(100):
+                log.info("x" * 1000, extra={"number": number})
+            filler.unlink()
+            log.info("after")
+            fill(disk)
+            for number in range(100):
+                log.info("x" * 1000, extra={"number": number})
+        text = (disk / FILE).read_text()
+    events = [json.loads(line)["event"] for line in text.splitlines() if line.endswith("}")]
+    assert events[0] == "before"
+    assert "after" in events
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_folder_that_is_gone_stops_nothing(tmp_path: Path) -> None:
+    with logging_to(tmp_path / "nowhere"):
+        log.info("lost")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_run_logs_what_happens_with_rounds_and_machines_and_goes_on_when_it_is_resumed(
+    experiment: Experiment,
+) -> None:
+    run = experiment.run("run", "system.shards=2", options=["--cpus", "2"])
+    first = lines(run)
+    assert {line["run"] for line in first} == {"run"}
+    assert {line["level"] for line in first} == {"info"}
+    assert [line["round"] for line in first if line["event"] == "checkpoint"] == [1, 2, 3, 4]
+    evaluated = [(line["round"], line["outcome"]) for line in first if line["event"] == "evaluated"]
+    assert evaluated == [(2, "stored"), (4, "stored")]
+    started = [line for line in first if line["event"] == "client process started"]
+    assert [(line["processes"], line["machines"]) for line in started] == [(1, 1), (2, 1)]
+    assert len({line["machine"] for line in started}) == 1
+    whole = ("training", "completed")
+    assert [(line["event"], line["round"]) for line in first if line["event"] in whole] == list(
+        zip(whole, (0, 4), strict=True)
+    )
+
+    experiment.run("run", "training.rounds=5", options=["--cpus", "2", "--resume"])
+    both = lines(run)
+    assert both[: len(first)] == first
+    assert [(line["event"], line["round"]) for line in both[len(first) :] if line["event"] in whole] == list(
+        zip(whole, (4, 5), strict=True)
+    )
+    assert logging.getLogger("flsim") is log
