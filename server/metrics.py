@@ -151,8 +151,9 @@ class _NewLines:
         """What the new lines say; what is none of ours is passed over."""
         try:
             with self._path.open("rb") as file:
-                if (this := os.fstat(file.fileno()).st_ino) != self._file:
-                    self._file, self._offset = this, 0
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._file or about.st_size < self._offset:
+                    self._file, self._offset = about.st_ino, 0
                 file.seek(self._offset)
                 whole = file.read().rpartition(b"\n")[0]
         except FileNotFoundError:
