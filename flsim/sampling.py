@@ -1,14 +1,16 @@
 """Which users take part in a round: a pure function of (seed, round, population). And what that draw is for privacy."""
 
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-from dp_accounting import DpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 from numpy.typing import NDArray
 
 from flsim.errors import InputError
 from flsim.rng import stream
+
+if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
+    from dp_accounting import DpEvent
 
 Sampler = Literal["fixed-size", "poisson"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
@@ -23,25 +25,28 @@ def draw_cohort(seed: int, round_: int, population: int, size: int, sampler: Sam
     Raises:
         InputError: the cohort is larger than the population, or empty; or there is no such sampler.
     """
-    _check(population, size, sampler)
+    check_cohort(population, size, sampler)
     if sampler == "poisson":
         return np.flatnonzero(stream(seed, "poisson-cohort", round_).random(population) < size / population)
     return fixed_size_cohort(seed, round_, population, size)
 
 
-def cohort_event(sampler: Sampler, population: int, size: int, mechanism: DpEvent) -> DpEvent:
+def cohort_event(sampler: Sampler, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
     """What a round spends that applies `mechanism` to the sum over `draw_cohort`'s users.
 
     Raises:
         InputError: as `draw_cohort`.
     """
-    _check(population, size, sampler)
+    from dp_accounting import PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+
+    check_cohort(population, size, sampler)
     if sampler == "poisson":
         return PoissonSampledDpEvent(size / population, mechanism)
     return SampledWithoutReplacementDpEvent(population, size, mechanism)
 
 
-def _check(population: int, size: int, sampler: str) -> None:
+def check_cohort(population: int, size: int, sampler: str) -> None:
+    """Raises InputError where there is no such cohort, or sampler."""
     if sampler not in SAMPLERS:
         raise InputError(f'sampler must be one of {", ".join(SAMPLERS)}; found "{sampler}"')
     if not 1 <= size <= population:
@@ -56,7 +61,7 @@ def fixed_size_cohort(seed: int, round_: int, population: int, size: int) -> NDA
     Raises:
         InputError: the cohort is larger than the population, or empty.
     """
-    _check(population, size, "fixed-size")
+    check_cohort(population, size, "fixed-size")
     return np.sort(stream(seed, "cohort", round_).choice(population, size, replace=False))
 
 

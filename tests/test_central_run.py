@@ -19,7 +19,7 @@ from flsim.central import CentralState, CentralTraining, train_central
 from flsim.checkpoint import latest, load
 from flsim.errors import InputError
 from flsim.measuring import evaluate_checkpoint
-from flsim.privacy.accounting import CONVENTIONS
+from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.runs import Run
 from flsim.train.records import Order

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import log, log2
 
 import numpy as np
-from scipy.stats import kstest
 from torch import Tensor
 
 from flsim.errors import InputError
@@ -116,6 +115,8 @@ def extrapolate(
     tails = (1 - hparams.confidence) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
+    from scipy.stats import kstest  # half a second, which processes that train need not wait for
+
     statistic = float(kstest(sample, fitted.cdf).statistic)
     return Extrapolation(fitted, statistic, p_value, dict(zip(names, exposures, strict=True)))
 

@@ -10,7 +10,6 @@ from math import exp, log2
 
 import numpy as np
 import torch
-from scipy.stats import gamma
 from torch import Tensor
 
 from flsim.data.vocabulary import Layout
@@ -127,6 +126,8 @@ def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
 
 def _estimate(draws: Draws, weighted: Floats, heaviest: float, confidence: float) -> SpaceExposure:
     """From what every sample adds to the estimate [N], 0 outside the event, and the most that one could add."""
+    from scipy.stats import gamma  # half a second, which processes that train need not wait for
+
     others, squares = float(weighted.sum()), float((weighted**2).sum())
     proposals = np.split(weighted, np.cumsum(draws.counts)[:-1])
     variance = sum(len(part) * float(part.var(ddof=1)) for part in proposals)

@@ -10,7 +10,6 @@ from math import exp, log, pi, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import log_ndtr, ndtr, owens_t, roots_laguerre
 
 Floats = NDArray[np.float64]
@@ -112,6 +111,8 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
     bounds = [(-STEEPEST, STEEPEST), (-20, 20), (-10, 5)]
     begin = np.clip(begin, *np.transpose(bounds))
     precision = {"ftol": 1e-13, "gtol": 1e-8}
+    from scipy.optimize import minimize  # as long to import as all else
+
     end = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=precision)
     alpha, location, log_scale = map(float, end.x)
     return float(end.fun), SkewNormal(alpha, location, exp(log_scale))

@@ -91,7 +91,7 @@ def kind_of(command: list[str]) -> str:
     name = command[0] if command else ""
     if "-m" in command and "flsim" in command:
         return DRIVER
-    if name.startswith("ray::") and not name.startswith("ray::IDLE"):
+    if name.startswith("ray::") and not name.startswith("ray::IDLE") and not name.endswith("Agent"):
         return EVALUATOR if "Evaluator" in name else TRAINING
     return RAY
 

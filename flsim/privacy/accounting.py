@@ -1,7 +1,6 @@
-"""From what was released to epsilon: under stated conventions, since numbers of different conventions do not compare.
+"""From what was released to epsilon, under a stated convention.
 
-A convention is a sampler, what neighbouring data sets are, how far one user moves the clipped sum, an accountant, and a
-conversion to (epsilon, delta). All arithmetic is dp_accounting's and, as a cross-check, Opacus's.
+All arithmetic is dp_accounting's and, as a cross-check, Opacus's.
 
 [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant" (2019).
 [M] Mironov, "Renyi Differential Privacy" (2017).
@@ -14,8 +13,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from dp_accounting import (
@@ -33,12 +31,7 @@ from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from flsim.errors import InputError
-from flsim.sampling import Sampler
-
-Relation = Literal["replace-one", "add-or-remove-one"]
-Sensitivity = Literal["S", "2S"]
-Accountant = Literal["rdp", "pld", "rdp-opacus", "prv-opacus"]
-Conversion = Literal["mironov-proposition-3", "tight"]
+from flsim.privacy.conventions import Convention
 
 # [WBK] Theorem 27 holds at integer orders, and between them only by interpolation.
 INTEGER_ORDERS = tuple(int(order) for order in DEFAULT_RDP_ORDERS if float(order).is_integer())
@@ -47,51 +40,6 @@ PRV_POINTS = 1e7  # in Opacus's table: 1.6 GB
 PRV_ERROR = 0.01  # of epsilon; what Opacus returns is an upper bound
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting's remarks on its own numerics
-
-
-@dataclass(frozen=True)
-class Convention:
-    """How an epsilon comes about.
-
-    Attributes:
-        sampler: how cohorts are drawn.
-        relation: neighbours differ in one user's data ("replace-one", the number of users is public) or in whether one
-            user is there ("add-or-remove-one").
-        sensitivity: the most that the sum of clipped updates differs between neighbours, S being the clip norm.
-        accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
-        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None where the accountant has the
-            loss itself.
-        name: short name.
-    """
-
-    sampler: Sampler
-    relation: Relation
-    sensitivity: Sensitivity
-    accountant: Accountant
-    conversion: Conversion | None
-    name: str
-
-    def __post_init__(self) -> None:
-        if self.accountant.startswith("rdp") != (self.conversion is not None):
-            raise InputError(f"{self.name}: RDP needs a conversion, and only RDP does; found {self.conversion}")
-        if self.accountant == "rdp-opacus" and self.conversion != "tight":
-            raise InputError(f"{self.name}: Opacus converts by the tight formula only, found {self.conversion}")
-
-    def __str__(self) -> str:
-        return f'convention "{self.name}"'
-
-
-PAPER = Convention("fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "paper")
-CONVENTIONS = (
-    PAPER,
-    Convention("fixed-size", "replace-one", "S", "rdp", "tight", "paper-tight"),
-    Convention("fixed-size", "replace-one", "2S", "rdp", "tight", "replace-one-rdp"),
-    Convention("fixed-size", "replace-one", "2S", "pld", None, "replace-one-pld"),
-    Convention("poisson", "add-or-remove-one", "S", "rdp", "tight", "poisson-rdp"),
-    Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-pld"),
-    Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
-    Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
-)
 
 
 def check_delta(delta: float) -> None:

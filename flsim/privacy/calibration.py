@@ -8,7 +8,7 @@ from functools import cache
 from scipy.optimize import brentq
 
 from flsim.errors import InputError
-from flsim.privacy.accounting import Convention
+from flsim.privacy.conventions import Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 
 TOLERANCE = 1e-3  # how far above the least noise multiplier the result may be, as a share of it

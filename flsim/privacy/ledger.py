@@ -7,12 +7,15 @@ later, once per convention.
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, SelfComposedDpEvent
+from typing import TYPE_CHECKING
 
 from flsim.errors import InputError, at_least_one
-from flsim.privacy.accounting import Convention, Sensitivity, epsilon_of
-from flsim.sampling import Sampler, cohort_event
+from flsim.files import from_json
+from flsim.privacy.conventions import Convention, Sensitivity
+from flsim.sampling import Sampler, check_cohort, cohort_event
+
+if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,17 @@ class Entry:
     rounds: int
 
     def __post_init__(self) -> None:
+        if not all(type(count) is int and count < 2**63 for count in (self.population, self.cohort, self.rounds)):
+            raise InputError("population, cohort and rounds must be whole numbers")
         at_least_one(population=self.population, rounds=self.rounds)
-        cohort_event(self.sampler, self.population, self.cohort, NoOpDpEvent())
+        check_cohort(self.population, self.cohort, self.sampler)
         if not 0 <= self.noise_multiplier < math.inf:
             raise InputError(f"noise_multiplier must be finite and at least 0, found {self.noise_multiplier:g}")
 
-    def event(self, sensitivity: Sensitivity) -> DpEvent:
+    def event(self, sensitivity: Sensitivity) -> "DpEvent":
         """These rounds as dp_accounting's event, if one user changes the sum by S or by 2S."""
+        from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         noise = GaussianDpEvent(self.noise_multiplier / (2 if sensitivity == "2S" else 1))
@@ -77,8 +84,10 @@ class Ledger:
             return Ledger((*self.entries[:-1], merged))
         return Ledger((*self.entries, entry))
 
-    def event(self, sensitivity: Sensitivity) -> DpEvent:
+    def event(self, sensitivity: Sensitivity) -> "DpEvent":
         """All rounds as one event of dp_accounting."""
+        from dp_accounting import ComposedDpEvent
+
         return ComposedDpEvent([entry.event(sensitivity) for entry in self.entries])
 
     def to_json(self) -> str:
@@ -92,7 +101,7 @@ class Ledger:
             InputError: this is not what `to_json` writes.
         """
         try:
-            return cls(tuple(Entry(**fields) for fields in json.loads(text)))
+            return cls(tuple(Entry(**fields) for fields in from_json(text)))
         except (TypeError, ValueError) as error:
             raise InputError(f"not a privacy ledger: {error}") from error
 
@@ -104,6 +113,8 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
         InputError: delta is not between 0 and 1, or the convention is about another sampler than the ledger's, or it
             cannot account what the ledger holds; the message says why.
     """
+    from flsim.privacy.accounting import epsilon_of
+
     others = {entry.sampler for entry in ledger.entries} - {convention.sampler}
     if others:
         raise InputError(

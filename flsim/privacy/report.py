@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from flsim.privacy.accounting import CONVENTIONS, PAPER, Convention
+from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Ledger, epsilon
 from flsim.sampling import Sampler
 

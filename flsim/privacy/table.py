@@ -6,8 +6,9 @@ from textwrap import fill
 from typing import Any
 
 from flsim.errors import InputError
-from flsim.privacy.accounting import CONVENTIONS, PAPER, Convention, check_delta
+from flsim.privacy.accounting import check_delta
 from flsim.privacy.calibration import calibrate, check_target
+from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.progress import tracked
 from flsim.sampling import Sampler

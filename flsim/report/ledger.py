@@ -1,6 +1,6 @@
 """What was spent of privacy: every epsilon with the convention that it comes from."""
 
-from flsim.privacy.accounting import CONVENTIONS
+from flsim.privacy.conventions import CONVENTIONS
 from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
 from flsim.report.gather import Gathered, RunView, Setting
 

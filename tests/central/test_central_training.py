@@ -26,7 +26,8 @@ from flsim.errors import Diverged, InputError
 from flsim.federated import FedAvgHParams, ServerState, apply
 from flsim.model.cifg import CIFGLanguageModel
 from flsim.model.hparams import ModelHParams
-from flsim.privacy.accounting import CONVENTIONS, INTEGER_ORDERS
+from flsim.privacy.accounting import INTEGER_ORDERS
+from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.train.hparams import LocalHParams

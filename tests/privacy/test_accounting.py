@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
 
 from flsim.errors import InputError
-from flsim.privacy.accounting import CONVENTIONS, PAPER, PRV_ERROR, Convention, epsilon_of, rdp_of
+from flsim.privacy.accounting import PRV_ERROR, epsilon_of, rdp_of
+from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}

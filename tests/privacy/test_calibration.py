@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.errors import InputError
-from flsim.privacy.accounting import CONVENTIONS, PAPER
 from flsim.privacy.calibration import TOLERANCE, calibrate
+from flsim.privacy.conventions import CONVENTIONS, PAPER
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.errors import InputError
-from flsim.privacy.accounting import CONVENTIONS, Convention, rdp_of
+from flsim.privacy.accounting import rdp_of
+from flsim.privacy.conventions import CONVENTIONS, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.sampling import SAMPLERS
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flsim.errors import InputError
-from flsim.privacy.accounting import CONVENTIONS
+from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.report import note, sentence, spent
 from flsim.sampling import Sampler

@@ -1,0 +1,64 @@
+"""Under what epsilon is said: numbers of different conventions do not compare.
+
+A convention is a sampler, what neighbouring data sets are, how far one user moves the clipped sum, an accountant, and a
+conversion to (epsilon, delta).
+
+[M] Mironov, "Renyi Differential Privacy" (2017).
+[CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flsim.errors import InputError
+from flsim.sampling import Sampler
+
+Relation = Literal["replace-one", "add-or-remove-one"]
+Sensitivity = Literal["S", "2S"]
+Accountant = Literal["rdp", "pld", "rdp-opacus", "prv-opacus"]
+Conversion = Literal["mironov-proposition-3", "tight"]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How an epsilon comes about.
+
+    Attributes:
+        sampler: how cohorts are drawn.
+        relation: neighbours differ in one user's data ("replace-one", the number of users is public) or in whether one
+            user is there ("add-or-remove-one").
+        sensitivity: the most that the sum of clipped updates differs between neighbours, S being the clip norm.
+        accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
+        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None where the accountant has the
+            loss itself.
+        name: short name.
+    """
+
+    sampler: Sampler
+    relation: Relation
+    sensitivity: Sensitivity
+    accountant: Accountant
+    conversion: Conversion | None
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.accountant.startswith("rdp") != (self.conversion is not None):
+            raise InputError(f"{self.name}: RDP needs a conversion, and only RDP does; found {self.conversion}")
+        if self.accountant == "rdp-opacus" and self.conversion != "tight":
+            raise InputError(f"{self.name}: Opacus converts by the tight formula only, found {self.conversion}")
+
+    def __str__(self) -> str:
+        return f'convention "{self.name}"'
+
+
+PAPER = Convention("fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "paper")
+CONVENTIONS = (
+    PAPER,
+    Convention("fixed-size", "replace-one", "S", "rdp", "tight", "paper-tight"),
+    Convention("fixed-size", "replace-one", "2S", "rdp", "tight", "replace-one-rdp"),
+    Convention("fixed-size", "replace-one", "2S", "pld", None, "replace-one-pld"),
+    Convention("poisson", "add-or-remove-one", "S", "rdp", "tight", "poisson-rdp"),
+    Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-pld"),
+    Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
+    Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
+)
