@@ -6,6 +6,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from flsim import central, federated
 from flsim.central import CentralHParams, CentralState
@@ -113,3 +115,36 @@ def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
     lying = Provenance("run", "c0ffee", "beef", vocabulary_size=12, model=ModelHParams(4, 5))
     with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
         load(save(tmp_path, state_of(), lying))
+
+
+HUGE = ("-1", "0", "999999999", "9" * 30, "9" * 5_000, "1e308", "", "x")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, value) for key in ("vocabulary_size", "embedding", "units", "layers", "heads") for value in HUGE),
+        *(("round", value) for value in ("-1", "9" * 30, "x", "")),
+        *(("clip", value) for value in ("nan", "inf", "0", "-1", "x")),
+        *(("ledger", value) for value in ("", "x", "3", "[1]", "[" * 100_000 + "]" * 100_000)),
+        ("ledger", '[{"sampler": "poisson", "population": 1e308, "cohort": 1, "noise_multiplier": 1, "rounds": 1}]'),
+        ("ledger", '[{"sampler": "poisson", "population": 9, "cohort": 1, "noise_multiplier": NaN, "rounds": 1}]'),
+        ("ledger", '[{"sampler": "poisson", "population": 9, "cohort": 1, "noise_multiplier": 1, "rounds": 1.5}]'),
+    ],
+)
+def test_absurd_metadata_is_refused_and_takes_no_memory(tmp_path: Path, key: str, value: str) -> None:
+    path = save(tmp_path, state_of(), PROVENANCE)
+    with safe_open(path, framework="pt") as file:
+        metadata = {name: text for name, text in file.metadata().items() if name != "digest"} | {key: value}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    save_file(tensors, path, metadata)
+    with pytest.raises(InputError, match="damaged"):
+        load(path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 2**31, 2**63, 2**64 - 1])
+def test_a_header_of_absurd_size_is_refused(tmp_path: Path, size: int) -> None:
+    path = save(tmp_path, state_of(), PROVENANCE)
+    path.write_bytes(size.to_bytes(8, "little") + path.read_bytes()[8:])
+    with pytest.raises(InputError, match="damaged"):
+        load(path)
