@@ -89,7 +89,7 @@ class CommonSystemHParams:
             small share where the cluster has GPUs; of central training, where its device is "cuda".
         evaluation_deadline: seconds for an attempt to evaluate a checkpoint; who takes longer is killed, tried again
             three times, and recorded as failed.
-        checkpoint_every: rounds (of central training, steps) between two checkpoints; only the newest and the evaluated
+        checkpoint_every: rounds (of central training, steps) between two checkpoints; the newest two and the evaluated
             ones are kept.
         tracking: who is told of rounds and evaluations: any of "tensorboard", "mlflow", "wandb"; see `flsim.tracking`.
     """

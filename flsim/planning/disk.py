@@ -28,7 +28,7 @@ class DiskUse:
     """Bytes.
 
     Attributes:
-        checkpoints: those that are evaluated, which stay.
+        checkpoints: those that stay: the evaluated ones, and the last one before the end.
         planted: canaries, and the IID twin.
         rest: rows, logs and what trackers write.
         newest: what a checkpoint more takes while training goes on, and while it is written.
@@ -86,7 +86,7 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
     tracked = "tensorboard" in config.system.tracking
     rest = REST + lines * (STEPS if is_central else ROUND) + evaluations * (ROWS + ROWS_CANARY * canaries)
     rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
-    return DiskUse(evaluations * one, planted, rest, 2 * one)
+    return DiskUse((evaluations + 1) * one, planted, rest, 2 * one)
 
 
 def corpus_bytes(corpus: Corpus) -> int:
