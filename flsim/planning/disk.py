@@ -28,10 +28,10 @@ class DiskUse:
     """Bytes.
 
     Attributes:
-        checkpoints: those that stay: the evaluated ones, and the last one before the end.
+        checkpoints: those that are evaluated, which stay.
         planted: canaries, and the IID twin.
         rest: rows, logs and what trackers write.
-        newest: what a checkpoint more takes while training goes on, and while it is written.
+        newest: what the newest two take while training goes on, and one more while it is written.
     """
 
     checkpoints: int
@@ -86,7 +86,7 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
     tracked = "tensorboard" in config.system.tracking
     rest = REST + lines * (STEPS if is_central else ROUND) + evaluations * (ROWS + ROWS_CANARY * canaries)
     rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
-    return DiskUse((evaluations + 1) * one, planted, rest, 2 * one)
+    return DiskUse(evaluations * one, planted, rest, 3 * one)
 
 
 def corpus_bytes(corpus: Corpus) -> int:
