@@ -254,6 +254,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     def _withdraw(self, node: int) -> None:
         """Forget what a node was asked before; a process that is still at it hangs."""
         self._waiting = deque(message for message in self._waiting if message.metadata.dst_node_id != node)
+        self._replies = {key: reply for key, reply in self._replies.items() if reply.metadata.src_node_id != node}
         for process in list(self._processes):
             if process.message and process.message.metadata.dst_node_id == node:
                 about = _about(process.message) | {"machine": process.machine, "failure": "client hung"}
