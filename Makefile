@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint audit tools peers bench image-check clean
+.PHONY: help setup demo test lint audit tools peers bench image-check chaos soak clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -49,6 +49,12 @@ bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 
 image-check:     ## the steps of deploy/Dockerfile in a new environment, without Docker; minutes, 2 GB of temporary disk
 	deploy/image-check.sh $(VARIANT)
+
+chaos: setup     ## SIGKILL of KILLS random processes of real runs, each resumed and compared; half an hour
+	CHAOS_KILLS=$(or $(KILLS),100) CHAOS_SEED=$(or $(SEED),0) $(BIN)/pytest -s tests/faults/test_chaos.py
+
+soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
+	$(BIN)/python tests/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
 clean:           ## remove the environments
 	rm -rf .venv .venv-peers

@@ -1,0 +1,314 @@
+"""A long run of a small model, and what each of its processes holds over the rounds: `make soak`, and in short a test.
+
+From outside: /proc for memory, descriptors and threads, and the raylet's own account of objects, which `ray memory`
+asks for as well. Slopes are least squares over means of blocks of rounds after the warm-up: single samples depend on
+those before, and would make an interval too narrow.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import psutil
+import typer
+from matplotlib.figure import Figure
+from ray._private.state import GlobalState
+from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]
+from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
+from scipy.stats import linregress, t
+
+from flsim.progress import progress
+from flsim.results.figures import COLOURS, DASHES, ROUNDS, write_figure
+
+CONFIG = """
+[data]
+corpus = "corpus"
+[canaries]
+p_u = [0.2]
+p_e = [0.5]
+count = 4
+[model]
+embedding = 32
+units = 64
+[training]
+rounds = {rounds}
+cohort = 8
+[local]
+batch_size = 16
+[evaluation]
+every = {every}
+references = 500
+[system]
+checkpoint_every = {every}
+"""
+USERS = ("--users", "40", "--words-per-user", "60", "--vocabulary", "2000", "--test-users", "4", "--heldout-users", "4")
+WARM_UP = 0.2  # of the rounds
+BLOCKS = 20  # of the rest
+PAPER_ROUNDS = 7_840  # flat: over the paper's run it grows by less than this share of what it holds
+SHARE = 0.10
+TITLES = {"ray::_Client": "client", "ray::_Evaluator": "evaluator", "DashboardAgent": "dashboard agent"}
+TITLES |= {
+    "RuntimeEnvAgent": "environments' agent",
+    "log_monitor": "log monitor",
+    "monitor.py": "monitor",
+    "dashboard.py": "dashboard",
+}
+MEGABYTE = 2**20
+
+
+@dataclass
+class Held:
+    """What a process held, a value for each sample.
+
+    Attributes:
+        kind: what it is.
+        rounds: that were completed.
+        resident: bytes in memory, those included that it shares with others or that are of mapped files.
+        own: bytes of them that are its own.
+        descriptors: open files, sockets and the like.
+        threads: their number.
+    """
+
+    kind: str
+    rounds: list[int] = field(default_factory=list)
+    resident: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Objects:
+    """What Ray holds, a value for each sample.
+
+    Attributes:
+        rounds: that were completed.
+        references: to objects, of all processes.
+        owned: objects that some process made and keeps.
+        stored: bytes in the object store; it frees what nobody refers to once a second.
+    """
+
+    rounds: list[int] = field(default_factory=list)
+    references: list[int] = field(default_factory=list)
+    owned: list[int] = field(default_factory=list)
+    stored: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """A run, sampled."""
+
+    rounds: int
+    seconds: float
+    processes: list[Held]
+    objects: Objects
+
+
+def soak(folder: Path, rounds: int, every: int, seconds: float = 0.5) -> Soaked:
+    """Train in the folder, in the command's own process, and look at its processes meanwhile.
+
+    Args:
+        folder: an empty one.
+        rounds: of the run.
+        every: rounds between two evaluations.
+        seconds: between two looks.
+    """
+    flsim = [sys.executable, "-m", "flsim"]
+    subprocess.run(
+        [*flsim, "data", "synthetic", "--out", "corpus", *USERS], cwd=folder, check=True, capture_output=True
+    )
+    (folder / "soak.toml").write_text(CONFIG.format(rounds=rounds, every=every))
+    began, processes, objects = time.monotonic(), dict[int, Held](), Objects()
+    ask: Callable[[], tuple[int, int, int]] | None = None
+    with (folder / "said").open("wb") as said, progress("soak", rounds) as advance:
+        command = [*flsim, "run", "soak.toml", "--out", "run"]
+        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said)
+        try:
+            while run.poll() is None:
+                time.sleep(seconds)
+                done = _rounds(folder / "run")
+                if not 0 < done < rounds:
+                    continue  # it starts, or ends
+                advance(done)
+                tree = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+                for process in tree:
+                    _sample(process, run.pid, done, processes)
+                ask = ask or _asking(next(process for process in tree if process.name() == "raylet"))
+                for values, value in zip((objects.references, objects.owned, objects.stored), ask(), strict=True):
+                    values.append(value)
+                objects.rounds.append(done)
+        finally:
+            run.kill()
+            run.wait()
+    if run.returncode:
+        raise RuntimeError((folder / "said").read_text())
+    return Soaked(rounds, time.monotonic() - began, list(processes.values()), objects)
+
+
+def _rounds(run: Path) -> int:
+    return (run / "rounds.jsonl").read_text().count("\n") if (run / "rounds.jsonl").exists() else 0
+
+
+def _sample(process: psutil.Process, driver: int, done: int, into: dict[int, Held]) -> None:
+    try:
+        with process.oneshot():
+            memory, descriptors, threads = process.memory_info(), process.num_fds(), process.num_threads()
+            held = into.setdefault(process.pid, Held(""))
+            held.kind = _kind(process, driver)  # a process of Ray's gets its name once it has work
+    except psutil.NoSuchProcess:
+        return
+    held.rounds.append(done)
+    held.resident.append(memory.rss)
+    held.own.append(memory.rss - memory.shared)
+    held.descriptors.append(descriptors)
+    held.threads.append(threads)
+
+
+def _kind(process: psutil.Process, driver: int) -> str:
+    line = " ".join(process.cmdline())
+    known = (kind for part, kind in TITLES.items() if part in line)
+    return "driver" if process.pid == driver else next(known, process.name())
+
+
+def _asking(raylet: psutil.Process) -> Callable[[], tuple[int, int, int]]:
+    """A function that asks a raylet for references, objects that are owned, and bytes in the store."""
+    address = next(part.partition("=")[2] for part in raylet.cmdline() if part.startswith("--gcs-address="))
+    state = GlobalState()
+    options = {"allow_cluster_id_nil": True, "fetch_cluster_id_if_nil": False}
+    state._initialize_global_state(GcsClientOptions.create(address, None, **options))
+    (node,) = state.node_table()
+    state.disconnect()  # a process that is connected is ended when Ray is
+    channel = grpc.insecure_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}")
+    stub, request = node_manager_pb2_grpc.NodeManagerServiceStub(channel), node_manager_pb2.GetNodeStatsRequest()
+    last = (0, 0, 0)
+
+    def ask() -> tuple[int, int, int]:
+        nonlocal last
+        try:
+            reply = stub.GetNodeStats(request, timeout=10)
+        except grpc.RpcError:  # it ends
+            return last
+        workers = reply.core_workers_stats
+        references = sum(worker.num_object_refs_in_scope for worker in workers)
+        owned = sum(worker.num_owned_objects for worker in workers)
+        last = references, owned, reply.store_stats.object_store_bytes_used
+        return last
+
+    return ask
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Per 1,000 rounds, with its 95% interval."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, rounds: list[int], values: list[int]) -> "Slope":
+        """Least squares over means of blocks, Student's t."""
+        blocks = [(np.mean(x), np.mean(y)) for x, y in _blocks(rounds, values)]
+        fit = linregress(*zip(*blocks, strict=True))
+        error = 0.0 if fit.slope == 0 else float(fit.stderr * t.ppf(0.975, len(blocks) - 2))
+        return cls(1_000 * float(fit.slope), 1_000 * error)
+
+    def is_flat(self, of: float) -> str:
+        """What the interval says of growth over a run of the paper's length, as a share of `of`."""
+        least, most = ((self.value + end) * PAPER_ROUNDS / 1_000 / of for end in (-self.error, self.error))
+        return "yes" if most < SHARE else "**no**" if least > SHARE else "unclear"
+
+
+def _blocks(rounds: list[int], values: list[int]) -> list[tuple[list[int], list[int]]]:
+    x, y = (np.array_split(each, min(BLOCKS, len(each) // 3)) for each in (rounds, values))
+    return [(list(a), list(b)) for a, b in zip(x, y, strict=True)]
+
+
+def after_warm_up(rounds: list[int], values: list[int], total: int) -> tuple[list[int], list[int]]:
+    kept = [(x, y) for x, y in zip(rounds, values, strict=True) if x >= WARM_UP * total]
+    return [x for x, _ in kept], [y for _, y in kept]
+
+
+def describe(soaked: Soaked) -> str:
+    """A table in Markdown, and what it comes to."""
+    lines = [
+        f"{soaked.rounds:,} rounds in {soaked.seconds:.0f} s, {len(soaked.objects.rounds)} samples; slopes after the "
+        f"first {WARM_UP:.0%} of rounds, in KB a 1,000 rounds, with 95% intervals",
+        "",
+        "| process | MB first, last, peak | slope of resident | slope of its own | descriptors | threads | flat |",
+        "|---|---|---:|---:|---|---|---|",
+    ]
+    lines += [_row(held, soaked.rounds) for held in sorted(soaked.processes, key=lambda each: -each.resident[-1])]
+    objects = soaked.objects
+    for name, values in (("references", objects.references), ("owned", objects.owned), ("bytes", objects.stored)):
+        _, late = after_warm_up(objects.rounds, values, soaked.rounds)
+        lines.append(
+            f"| Ray objects: {name} | {_ends(late)}, most {max(late)} | | | | | {'**no**' if grows(late) else 'yes'} |"
+        )
+    rule = (
+        f"flat: the upper end of the interval adds less than {SHARE:.0%} in {PAPER_ROUNDS:,} rounds, the paper's run; "
+    )
+    return "\n".join(
+        [*lines, "", rule + "of descriptors, threads and objects: no more in the last fifth than in the first."]
+    )
+
+
+def _row(held: Held, total: int) -> str:
+    if len(after_warm_up(held.rounds, held.rounds, total)[0]) < 9:  # three blocks of three
+        return f"| {held.kind} | {_megabytes(held.resident)} | | | | | too short |"
+    own, resident = (Slope.of(*after_warm_up(held.rounds, of, total)) for of in (held.own, held.resident))
+    descriptors, threads = (after_warm_up(held.rounds, of, total)[1] for of in (held.descriptors, held.threads))
+    flat = "**no**" if grows(descriptors) or grows(threads) else resident.is_flat(held.resident[-1])
+    slopes = " | ".join(f"{each.value / 1024:+,.0f} ± {each.error / 1024:,.0f}" for each in (resident, own))
+    ends = f"{_ends(descriptors)} | {_ends(threads)}"
+    return f"| {held.kind} | {_megabytes(held.resident)} | {slopes} | {ends} | {flat} |"
+
+
+def grows(values: list[int]) -> bool:
+    """Whether all of the last fifth exceed all of the first: what comes and goes does not, what is left behind does."""
+    fifth = max(1, len(values) // 5)
+    return min(values[-fifth:]) > max(values[:fifth])
+
+
+def _ends(values: list[int]) -> str:
+    return f"{values[0]} to {values[-1]}"
+
+
+def _megabytes(values: list[int]) -> str:
+    return ", ".join(f"{each / MEGABYTE:.1f}" for each in (values[0], values[-1], max(values)))
+
+
+def _draw(soaked: Soaked) -> Figure:
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for index, held in enumerate(sorted(soaked.processes, key=lambda each: -each.resident[-1])):
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
+        axes.plot(held.rounds, [each / MEGABYTE for each in held.resident], label=held.kind, **style)
+    axes.set(xlabel=ROUNDS, ylabel="resident memory, MB", ylim=(0, None))
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=100)] = 2_000,
+    every: Annotated[int, typer.Option(min=1, help="Rounds between two evaluations.")] = 100,
+    out: Annotated[Path | None, typer.Option(help="Figure, .png or .svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all samples.")] = False,
+) -> None:
+    """Train for long, and say whether anything grows."""
+    with tempfile.TemporaryDirectory(prefix="flsim-soak-") as folder:
+        soaked = soak(Path(folder), rounds, every)
+    if out:
+        write_figure(lambda: _draw(soaked), out)
+    typer.echo(json.dumps(asdict(soaked)) if as_json else describe(soaked))
+
+
+if __name__ == "__main__":
+    typer.run(main)
