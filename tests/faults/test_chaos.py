@@ -7,6 +7,7 @@ same ones again, as far as the machine is as fast as before.
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from faulty import SETTINGS, digests, events, kill
+from faulty import SETTINGS, digests, events
 from helpers import Experiment, assert_same, finish, start
 from raynodes import tree, without_agents
 from test_central_run import CENTRAL
@@ -28,6 +29,7 @@ from flsim.rng import stream
 KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS_SEED", "0"))
 IN_CI = 6
 SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
+LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25")  # there is an evaluator while it trains
 LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=2000", "evaluation.every=500", "system.checkpoint_every=100")
 ENDS = {0, 1, -9}  # well; a failure in one line; killed
 PHASES = ("before its folder is there", "starting", "training", "finishing")
@@ -40,8 +42,9 @@ class Kill:
 
     victim: str
     phase: str
+    at: float
     ended: bool = False
-    seconds: float | None = None  # until the next round or evaluation; None where that was not looked at
+    seconds: float | None = None  # until the next round or evaluation; None where another was killed before that
 
 
 class Chaos:
@@ -55,36 +58,38 @@ class Chaos:
         self._unpunished: list[Kill] = []  # of the command that runs now
         began = time.monotonic()
         self._begin()
-        while not self._is_completed():
-            time.sleep(0.01)
+        self._wait_for(float("inf"))
         self._whole, self._window = self._run, time.monotonic() - began
 
     def rage(self, kills: int) -> None:
-        """Kill so often; the run that is then trained is completed.
-
-        The next kill comes at any moment from now, the one before it just done; in half of the cases it waits until
-        training goes on, and in a third there are two at once.
-        """
+        """Kill so often, in half of the cases two at once; the run that is then trained is completed."""
         self._begin()
         while len(self.kills) < kills:
-            if self._calm_for(self._rng.uniform(0, self._window)):
+            if self._is_completed_before_the_moment():
                 self._begin()
                 continue
-            self._strike(min(1 + (self._rng.random() < 1 / 3), kills - len(self.kills)))
-            if self._rng.random() < 0.5 and self._goes_on():
-                self._begin()
-        while not self._goes_on():
-            pass
+            self._strike(min(int(self._rng.integers(1, 2, endpoint=True)), kills - len(self.kills)))
+        self._wait_for(float("inf"))
+
+    def _is_completed_before_the_moment(self) -> bool:
+        """Wait for the next moment to kill: any of a whole run's time, or about when one of the next rounds comes."""
+        if self._rng.random() < 0.5:
+            return self._calm_for(self._rng.uniform(0, self._window))
+        soon = int(self._rng.integers(rounds(self._whole) // 3, endpoint=True))
+        round_ = min(rounds(self._run) + soon, rounds(self._whole))
+        return self._wait_for(round_) or self._calm_for(self._rng.uniform(0, 0.2))
 
     def _begin(self) -> None:
         self.runs += 1
         self._run = self._experiment.folder / f"{self._name}-{self.runs}"
+        self._seen = 0, 0
         self._start()
 
     def _start(self) -> None:
         """The command as a person gives it; it trains a new run where there is no folder to go on with."""
         resume = ["--resume"] if self._run.exists() else []
         self._unpunished, self._trainings = [], trainings(self._run)
+        self._seen_at = time.monotonic()
         self.process = start(self._experiment, "--out", self._run.name, *self._options, *resume)
 
     def _is_completed(self) -> bool:
@@ -94,12 +99,13 @@ class Chaos:
             return False
         said = finish(self._experiment, self.process)[1]
         if code == 0:
+            self._see_progress()
             self._compare()
             return True
         assert self._unpunished, f"{self._run}: nothing was killed, and it ended with {code}: {said}"
         assert code in ENDS, said
         for each in self._unpunished:
-            each.ended = True
+            each.ended, each.seconds = True, None  # rounds that it still did are no recovery
         self.resumed += self._run.exists()
         self.begun_again += not self._run.exists()
         self._start()
@@ -111,20 +117,43 @@ class Chaos:
         while time.monotonic() < until:
             if self._is_completed():
                 return True
+            self._see_progress()
             time.sleep(0.01)
         return self._is_completed()
 
+    def _wait_for(self, round_: float) -> bool:
+        """Let it run until it has so many rounds; whether it is completed before."""
+        while not (is_completed := self._is_completed()) and rounds(self._run) < round_:
+            said = self._experiment.folder / "said"
+            assert time.monotonic() - self._seen_at < SILENCE, f"{self._run}: hangs: {said.read_text()}"
+            self._see_progress()
+            time.sleep(0.01)
+        return is_completed
+
+    def _see_progress(self) -> None:
+        """A round or an evaluation more than before: what was killed last is made good."""
+        before, self._seen = self._seen, (rounds(self._run), stored(self._run))
+        if self._seen[0] > before[0] or self._seen[1] > before[1]:
+            self._seen_at = time.monotonic()
+            if self.kills and self.kills[-1].seconds is None:
+                self.kills[-1].seconds = self._seen_at - self.kills[-1].at
+
     def _strike(self, times: int) -> None:
-        """Kill one or two: any kind of process that there is now, and any process of it."""
+        """Kill one or two: any process of a kind that there is now, of the one that was killed least often so far."""
         by_kind: dict[str, list[psutil.Process]] = {}
         for process in tree(psutil.Process(self.process.pid)):
             by_kind.setdefault(kind_of(process, self.process.pid), []).append(process)
         by_kind.pop("", None)
         phase = self._phase()
-        for _ in range(times):
-            kind = sorted(by_kind)[self._rng.integers(len(by_kind))]
-            kill(by_kind[kind][self._rng.integers(len(by_kind[kind]))].pid)
-            self.kills.append(Kill(kind, phase))
+        for _ in range(min(times, len(by_kind))):
+            so_far = Counter(each.victim for each in self.kills)
+            kind = min(self._rng.permutation(sorted(by_kind)).tolist(), key=lambda each: so_far[each])
+            victim = by_kind.pop(kind)
+            try:
+                victim[self._rng.integers(len(victim))].kill()
+            except psutil.NoSuchProcess:  # it ended by itself, or with the one before
+                continue
+            self.kills.append(Kill(kind, phase, time.monotonic()))
             self._unpunished.append(self.kills[-1])
             say(f"{self._run.name}: kill {len(self.kills)}, {kind}, {phase}, round {rounds(self._run)}")
 
@@ -134,20 +163,6 @@ class Chaos:
         if trainings(self._run) == self._trainings:
             return "starting"
         return "training" if rounds(self._run) < rounds(self._whole) else "finishing"
-
-    def _goes_on(self) -> bool:
-        """Wait for the next round or evaluation after a kill; whether the run is completed instead."""
-        began, last, is_completed = time.monotonic(), (rounds(self._run), stored(self._run)), False
-        while not (is_completed := self._is_completed()):
-            now = (rounds(self._run), stored(self._run))
-            if now[0] > last[0] or now[1] > last[1]:
-                break
-            last = now
-            assert time.monotonic() - began < SILENCE, (self.kills[-1], (self._experiment.folder / "said").read_text())
-            time.sleep(0.01)
-        if self.kills[-1].seconds is None:
-            self.kills[-1].seconds = time.monotonic() - began
-        return is_completed
 
     def _compare(self) -> None:
         """Bit for bit, with what the first run came to; and nothing half-written is left."""
@@ -160,7 +175,7 @@ class Chaos:
         phases = [phase for phase in PHASES if any(each.phase == phase for each in self.kills)]
         runs = self.runs - 1
         lines = [
-            f"{self._name}, seed {SEED}: {len(self.kills)} processes killed in {runs} runs of {self._window:.0f} s each; "
+            f"{self._name}, seed {SEED}: {len(self.kills)} processes killed in {runs} runs of {self._window:.0f} s; "
             f"resumed {self.resumed} times, begun again {self.begun_again} times; {runs} of {runs} runs equal",
             "",
             f"| killed | times | {' | '.join(phases)} | ended the command | seconds until it goes on: median, most |",
@@ -179,6 +194,8 @@ class Chaos:
 def kind_of(process: psutil.Process, driver: int) -> str:
     """What a person calls it; nothing where it has ended."""
     try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ""
         if process.pid == driver:
             return "driver"
         title = (process.cmdline() or [""])[0]
@@ -239,11 +256,17 @@ def nothing_is_left(experiment: Experiment) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-@pytest.mark.parametrize("form", ["federated", "central"] if KILLS else ["federated"])
-def test_whatever_is_killed_the_run_ends_as_if_nothing_were(experiment: Experiment, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "settings"),
+    [("federated", LONG), ("central", LONG_CENTRAL)] if KILLS else [("federated", SETTINGS)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_whatever_is_killed_the_run_ends_as_if_nothing_were(
+    experiment: Experiment, form: str, settings: tuple[str, ...]
+) -> None:
     if form == "central":
         experiment.config.write_text(CENTRAL)
-    chaos = Chaos(experiment, form, LONG_CENTRAL if form == "central" else SETTINGS, stream(SEED, "chaos", form))
+    chaos = Chaos(experiment, form, settings, stream(SEED, "chaos", form))
     try:
         chaos.rage(KILLS // 2 if KILLS else IN_CI)
     finally:
