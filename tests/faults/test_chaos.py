@@ -30,7 +30,7 @@ KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS
 IN_CI = 6
 SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
 LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25")  # there is an evaluator while it trains
-LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=2000", "evaluation.every=500", "system.checkpoint_every=100")
+LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50")
 ENDS = {0, 1, -9}  # well; a failure in one line; killed
 PHASES = ("before its folder is there", "starting", "training", "finishing")
 OURS = {"ray::_Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "trainer"}
