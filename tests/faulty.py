@@ -36,7 +36,9 @@ def digests(run: Path) -> list[tuple[int, str]]:
 
 
 def events(run: Path) -> list[str]:
-    """What the run's log names."""
+    """What the run's log names; nothing before there is one."""
+    if not (run / "log.jsonl").exists():
+        return []
     return [json.loads(line)["event"] for line in (run / "log.jsonl").read_text().splitlines()]
 
 
