@@ -161,7 +161,7 @@ def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(be
     assert not (second.path / "rounds.jsonl").exists()
     first.process.send_signal(signal.SIGINT)
     code, said = first.finish()
-    assert code == 1
+    assert code == 130
     assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
     assert second.finish()[0] == 0, second.said
     assert_same_state(state_of(second.path), alone(second.path))

@@ -125,7 +125,7 @@ def test_runs_that_do_not_compare_are_refused(pair: Pair, make_run: MakeRun) -> 
         r"references \(10000 and unknown\)": make_run({10: {"exposure": B}}, name="no-r"),
         "diverged": make_run(measured, name="diverged", status="diverged"),
         "not evaluated yet": make_run(name="new"),
-        "exposure was not measured": make_run({10: {"rs": B, "references": 10_000}}, name="no-exposure"),
+        "exposure was not measured": make_run({10: {"rs": [1.0] * len(B), "references": 10_000}}, name="no-exposure"),
     }
     for message, folder in others.items():
         with pytest.raises(InputError, match=message):
