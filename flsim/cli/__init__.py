@@ -30,6 +30,8 @@ from flsim.cli.sweep import EPILOG as SWEEP_EPILOG
 from flsim.cli.sweep import sweep
 from flsim.cli.trace import EPILOG as TRACE_EPILOG
 from flsim.cli.trace import trace
+from flsim.cli.verify import EPILOG as VERIFY_EPILOG
+from flsim.cli.verify import verify
 from flsim.errors import InputError, Interrupted, RunFailed
 
 app = typer.Typer(
@@ -48,6 +50,7 @@ app.command(
 app.command(epilog=EPILOG)(evaluate)
 app.command(epilog=QUANTIZE_EPILOG)(quantize)
 app.command(epilog=TRACE_EPILOG)(trace)
+app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(epilog=TABLE_EPILOG)(table)
@@ -87,8 +90,9 @@ def run(
 ) -> None:
     """Train one run, evaluating checkpoints meanwhile on Ray, and print its table.
 
-    Federated training is Flower's on Ray; central training (training.kind = "central") a task on Ray. SIGTERM and
-    Ctrl-C write a checkpoint and end; --resume goes on from there to the same result.
+    Federated training is Flower's on Ray; central training (training.kind = "central") a task on Ray.
+
+    SIGTERM and Ctrl-C write a checkpoint and end; --resume goes on from there to the same result.
     """
     from flsim.config import CentralConfig, load
     from flsim.runs import Run
@@ -104,40 +108,6 @@ def run(
             shutil.rmtree(path)
         raise
     table([path])
-
-
-@app.command(epilog="Example: flsim verify runs/iid --round 120")
-def verify(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    round: Annotated[int, typer.Option(help="Round, or step of central training, that the run has logged.")],
-    device: Annotated[
-        str | None, typer.Option(help="Of torch, as the clients had; default a GPU where there is one.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
-) -> None:
-    """Train a round again from the checkpoint before it, and compare the state with what the run logged.
-
-    Exits with 1 where it differs: the run was trained on another kind of machine, by other code, or wrongly.
-    """
-    import json
-    from dataclasses import asdict
-
-    import torch
-
-    from flsim.runs import Run
-
-    found = importlib.import_module("server.verify").verify(
-        Run.open(run), round, device or ("cuda" if torch.cuda.is_available() else "cpu")
-    )
-    if json_:
-        typer.echo(json.dumps(asdict(found)))
-    if found.differs:
-        raise RunFailed(
-            f"{run}: trained again from round {found.start}, round {found.differs} differs: "
-            f"logged {found.logged[:16]}, found {found.found[:16]}"
-        )
-    if not json_:
-        typer.echo(f"round {round}: trained again from round {found.start}, equal, digest {found.found[:16]}")
 
 
 def main() -> None:

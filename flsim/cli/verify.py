@@ -1,0 +1,42 @@
+"""`flsim verify`: a round of a run is trained again, and compared with what the run logged."""
+
+import importlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flsim.errors import RunFailed
+
+EPILOG = "Example: flsim verify runs/iid --round 120"
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    round: Annotated[int, typer.Option(help="Round, or step of central training, that the run has logged.")],
+    device: Annotated[
+        str | None, typer.Option(help="Of torch, as the clients had; default a GPU where there is one.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Train a round again from the checkpoint before it, and compare the state with what the run logged.
+
+    Exits with 1 where it differs: the run was trained on another kind of machine, by other code, or wrongly.
+    """
+    import torch
+
+    from flsim.runs import Run
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    found = importlib.import_module("server.verify").verify(Run.open(run), round, device)
+    if json_:
+        typer.echo(json.dumps(asdict(found)))
+    if found.differs:
+        raise RunFailed(
+            f"{run}: trained again from round {found.start}, round {found.differs} differs: "
+            f"logged {found.logged[:16]}, found {found.found[:16]}"
+        )
+    if not json_:
+        typer.echo(f"round {round}: trained again from round {found.start}, equal, digest {found.found[:16]}")
