@@ -81,8 +81,7 @@ def test_the_seed_decides_everything_and_shards_and_workers_nothing(experiment: 
     first = experiment.run("first")
     assert_same(first, experiment.run("again"))
     assert_close(first, experiment.run("shards1", "system.shards=1"))
-    assert_close(first, experiment.run("shards5", "system.shards=5"))
-    one_worker = experiment.run("worker1", f"system.cpus_per_client={os.cpu_count()}")
+    one_worker = experiment.run("shards5", "system.shards=5", f"system.cpus_per_client={os.cpu_count()}")
     assert_close(first, one_worker)
     workers = {
         w for line in (one_worker / "rounds.jsonl").read_text().splitlines() for w in json.loads(line)["workers"]

@@ -10,7 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flsim.canaries.planting import Overlay, Planting, plant
-from flsim.canaries.population import Population, make_twin, open_population, order_dtype, write_population
+from flsim.canaries.population import (
+    Population,
+    make_twin,
+    open_population,
+    order_dtype,
+    verify_population,
+    write_population,
+)
 from flsim.canaries.spec import Canary
 from flsim.data import windows as windows_module
 from flsim.data.corpus import CorpusWriter, Split
@@ -157,6 +164,24 @@ def test_damaged_files_are_refused(make_corpus: MakeCorpus, tmp_path: Path, file
         (folder / file).write_bytes(whole[: size or 0])
     with pytest.raises(InputError, match="what was planted cannot be read"):
         open_population(folder, corpus)
+
+
+@pytest.mark.parametrize("file", ["roster.parquet", "overlay.i64", "overlay.u16", "twin.u32", "twin_users.i64"])
+def test_a_bit_that_differs_is_found(make_corpus: MakeCorpus, tmp_path: Path, file: str) -> None:
+    """The file reads as well as before."""
+    corpus = make_corpus([[[1, 2], [3]]] * 3, vocabulary_size=100)
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    write_population(folder, corpus, plant(corpus.split("train"), (Canary("c0", (7, 8), 1.0, 1.0),), 0), "iid", 0)
+    verify_population(folder)
+    content = bytearray((folder / file).read_bytes())
+    content[0] ^= 1
+    (folder / file).write_bytes(content)
+    with pytest.raises(InputError, match=f"{file}: missing or changed since it was planted"):
+        verify_population(folder)
+    (folder / file).unlink()
+    with pytest.raises(InputError, match=f"{file}: missing or changed since it was planted"):
+        verify_population(folder)
 
 
 MAKE = """
