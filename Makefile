@@ -18,7 +18,7 @@ demo: setup      ## train IID and non-IID on the built-in corpus; table, test an
 	$(BIN)/flsim demo
 
 test: setup lint ## lint, type-check, all tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile  # most of them wait for other processes: three keep two cores busy
 
 lint: setup      ## ruff and mypy
 	$(BIN)/ruff check .

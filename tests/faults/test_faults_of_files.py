@@ -78,15 +78,19 @@ def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experime
     assert f"{tokens}: missing or of another size" in said
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(experiment: Experiment, undisturbed: Path) -> None:
+def test_a_damaged_checkpoint_and_rows_are_named_and_made_again(experiment: Experiment, undisturbed: Path) -> None:
+    """The checkpoint before is taken, and the rows are measured again."""
     process, _ = begin(experiment, "broken", until_round=17)
+    wait_for(experiment.folder / "broken" / "evaluations.jsonl", "stored")
     kill(process.pid)
     process.wait()
     *_, before, newest = all_in(experiment.folder / "broken" / "checkpoints")
     _damage(newest, "flipped")  # it reads as well as before
-    said = resume(experiment, "broken")
-    assert f"{newest.name}: " in said
-    assert "it is passed over" in " ".join(said.split())
+    rows = experiment.folder / "broken" / "rows" / "round-000010.parquet"
+    _damage(rows, "cut")
+    said = " ".join(resume(experiment, "broken").split())
+    assert f"{rows.name}: cannot be read; it is passed over" in said
+    assert f"{newest.name}: its digest is not the one" in said
     assert newest.with_name(f"{newest.name}.damaged").exists()
     assert before.exists() or int(before.stem[-2:]) % 10
     assert_equal_runs(experiment.folder / "broken", undisturbed)
@@ -104,17 +108,6 @@ def test_a_damaged_checkpoint_that_was_to_be_evaluated_is_trained_again(
     (broken / "rows" / "round-000010.parquet").unlink(missing_ok=True)
     assert "goes back to round 0: what is damaged was to be evaluated" in resume(experiment, "broken")
     assert_equal_runs(broken, undisturbed)
-
-
-def test_damaged_rows_are_measured_again(experiment: Experiment, undisturbed: Path) -> None:
-    process, _ = begin(experiment, "broken", until_round=11)
-    rows = experiment.folder / "broken" / "rows" / "round-000010.parquet"
-    wait_for(experiment.folder / "broken" / "evaluations.jsonl", "stored")
-    kill(process.pid)
-    process.wait()
-    _damage(rows, "cut")
-    assert f"{rows.name}: cannot be read; it is passed over" in " ".join(resume(experiment, "broken").split())
-    assert_equal_runs(experiment.folder / "broken", undisturbed)
 
 
 def test_two_do_not_train_one_run(experiment: Experiment) -> None:
