@@ -50,7 +50,7 @@ bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 image-check:     ## the steps of deploy/Dockerfile in a new environment, without Docker; minutes, 2 GB of temporary disk
 	deploy/image-check.sh $(VARIANT)
 
-chaos: setup     ## SIGKILL of KILLS random processes of real runs, each resumed and compared; half an hour
+chaos: setup     ## SIGKILL of KILLS random processes of real runs, each resumed and compared; 15 minutes
 	CHAOS_KILLS=$(or $(KILLS),100) CHAOS_SEED=$(or $(SEED),0) $(BIN)/pytest -s tests/faults/test_chaos.py
 
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
