@@ -115,7 +115,8 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
     @property
     def run(self) -> Any:
-        raise NotImplementedError("a run of flsim is flsim.runs.Run, not one of Flower's")
+        """There is none of Flower's: nothing here asks for it, and code that does shall hear so."""
+        raise AttributeError("a run of flsim is flsim.runs.Run, not one of Flower's")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None

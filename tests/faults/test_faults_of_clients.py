@@ -3,8 +3,10 @@
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from faulty import OPTIONS, assert_equal_runs, begin, ended, events, kill, sick_client
 from helpers import Experiment, start
 
@@ -55,19 +57,16 @@ def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experi
     assert re.search(r'"client failed".*"reason": "MemoryError', log)
 
 
-def test_a_user_who_kills_every_client_is_found_and_named(experiment: Experiment) -> None:
-    sick_client(experiment, dies_with_user_seven)
-    process = start(experiment, "--out", "poisoned", *OPTIONS, "--set", "system.retries=1")
+@pytest.mark.parametrize(
+    ("harm", "retries", "reason"),
+    [(dies_with_user_seven, 1, "its process died"), (has_no_memory_for_user_seven, 0, "MemoryError")],
+)
+def test_a_user_whom_no_client_can_bear_is_found_and_named(
+    experiment: Experiment, harm: Callable[[list[int]], None], retries: int, reason: str
+) -> None:
+    sick_client(experiment, harm)
+    process = start(experiment, "--out", "poisoned", *OPTIONS, "--set", f"system.retries={retries}")
     code, said = ended(experiment, process)
     assert code == 1
-    expected = r"flsim: round \d+: shard 0 failed 2 times, last with: its process died.*; user 7 \(train7\) alone "
-    assert re.match(expected, said), said
-
-
-def test_a_user_for_whom_memory_never_suffices_is_named_too(experiment: Experiment) -> None:
-    sick_client(experiment, has_no_memory_for_user_seven)
-    process = start(experiment, "--out", "poor", *OPTIONS, "--set", "system.retries=0")
-    code, said = ended(experiment, process)
-    assert code == 1
-    expected = r"flsim: round \d+: shard 0 failed 1 times, last with: MemoryError.*; user 7 \(train7\) alone fails it"
+    expected = rf"flsim: round \d+: shard 0 failed {retries + 1} times, last with: {reason}.*; user 7 \(train7\) alone "
     assert re.match(expected, said), said
