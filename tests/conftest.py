@@ -1,13 +1,18 @@
-"""Fixtures: small corpora that tests write themselves."""
+"""Fixtures: small corpora that tests write themselves, and runs that several tests read."""
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, Experiment, MakeCorpus
+from filelock import FileLock
+from helpers import TINY, Experiment, Flsim, MakeCorpus, Trained
 
+from flsim import cli
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
@@ -64,3 +69,36 @@ def experiment(
     make_corpus(random_users(24, 8, 36), test=random_users(4, 8, 36, seed=1), vocabulary_size=40)
     (tmp_path / "tiny.toml").write_text(TINY)
     return Experiment(tmp_path)
+
+
+@pytest.fixture
+def trained(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Whole runs of the experiment with given overrides, each trained once for all tests; nobody changes them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def trained(*overrides: str) -> Path:
+        settings = "\n".join([experiment.config.read_text(), *overrides])
+        folder = shared / f"trained-{sha256(settings.encode()).hexdigest()[:16]}"
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                shutil.copytree(experiment.folder / "corpus", folder / "corpus")
+                shutil.copy(experiment.config, folder)
+                Experiment(folder).run("run", *overrides)
+        return folder / "run"
+
+    return trained
+
+
+@pytest.fixture
+def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
+    """A command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["flsim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run

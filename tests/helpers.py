@@ -21,6 +21,8 @@ from flsim.federated import ServerState
 from flsim.results.store import read_run
 
 MakeCorpus = Callable[..., Corpus]
+Trained = Callable[..., Path]
+Flsim = Callable[..., tuple[int, str, str]]
 
 
 @dataclass(frozen=True)

@@ -80,4 +80,12 @@ def named(processes: Sequence[psutil.Process], name: str) -> psutil.Process:
 
 def without_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Two small helpers of Ray's look for their cluster for a minute before they end, too."""
-    return [process for process in processes if not process.name().endswith("Agent")]
+    return [process for process in processes if not _is_agent(process)]
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    """By its title, or by the file that it runs, while it has not got so far as to take one."""
+    try:
+        return any(part.endswith(("Agent", "agent.py", "agent/main.py")) for part in map(str.strip, process.cmdline()))
+    except psutil.NoSuchProcess:
+        return False

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import WORLD, Experiment, assert_table_says_diverged, finish, rows, start
+from helpers import WORLD, Experiment, Flsim, assert_table_says_diverged, finish, rows, start
 
-from flsim import central, cli, config
+from flsim import central, config
 from flsim.central import CentralState, CentralTraining, train_central
 from flsim.checkpoint import latest, load
 from flsim.errors import InputError
@@ -25,7 +25,6 @@ from flsim.runs import Run
 from flsim.train.records import Order
 from server.alone import LOCK
 
-Flsim = Callable[..., tuple[int, str, str]]
 RECORDS = 24 * 8
 CENTRAL = f"""{WORLD}[training]
 kind = "central"
@@ -54,20 +53,6 @@ def central_experiment(experiment: Experiment) -> Experiment:
     """The same corpus of 192 records, trained centrally: 22 steps an epoch, the last of them of 3 records."""
     experiment.config.write_text(CENTRAL)
     return experiment
-
-
-@pytest.fixture
-def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
-    """A command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["flsim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
 
 
 def state_of(run: Path) -> CentralState:
@@ -111,11 +96,10 @@ def train_in_this_process(run: Run) -> CentralState:
     ("overrides", "setting"),
     [
         (("data.world=iid",), "IID, Adam, b_r=9"),
-        (("data.world=non-iid",), "Non-IID, Adam, b_r=9"),
         (("model.architecture=lstm", "model.layers=2"), "Non-IID, Adam, LSTM 2 layers, b_r=9"),
         (PRIVATE, "DP-RMSProp, C=0.5, z=0.8, b_r=9"),
     ],
-    ids=["iid", "non-iid", "lstm", "private"],
+    ids=["iid", "lstm", "private"],
 )
 def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
     central_experiment: Experiment, flsim: Flsim, overrides: tuple[str, ...], setting: str

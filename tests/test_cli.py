@@ -9,9 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import Experiment, MakeCorpus
+from helpers import Experiment, Flsim, MakeCorpus
 
-from flsim import cli
 from flsim.checkpoint import save
 from flsim.config import load
 from flsim.federated import ServerState, init
@@ -45,19 +44,16 @@ def trained(experiment: Experiment) -> Path:
 
 
 @pytest.fixture
-def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refuse:
+def refuse(flsim: Flsim) -> Refuse:
     """Runs a command that must fail as bad input does: exit code 2, nothing on standard output, one line, returned."""
 
     def run(*arguments: str | Path) -> str:
-        monkeypatch.setattr("sys.argv", ["flsim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        assert stop.value.code == 2
-        assert said.out == ""
-        lines = [line for line in said.err.splitlines() if line.startswith("flsim: ")]
+        code, out, said = flsim(*arguments)
+        assert code == 2
+        assert out == ""
+        lines = [line for line in said.splitlines() if line.startswith("flsim: ")]
         assert len(lines) == 1
-        assert said.err.endswith(lines[0] + "\n")
+        assert said.endswith(lines[0] + "\n")
         return lines[0].removeprefix("flsim: ")
 
     return run

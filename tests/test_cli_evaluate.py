@@ -5,19 +5,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers import Experiment
+from helpers import Experiment, Flsim
 
-from flsim import cli
 from flsim.canaries.listed import read_listed
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
 
 PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
-Flsim = Callable[..., tuple[int, str, str]]
 
 MODEL = """
 import torch
@@ -45,7 +44,7 @@ none = 3
 
 
 @pytest.fixture
-def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Flsim]:
+def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Flsim]:
     """A command in this process, in a folder with a model of 40 tokens, 36 words, and two canaries."""
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "neighbour.py").write_text("V = 40")
@@ -53,15 +52,7 @@ def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "canaries.csv").write_text("id,words,p_u,p_e\nb,w1 w2 w3,0.05,1\na,w35 w0 w1,,\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["flsim", "evaluate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    yield run
+    yield partial(flsim, "evaluate")
     for name in [name for name in sys.modules if name in ("neighbour", "mine") or name.startswith("_audited_")]:
         del sys.modules[name]
 

@@ -1,14 +1,12 @@
 """`flsim privacy` as a user meets it."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
-from helpers import Experiment
+from helpers import Experiment, Flsim
 
-from flsim import cli
 from flsim.config import load
 from flsim.federated import ServerState
 from flsim.privacy.ledger import Entry, Ledger
@@ -16,21 +14,12 @@ from flsim.runs import Run
 
 PAPER = ("--users", "392000", "--cohort", "5000", "--rounds", "784", "--delta", "1e-7")
 SMALL = ("--users", "1000", "--cohort", "10", "--rounds", "5", "--delta", "1e-4")
-Flsim = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
+def flsim(flsim: Flsim) -> Flsim:
     """`flsim privacy` in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["flsim", "privacy", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
+    return partial(flsim, "privacy")
 
 
 def test_the_papers_ten_epochs(experiment: Experiment) -> None:

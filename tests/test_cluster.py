@@ -50,19 +50,20 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
 
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     place = free_place()
+    others = set(psutil.Process().children(recursive=True))
     with cluster(cpus=1, head=place):
         said = capsys.readouterr().err
         assert f"ray start --address {place}" in said
         assert "whoever reaches" in said
         (first,) = ray.nodes()
-        head = psutil.Process().children(recursive=True)
+        head = set(psutil.Process().children(recursive=True)) - others
         assert {"gcs_server", "raylet"} <= {process.name() for process in head}
         with joined(place, tmp_path, **environment):
             wait_until(lambda: len(nodes()) == 2)
             (second,) = (node for node in ray.nodes() if node["NodeID"] != first["NodeID"])
             pinned = NodeAffinitySchedulingStrategy(second["NodeID"], soft=False)
             assert ray.get(ray.remote(code_digest).options(scheduling_strategy=pinned).remote()) == code_digest()
-    assert not psutil.wait_procs(head, timeout=30)[1]
+    assert not psutil.wait_procs(list(head), timeout=30)[1]
 
 
 def test_a_head_with_a_token_turns_others_away_and_ends_when_we_are_killed() -> None:

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import psutil
 import pytest
-from helpers import TINY, Experiment, assert_same, wait_for_round
+from helpers import TINY, Experiment, Trained, assert_same, wait_for_round
 from typer.testing import CliRunner
 
 from flsim import config
@@ -146,8 +146,8 @@ def table_of(run: Path) -> str:
     return done.stdout
 
 
-def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, flower: Flower) -> None:
-    reference = tiny.run("reference")
+def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained: Trained, flower: Flower) -> None:
+    reference = trained()
     Run.create(config.load(tiny.config), tiny.folder / "simulated")  # one that ended before its first round
     asked = run_config(tiny, "simulated", resume=True)
     port = str(free_port())
@@ -201,11 +201,11 @@ class Deployment:
         return self.flower.said.count("SuperNode ID: ")
 
 
-def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, flower: Flower) -> None:
+def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, trained: Trained, flower: Flower) -> None:
     deployment = Deployment(flower)
     stranger = deployment.supernode("stranger", register=False)
     first, _ = deployment.supernode("first"), deployment.supernode("second")
-    reference = tiny.run("reference")
+    reference = trained()
     wait_until(lambda: deployment.online() == 2, flower)
     assert stranger.wait(timeout=60) != 0
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import PRIVATE, WORLD, Experiment, finish, start, wait_for_round
+from helpers import PRIVATE, WORLD, Experiment, Trained, finish, start, wait_for_round
 from prometheus_client.parser import text_string_to_metric_families
 from raynodes import wait_until
 
@@ -183,10 +184,10 @@ def test_a_central_run_is_seen_in_steps(experiment: Experiment, prometheus: Prom
 
 
 def test_figures_that_cannot_be_told_stop_nothing(
-    experiment: Experiment, prometheus: Prometheus, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained: Trained, prometheus: Prometheus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lines that are none, a loss that Prometheus does not get, and a file that is another one at the next look."""
-    path = experiment.run("odd")
+    path = shutil.copytree(trained(), tmp_path / "odd")
     (path / "rounds.jsonl").write_bytes(
         b'\xff\n{"round": 1, "loss": Infinity, "users": 5, "examples": 7, "seconds": 1}\n{"rou'
     )

@@ -131,7 +131,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
     for _ in range(REDRAWS):
         taken.update(*(occurring(split, set(phrases) - known) for split in splits))
         known.update(phrases)
-        rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or phrase in phrases[:i]]
+        first = {phrase: i for i, phrase in reversed([*enumerate(phrases)])}
+        rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or first[phrase] != i]
         if not rejected:
             digits = len(str(len(phrases) - 1))
             return tuple(

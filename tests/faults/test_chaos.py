@@ -27,7 +27,7 @@ from flsim.progress import say
 from flsim.rng import stream
 
 KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS_SEED", "0"))
-IN_CI = 4
+IN_CI = 3
 SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
 LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25")  # there is an evaluator while it trains
 LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50")

@@ -78,14 +78,19 @@ def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experime
     assert f"{tokens}: missing or of another size" in said
 
 
-def test_a_damaged_checkpoint_and_rows_are_named_and_made_again(experiment: Experiment, undisturbed: Path) -> None:
-    """The checkpoint before is taken, and the rows are measured again."""
+def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Experiment, undisturbed: Path) -> None:
+    """Checkpoints whose bits changed read as well as before.
+
+    Of the newest, the one before is taken, and rows are measured again. Where it was to be evaluated, later ones are
+    good, but going on from them would leave its rows out.
+    """
     process, _ = begin(experiment, "broken", until_round=17)
     wait_for(experiment.folder / "broken" / "evaluations.jsonl", "stored")
     kill(process.pid)
     process.wait()
+    evaluated = shutil.copytree(experiment.folder / "broken", experiment.folder / "evaluated")
     *_, before, newest = all_in(experiment.folder / "broken" / "checkpoints")
-    _damage(newest, "flipped")  # it reads as well as before
+    _damage(newest, "flipped")
     rows = experiment.folder / "broken" / "rows" / "round-000010.parquet"
     _damage(rows, "cut")
     said = " ".join(resume(experiment, "broken").split())
@@ -95,19 +100,10 @@ def test_a_damaged_checkpoint_and_rows_are_named_and_made_again(experiment: Expe
     assert before.exists() or int(before.stem[-2:]) % 10
     assert_equal_runs(experiment.folder / "broken", undisturbed)
 
-
-def test_a_damaged_checkpoint_that_was_to_be_evaluated_is_trained_again(
-    experiment: Experiment, undisturbed: Path
-) -> None:
-    """Later ones are good: going on from them would leave its rows out."""
-    process, _ = begin(experiment, "broken", until_round=24)
-    kill(process.pid)
-    process.wait()
-    broken = experiment.folder / "broken"
-    _damage(broken / "checkpoints" / "round-000010.safetensors", "flipped")
-    (broken / "rows" / "round-000010.parquet").unlink(missing_ok=True)
-    assert "goes back to round 0: what is damaged was to be evaluated" in resume(experiment, "broken")
-    assert_equal_runs(broken, undisturbed)
+    _damage(evaluated / "checkpoints" / "round-000010.safetensors", "flipped")
+    (evaluated / "rows" / "round-000010.parquet").unlink()
+    assert "goes back to round 0: what is damaged was to be evaluated" in resume(experiment, "evaluated")
+    assert_equal_runs(evaluated, undisturbed)
 
 
 def test_two_do_not_train_one_run(experiment: Experiment) -> None:
@@ -126,5 +122,5 @@ def _damage(path: Path, how: str) -> None:
     if how == "cut":
         del content[len(content) // 2 :]
     else:
-        content[-9] ^= 4  # a bit of a parameter: the file reads as well as before
+        content[-9] ^= 4  # a bit of a parameter
     path.write_bytes(content)

@@ -2,24 +2,21 @@
 
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Experiment
+from helpers import Experiment, Flsim
 
-from flsim import cli
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
 from flsim.results.power import detectable_exposure, seeds_for
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-Flsim = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
+def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
     """`flsim plan --no-calibration` in this process, its scratch folder below `tmp_path`: code, output, errors."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -27,12 +24,9 @@ def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 
     def run(*arguments: str | Path, calibrated: bool = False) -> tuple[int, str, str]:
         more = () if calibrated else ("--no-calibration",)
-        monkeypatch.setattr("sys.argv", ["flsim", "plan", *map(str, (*arguments, *more))])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
+        found = flsim("plan", *arguments, *more)
         assert not list(scratch.iterdir()), "left behind"
-        return int(stop.value.code or 0), said.out, said.err
+        return found
 
     return run
 

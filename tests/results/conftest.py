@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import Flsim
 
-from flsim import cli
 from flsim.results.rows import Row
 from flsim.results.store import RunResults, read_run, write_rows
 
 MakeRun = Callable[..., Path]
-Flsim = Callable[..., tuple[int, str, str]]
 MakeSeries = Callable[..., list[RunResults]]
 
 GRID = tuple(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))
@@ -104,15 +103,7 @@ def make_series(make_run: MakeRun) -> MakeSeries:
 
 
 @pytest.fixture
-def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
+def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsim:
     """Runs a command in the folder of the runs: its exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["flsim", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
+    return flsim

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import Flsim
 from scipy import stats
 
 from flsim.results.compare_pairs import COLUMNS, compare_pairs
@@ -17,7 +18,6 @@ from flsim.results.sweep_pairs import same_names, twins
 from flsim.results.sweeps import read_sweep
 
 MakeRun = Callable[..., Path]
-Flsim = Callable[..., tuple[int, str, str]]
 MakeSweep = Callable[..., Path]
 Levels = Mapping[tuple[str, str], Sequence[float | None]]
 PUBLISHED = {

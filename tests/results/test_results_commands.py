@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import Flsim
 
 from flsim.results import seeds_table, tables
 from flsim.results.published import matching, published_rows
@@ -14,7 +15,6 @@ from flsim.results.store import RunResults
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
-Flsim = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 from helpers import final_params
+from raynodes import without_agents
 
 from flsim import central
 from flsim.central import CentralTraining, train_central
@@ -66,10 +67,10 @@ def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_
     folder = SweepFolder(tmp_path / "out")
     first = flsim(tmp_path)
     wait_for_a_checkpoint(first, folder.run("good-iid-seed0"))
-    below = [child for child in psutil.Process(first.pid).children(recursive=True) if "Agent" not in child.name()]
+    below = without_agents(psutil.Process(first.pid).children(recursive=True))
     os.kill(first.pid, signal.SIGKILL)
     first.communicate(timeout=DEADLINE)
-    assert not psutil.wait_procs(below, timeout=60)[1], "what it started outlives it"  # Ray's agents take their time
+    assert not psutil.wait_procs(below, timeout=60)[1], "what it started outlives it"
     assert not any(run.results and run.results.status == "completed" for run in read_sweep(folder.path).runs)
 
     second = flsim(tmp_path)
