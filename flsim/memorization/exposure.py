@@ -7,6 +7,8 @@ Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |sp
 from dataclasses import dataclass
 from math import inf, log2
 
+import scipy
+
 CONFIDENCE = 0.95
 
 
@@ -65,9 +67,7 @@ def exposure_interval(
         ValueError: the rank is none.
     """
     exposure(rank, references)
-    from scipy.stats import binomtest  # half a second, which processes that train need not wait for
-
-    found = binomtest(rank - 1, references).proportion_ci(confidence, "exact")
+    found = scipy.stats.binomtest(rank - 1, references).proportion_ci(confidence, "exact")
     most = inf if space is None else log2(space)
     low, high = (min(most, -log2(p) if p > 0 else inf) for p in (found.high, found.low))
     return low, high

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import log, log2
 
 import numpy as np
+import scipy
 from torch import Tensor
 
 from flsim.errors import InputError
@@ -115,9 +116,7 @@ def extrapolate(
     tails = (1 - hparams.confidence) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
-    from scipy.stats import kstest  # half a second, which processes that train need not wait for
-
-    statistic = float(kstest(sample, fitted.cdf).statistic)
+    statistic = float(scipy.stats.kstest(sample, fitted.cdf).statistic)
     return Extrapolation(fitted, statistic, p_value, dict(zip(names, exposures, strict=True)))
 
 

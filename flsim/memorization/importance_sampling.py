@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import exp, log2
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -126,17 +127,15 @@ def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
 
 def _estimate(draws: Draws, weighted: Floats, heaviest: float, confidence: float) -> SpaceExposure:
     """From what every sample adds to the estimate [N], 0 outside the event, and the most that one could add."""
-    from scipy.stats import gamma  # half a second, which processes that train need not wait for
-
     others, squares = float(weighted.sum()), float((weighted**2).sum())
     proposals = np.split(weighted, np.cumsum(draws.counts)[:-1])
     variance = sum(len(part) * float(part.var(ddof=1)) for part in proposals)
     effective = others**2 / squares if others else 0.0
 
     tail = (1 - confidence) / 2
-    low = float(gamma.ppf(tail, effective, scale=squares / others)) if others else 0.0
+    low = float(scipy.stats.gamma.ppf(tail, effective, scale=squares / others)) if others else 0.0
     most, spread = others + heaviest, squares + heaviest**2
-    high = float(gamma.ppf(1 - tail, most**2 / spread, scale=spread / most))
+    high = float(scipy.stats.gamma.ppf(1 - tail, most**2 / spread, scale=spread / most))
     own = exp(-draws.log_space)
     bits = Exposure(*(-log2(min(1.0, own + part)) for part in (others, high, low)))
     return SpaceExposure(own + others, variance**0.5, bits, effective)

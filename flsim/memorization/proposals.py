@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import exp, log
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 from torch import Tensor
 
 from flsim.data.vocabulary import Layout
@@ -53,11 +53,11 @@ class Draws:
     def ratios(self) -> Floats:
         """Density of each proposal over q, [N, K]."""
         densities = self.log_densities.cpu().numpy()
-        return np.asarray(np.exp(densities - logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
+        return np.asarray(np.exp(densities - scipy.special.logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
 
     def weights(self) -> Floats:
         """Uniform density over q, [N]; the mean of those in an event, 0 for others, estimates its probability."""
-        mixture = logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
+        mixture = scipy.special.logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
         return np.asarray(np.exp(-self.log_space - mixture))
 
     def heaviest(self, bound: float) -> float:
@@ -69,7 +69,7 @@ class Draws:
         powers = np.array(self.powers)
         log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
         rarest = -powers * bound - log_normalizers.max(0)
-        return exp(-self.log_space - float(logsumexp(rarest, b=self.shares)))
+        return exp(-self.log_space - float(scipy.special.logsumexp(rarest, b=self.shares)))
 
 
 def draw(

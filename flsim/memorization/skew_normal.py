@@ -6,17 +6,17 @@ exposures of memorized canaries need a relative one.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import exp, log, pi, sqrt
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr, owens_t, roots_laguerre
 
 Floats = NDArray[np.float64]
 STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail grows for ever
 MOST_SKEW = 0.99  # no skew-normal distribution has a skewness beyond 0.9953
 TAIL = 1e-5
-NODES, WEIGHTS = roots_laguerre(64)
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class SkewNormal:
 
     def log_density(self, x: Floats) -> Floats:
         u = (x - self.location) / self.scale
-        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + log_ndtr(self.alpha * u))
+        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + scipy.special.log_ndtr(self.alpha * u))
 
     def cdf(self, x: Floats) -> Floats:
         """The distribution function [...], to an absolute 1e-15."""
         u = (x - self.location) / self.scale
-        return np.asarray(np.clip(ndtr(u) - 2 * owens_t(u, self.alpha), 0, 1))
+        return np.asarray(np.clip(scipy.special.ndtr(u) - 2 * scipy.special.owens_t(u, self.alpha), 0, 1))
 
     def log_cdf(self, x: Floats) -> Floats:
         """Natural log of the distribution function [...], to a relative 1e-6, wherever x is.
@@ -56,9 +56,10 @@ class SkewNormal:
         if far.any():
             at = x[far][:, None]
             u = (at - self.location) / self.scale
+            nodes, weights = _laguerre()
             slope = (-u + self.alpha * _mills(self.alpha * u)) / self.scale
-            falls = self.log_density(at - NODES / slope) - self.log_density(at) + NODES
-            result[far] = self.log_density(at)[:, 0] - np.log(slope[:, 0]) + np.log(np.exp(falls) @ WEIGHTS)
+            falls = self.log_density(at - nodes / slope) - self.log_density(at) + nodes
+            result[far] = self.log_density(at)[:, 0] - np.log(slope[:, 0]) + np.log(np.exp(falls) @ weights)
         return result
 
 
@@ -99,7 +100,7 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
         scale = exp(log_scale)
         u = (z - location) / scale
         ratio = _mills(alpha * u)
-        value = log_scale + shares @ (u**2 / 2 - log_ndtr(alpha * u)) + log(pi / 2) / 2
+        value = log_scale + shares @ (u**2 / 2 - scipy.special.log_ndtr(alpha * u)) + log(pi / 2) / 2
         gradient = [
             -shares @ (u * ratio),
             shares @ (alpha * ratio - u) / scale,
@@ -111,9 +112,7 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
     bounds = [(-STEEPEST, STEEPEST), (-20, 20), (-10, 5)]
     begin = np.clip(begin, *np.transpose(bounds))
     precision = {"ftol": 1e-13, "gtol": 1e-8}
-    from scipy.optimize import minimize  # as long to import as all else
-
-    end = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=precision)
+    end = scipy.optimize.minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=precision)
     alpha, location, log_scale = map(float, end.x)
     return float(end.fun), SkewNormal(alpha, location, exp(log_scale))
 
@@ -126,6 +125,13 @@ def _of_moments(skew: float) -> SkewNormal:
     return SkewNormal(delta / sqrt(1 - delta**2), -scale * delta * sqrt(2 / pi), scale)
 
 
+@cache
+def _laguerre() -> tuple[Floats, Floats]:
+    """Nodes and weights, [64] each: the integral of exp(-t) f(t) over t > 0 is weights @ f(nodes)."""
+    nodes, weights = scipy.special.roots_laguerre(64)
+    return nodes, weights
+
+
 def _mills(x: Floats) -> Floats:
     """phi(x) / Phi(x)."""
-    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - log_ndtr(x)))
+    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - scipy.special.log_ndtr(x)))

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import nnls
-from scipy.stats import trim_mean
 
 from flsim.errors import InputError
 
@@ -94,7 +93,7 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
         raise InputError("nothing was observed to fit a cost to")
 
     def middle(values: Sequence[float], cut: float = 0.0) -> float:
-        return float(trim_mean(values, cut) if quantile is None else np.quantile(values, quantile))
+        return float(scipy.stats.trim_mean(values, cut) if quantile is None else np.quantile(values, quantile))
 
     seconds = np.array([middle(run.rounds, CUT) for run in observed])
     sizes = np.array([run.size for run in observed])
@@ -120,7 +119,7 @@ def _line(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[flo
     if len(np.unique(sizes)) == 1:
         return float(seconds.mean()), 0.0
     scale = 1 / np.maximum(seconds, 1e-12)
-    (base, per_size), _ = nnls(np.stack([scale, sizes * scale], axis=1), seconds * scale)
+    (base, per_size), _ = scipy.optimize.nnls(np.stack([scale, sizes * scale], axis=1), seconds * scale)
     return float(base), float(per_size)
 
 

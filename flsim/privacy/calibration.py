@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from scipy.optimize import brentq
+import scipy
 
 from flsim.errors import InputError
 from flsim.privacy.conventions import Convention
@@ -44,7 +44,7 @@ def calibrate(planned: Entry, target: float, delta: float, convention: Conventio
         return math.log(max(found, math.ulp(0.0))) - math.log(target)
 
     low, high = _bracket(excess, math.log(guess), f"{convention}: no noise multiplier gives epsilon {target:g}")
-    log_noise = brentq(excess, low, high, xtol=TOLERANCE / 8) + TOLERANCE / 4
+    log_noise = scipy.optimize.brentq(excess, low, high, xtol=TOLERANCE / 8) + TOLERANCE / 4
     while excess(log_noise) > 0:  # where epsilon does not fall smoothly
         log_noise += TOLERANCE / 4
     return math.exp(log_noise)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 
 def share_interval(memorized: int, canaries: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -14,7 +14,7 @@ def share_interval(memorized: int, canaries: int, confidence: float = 0.95) -> t
     It takes canaries as independent, which those of one model are not, so it is too narrow for other seeds; over seeds
     it is of all their canaries pooled.
     """
-    found = stats.binomtest(memorized, canaries).proportion_ci(confidence, method="exact")
+    found = scipy.stats.binomtest(memorized, canaries).proportion_ci(confidence, method="exact")
     return float(found.low), float(found.high)
 
 
@@ -54,5 +54,5 @@ def order(ours: Sequence[float], theirs: Sequence[float]) -> Order:
     ]
     tau = p = math.nan
     if len(set(a)) > 1 and len(set(b)) > 1:
-        tau, p = map(float, stats.kendalltau(a, b))
+        tau, p = map(float, scipy.stats.kendalltau(a, b))
     return Order(int(differ.sum()) // 2, float(agree.sum()) / 2, tuple(of_rows), tau, p)

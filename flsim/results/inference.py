@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so that equal differences tie
 
@@ -15,7 +15,7 @@ def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> t
     """Student's t confidence interval of the mean of float64 [n] values; NaN below two of them."""
     if len(values) < 2:
         return math.nan, math.nan
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    half = float(scipy.stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
     return float(values.mean()) - half, float(values.mean()) + half
 
 
@@ -28,7 +28,7 @@ def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
     # The spread of equal differences is rounding error, which must not become a statistic.
     if np.ptp(differences) == 0:
         return 0.0
-    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
@@ -39,7 +39,7 @@ def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
     """
     if not differences.any():
         return 1.0
-    return float(stats.wilcoxon(differences, zero_method="pratt", correction=False, method="auto").pvalue)
+    return float(scipy.stats.wilcoxon(differences, zero_method="pratt", correction=False, method="auto").pvalue)
 
 
 def mcnemar_p(only_a: int, only_b: int) -> float:
@@ -48,7 +48,7 @@ def mcnemar_p(only_a: int, only_b: int) -> float:
     The binomial test of one half on the discordant pairs (McNemar, 1947); 1 without any.
     """
     discordant = only_a + only_b
-    return float(stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
+    return float(scipy.stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
 
 
 def discordant_interval(only_a: int, only_b: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -61,7 +61,7 @@ def discordant_interval(only_a: int, only_b: int, confidence: float = 0.95) -> t
     discordant = only_a + only_b
     if not discordant:
         return 0.0, 1.0
-    interval = stats.binomtest(only_a, discordant).proportion_ci(confidence, method="exact")
+    interval = scipy.stats.binomtest(only_a, discordant).proportion_ci(confidence, method="exact")
     return float(interval.low), float(interval.high)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 ALPHA = 0.05  # two-sided
 POWER = 0.8  # Cohen's (1988) convention
@@ -57,8 +57,8 @@ def power_of_exposure(
     if not 1e-6 < shift < 1000:  # beyond, scipy is not to be relied on, and the answer no longer changes
         return alpha if shift < 1 else 1.0
     # The square of t is F, noncentral as well: both tails at once, and scipy has no number for one of t's now and then.
-    critical = float(stats.t.isf(alpha / 2, sizes - 1))
-    return float(stats.ncf.sf(critical**2, 1, sizes - 1, shift**2))
+    critical = float(scipy.stats.t.isf(alpha / 2, sizes - 1))
+    return float(scipy.stats.ncf.sf(critical**2, 1, sizes - 1, shift**2))
 
 
 def detectable_exposure(
@@ -82,7 +82,7 @@ def detectable_exposure(
         if most > 1e6:
             return math.inf
         most *= 2
-    return float(optimize.brentq(lacking, 0.0, most))
+    return float(scipy.optimize.brentq(lacking, 0.0, most))
 
 
 def canaries_for(
@@ -133,10 +133,10 @@ def power_of_counts(only_a: float, only_b: float, canaries: int, alpha: float = 
         return 0.0
     m = np.arange(canaries + 1)
     # The largest count in a tail that is still rejected, -1 without one. A tail of (1/2)^m is never exactly alpha / 2.
-    tail = stats.binom.ppf(alpha / 2, m, 0.5) - 1
+    tail = scipy.stats.binom.ppf(alpha / 2, m, 0.5) - 1
     of_a = min(1.0, only_a / discordant)
-    found = stats.binom.cdf(tail, m, of_a) + stats.binom.sf(m - tail - 1, m, of_a)
-    return float((stats.binom.pmf(m, canaries, discordant) * found).sum())
+    found = scipy.stats.binom.cdf(tail, m, of_a) + scipy.stats.binom.sf(m - tail - 1, m, of_a)
+    return float((scipy.stats.binom.pmf(m, canaries, discordant) * found).sum())
 
 
 def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPHA, power: float = POWER) -> float:
@@ -151,7 +151,7 @@ def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPH
 
     if lacking(1 - only_b) < 0:
         return math.inf
-    return float(optimize.brentq(lacking, only_b, 1 - only_b)) - only_b
+    return float(scipy.optimize.brentq(lacking, only_b, 1 - only_b)) - only_b
 
 
 def _least(power_of: Callable[[int], float], power: float) -> int | None:

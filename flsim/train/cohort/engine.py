@@ -92,8 +92,13 @@ class CohortEngine:
         Raises:
             RunFailed: there is not enough memory for a single user.
         """
-        start = {name: value.to(self._device) for name, value in start.items()}
-        delta = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
+        try:
+            start = {name: value.to(self._device) for name, value in start.items()}
+            delta = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise self._too_little(error) from error
         # Largest first: those that train at once are of like size, and memory runs out early if at all.
         waiting = sorted(((user, users[user]) for user in cohort), key=lambda member: -len(member[1]))
         parts: list[UpdateSum] = []
@@ -169,9 +174,12 @@ class CohortEngine:
         """Half as many users at once from now on."""
         self._trainer = None
         if self._at_once == 1:
-            raise RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})") from error
+            raise self._too_little(error) from error
         self._at_once //= 2
         say(f"{self._device}: out of memory; from now on {self._at_once} users train at once")
+
+    def _too_little(self, error: Exception) -> RunFailed:
+        return RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})")
 
 
 def _is_out_of_memory(error: Exception) -> bool:
