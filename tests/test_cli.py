@@ -61,39 +61,39 @@ def refuse(flsim: Flsim) -> Refuse:
 
 def test_import_inspect_and_their_json(tmp_path: Path, experiment: Experiment) -> None:
     dump(tmp_path / "site.Posts.xml")
-    imported = experiment.flsim(
+    imported = experiment.call(
         "data", "import", "site.Posts.xml", "--out", "made", "--words-per-user", "10", "--vocabulary", "12", "--json"
     )
-    inspected = experiment.flsim("data", "inspect", "made", "--json")
+    inspected = experiment.call("data", "inspect", "made", "--json")
     assert json.loads(imported.stdout) == json.loads(inspected.stdout)
     about = json.loads(inspected.stdout)
     assert {"users", "records", "words", "vocabulary", "dropped", "test_users"} <= set(about)
     assert about["vocabulary"] == 12
-    assert "train" in experiment.flsim("data", "inspect", "made").stdout
+    assert "train" in experiment.call("data", "inspect", "made").stdout
 
 
 def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
-    csv = experiment.flsim("table", "run", "--format", "csv").stdout
+    csv = experiment.call("table", "run", "--format", "csv").stdout
     (tmp_path / "table.csv").write_text(csv)
     table = pd.read_csv(tmp_path / "table.csv")
     wanted = ["setting", "rs", "bs", "canaries", "mean_exposure", "accuracy", "perplexity", "status"]
     assert set(wanted) <= set(table.columns)
     assert table["status"].tolist() == ["completed"]
-    assert experiment.flsim("table", "run").stdout.startswith("|")
-    assert "\\toprule" in experiment.flsim("table", "run", "--format", "latex").stdout
-    experiment.flsim("table", "run", "--format", "parquet", "--out", "table.parquet")
+    assert experiment.call("table", "run").stdout.startswith("|")
+    assert "\\toprule" in experiment.call("table", "run", "--format", "latex").stdout
+    experiment.call("table", "run", "--format", "parquet", "--out", "table.parquet")
     assert len(pd.read_parquet(tmp_path / "table.parquet")) == 1
 
 
 def test_a_table_that_cannot_be_written_is_one_line(experiment: Experiment, trained: Path) -> None:
-    done = experiment.flsim("table", "run", "--out", "nowhere/table.md", check=False)
+    done = experiment.call("table", "run", "--out", "nowhere/table.md", check=False)
     assert done.returncode == 2
     assert done.stderr == "flsim: nowhere/table.md: no such folder as nowhere; make it first\n"
 
 
 def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path) -> None:
     before = (trained / "rows" / "round-000002.parquet").read_bytes()
-    done = experiment.flsim("evaluate", "run/checkpoints/round-000002.safetensors", "--json")
+    done = experiment.call("evaluate", "run/checkpoints/round-000002.safetensors", "--json")
     assert (trained / "rows" / "round-000002.parquet").read_bytes() == before
     rows = pd.DataFrame(json.loads(done.stdout))
     assert {"rank", "exposure", "rs", "bs", "log_perplexity", "accuracy", "perplexity"} <= set(rows["metric"])
@@ -101,7 +101,7 @@ def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path)
 
 @pytest.mark.parametrize("command", [[], ["data"], ["data", "import"], ["run"], ["evaluate"], ["table"], ["demo"]])
 def test_help_has_an_example_and_fits_the_terminal(experiment: Experiment, command: list[str]) -> None:
-    done = experiment.flsim(*command, "--help")
+    done = experiment.call(*command, "--help")
     assert done.stderr == ""
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert not command or command == ["data"] or "Example: flsim" in done.stdout
@@ -197,7 +197,7 @@ def test_a_corpus_changed_since_the_checkpoint_is_refused(
     tokens.write_bytes(original[:-2])
     assert "missing or of another size" in refuse("evaluate", checkpoint)
     shutil.rmtree(experiment.folder / "corpus")
-    cli_made = experiment.flsim(
+    cli_made = experiment.call(
         "data", "synthetic", "--out", "corpus", "--users", "24", "--vocabulary", "40", "--words-per-user", "50"
     )
     assert "Traceback" not in cli_made.stderr
@@ -208,7 +208,7 @@ def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained:
     run = Run.open(trained)
     state = run.latest_state()
     state.params["gate_bias"][0] = torch.nan
-    done = experiment.flsim("evaluate", run.save(ServerState(2, state.params)), check=False)
+    done = experiment.call("evaluate", run.save(ServerState(2, state.params)), check=False)
     assert done.returncode == 1
     assert "gate_bias are not finite" in done.stderr
     assert done.stdout == ""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from faulty import fill, small_disk
-from helpers import Experiment
+from helpers import Experiment, Trained
 
 from flsim.logs import FILE, log, logging_to
 from flsim.progress import say
@@ -113,9 +114,9 @@ def test_a_folder_that_is_gone_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_logs_what_happens_with_rounds_and_machines_and_goes_on_when_it_is_resumed(
-    experiment: Experiment,
+    experiment: Experiment, trained: Trained
 ) -> None:
-    run = experiment.run("run", "system.shards=2", options=["--cpus", "2"])
+    run = shutil.copytree(trained(), experiment.folder / "run")
     first = lines(run)
     assert {line["run"] for line in first} == {"run"}
     assert {line["level"] for line in first} == {"info"}

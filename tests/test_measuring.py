@@ -82,16 +82,16 @@ def test_the_command_says_what_the_columns_are(experiment: Experiment) -> None:
     _, path = checkpoint_of(experiment, "run")
     _, other = checkpoint_of(experiment, "other", seed=1)
     also = [part for name in METRICS for part in ("--also", name)]
-    done = experiment.flsim("evaluate", path, *also, "--samples", "200", "--calibrate", other)
+    done = experiment.call("evaluate", path, *also, "--samples", "200", "--calibrate", other)
     heading, *lines = done.stdout.splitlines()
     assert heading.split()[3:] == [
         "nats", "rank", "bits", "RS", "BS", "space", "fit", "p", "path", "hits", "calib.", "0+0", "0+1", "1+0", "1+1",
     ]  # fmt: skip
     assert len(lines[0]) == len(heading)
     assert any(line.startswith("space: bits over the whole space") for line in lines)
-    decided = experiment.flsim("evaluate", path, "--decide").stdout.splitlines()
+    decided = experiment.call("evaluate", path, "--decide").stdout.splitlines()
     assert decided[0].split()[3:] == ["nats", "RS", "BS"]
     assert [line.split()[-2] for line in decided[1:3]] == [line.split()[6] for line in lines[:2]]
-    refused = experiment.flsim("evaluate", path, "--also", "pace", check=False)
+    refused = experiment.call("evaluate", path, "--also", "pace", check=False)
     assert refused.returncode == 2
     assert "also must list names of space" in refused.stderr

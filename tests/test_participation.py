@@ -99,7 +99,7 @@ def test_the_command_says_so(
     assert isinstance(state, ServerState)
     evaluate_checkpoint(run.path, run.save(replace(state, round=2)))
     found = participation(run, 2)
-    rows = json.loads(experiment.flsim("trace", "run", "--json", "--canary", "c1", "--out", "trace.png").stdout)
+    rows = json.loads(experiment.call("trace", "run", "--json", "--canary", "c1", "--out", "trace.png").stdout)
     [row] = rows
     assert (row["canary"], row["round"]) == ("c1", 2)
     assert row["participations"] == (found["canary"] == "c1").sum()

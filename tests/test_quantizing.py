@@ -64,7 +64,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     evaluated(experiment)
     checkpoint_of(experiment, "bare")
-    done = experiment.flsim("quantize", *arguments, check=False)
+    done = experiment.call("quantize", *arguments, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert message in done.stderr
     assert not (experiment.folder / "new").exists()
@@ -72,7 +72,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 def test_the_command_prints_both(experiment: Experiment) -> None:
     evaluated(experiment)
-    said = experiment.flsim("quantize", "run", "--out", "run-8bit").stdout
+    said = experiment.call("quantize", "run", "--out", "run-8bit").stdout
     assert ["8-bit" in line for line in said.splitlines()[:4]] == [False, False, False, True]
 
 

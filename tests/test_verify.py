@@ -7,8 +7,7 @@ from pathlib import Path
 
 from faulty import SETTINGS
 from helpers import Experiment, Flsim, Trained
-
-CENTRAL = ("training.kind='central'", "training.steps=40", "training.batch_size=9", "evaluation.every=20")
+from test_central_run import CENTRAL
 
 
 def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
@@ -31,11 +30,9 @@ def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
     assert "cannot verify round 31; it logged 1 to 30" in said
 
 
-def test_steps_of_central_training_too(experiment: Experiment, flsim: Flsim) -> None:
-    text = experiment.config.read_text()  # the sections of federated training go
-    text = re.sub(r"\[(training|local)\][^\[]*", "", text)
-    experiment.config.write_text(text)
-    run = experiment.run("run", *CENTRAL, "system.checkpoint_every=7")
+def test_steps_of_central_training_too(experiment: Experiment, trained: Trained, flsim: Flsim) -> None:
+    experiment.config.write_text(CENTRAL)
+    run = shutil.copytree(trained("data.world=iid"), experiment.folder / "run")
     said = flsim("verify", run, "--round", "35")[1]
     assert said.startswith("round 35: trained again from round 20, equal")
     _change_digest(run, 35)

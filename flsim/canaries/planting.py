@@ -124,6 +124,12 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
             f"set canaries.length to at most that"
         )
     wanted = configurations(hparams)
+    too_few = InputError(
+        f"no {len(wanted)} different phrases of {hparams.length} words found that the corpus does not contain; "
+        f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
+    )
+    if len(wanted) > layout.words**hparams.length:
+        raise too_few
     attempts = [0] * len(wanted)
     phrases = [draw_phrase(seed, index, 0, hparams.length, layout) for index in range(len(wanted))]
     splits = [corpus.split(name) for name in ("train", "heldout", "test")]
@@ -142,10 +148,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
         for i in rejected:
             attempts[i] += 1
             phrases[i] = draw_phrase(seed, i, attempts[i], hparams.length, layout)
-    raise InputError(
-        f"no {len(phrases)} different phrases of {hparams.length} words found that the corpus does not contain; "
-        f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
-    )
+    raise too_few
 
 
 def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:

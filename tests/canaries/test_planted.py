@@ -101,9 +101,9 @@ def test_a_run_that_asks_for_other_canaries_is_refused(experiment: Experiment, p
 
 def test_the_command_plants_what_the_configuration_says_and_only_once(experiment: Experiment, planted: Corpus) -> None:
     command = ["--config", "tiny.toml", "--set", "seed=3", "--json"]
-    about = json.loads(experiment.flsim("data", "plant", "corpus", "--out", "made", *command).stdout)
+    about = json.loads(experiment.call("data", "plant", "corpus", "--out", "made", *command).stdout)
     assert about["digest"] == planted.digest
-    done = experiment.flsim("data", "plant", "made", "--out", "again", *command, check=False)
+    done = experiment.call("data", "plant", "made", "--out", "again", *command, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "flsim: made: has canaries already; plant in the corpus that it came from\n"
     assert not (experiment.folder / "again").exists()

@@ -19,9 +19,9 @@ SMALL = ["--embedding", "6", "--units", "8", "--epochs", "2"]
 
 def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -> None:
     """A real run over what is left, with users whose every record is gone."""
-    experiment.flsim("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")
-    distinct = experiment.flsim("data", "deduplicate", "planted", "--near", "0.8", "--out", "distinct").stdout
-    sane = experiment.flsim("data", "sanitize", "distinct", "--out", "sane", "--share", "0.2", *SMALL, "--json").stdout
+    experiment.call("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")
+    distinct = experiment.call("data", "deduplicate", "planted", "--near", "0.8", "--out", "distinct").stdout
+    sane = experiment.call("data", "sanitize", "distinct", "--out", "sane", "--share", "0.2", *SMALL, "--json").stdout
     assert "that repeat an earlier one" in distinct
     assert max(map(len, distinct.splitlines())) <= 80
 
@@ -47,7 +47,7 @@ def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -
 
 @pytest.mark.parametrize("command", ["plant", "deduplicate", "sanitize"])
 def test_help_has_an_example_and_fits_the_terminal(experiment: Experiment, command: str) -> None:
-    done = experiment.flsim("data", command, "--help")
+    done = experiment.call("data", command, "--help")
     assert f"Example: flsim data {command}" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

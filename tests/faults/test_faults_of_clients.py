@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty import OPTIONS, assert_equal_runs, begin, ended, events, kill, sick_client
-from helpers import Experiment, start
+from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, events, kill, sick_client, wait_for
+from helpers import Experiment, start, wait_for_round
 
 HERE = Path()  # of the experiment, where the functions below run
 
@@ -30,23 +30,22 @@ def has_no_memory_once(users: list[int]) -> None:
         bytearray(1 << 50)
 
 
-def test_clients_that_are_killed_are_replaced_and_change_nothing(experiment: Experiment, undisturbed: Path) -> None:
-    process, workers = begin(experiment, "hurt", until_round=5)
+def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
+    experiment: Experiment, undisturbed: Path
+) -> None:
+    """All are killed; of those that take their place, one hangs until the deadline."""
+    hurt = experiment.folder / "hurt"
+    process, workers = begin(experiment, "hurt", "system.deadline=5", until_round=5)
     for worker in workers:
         kill(worker)
+    wait_for(hurt / "log.jsonl", "client failed")
+    rounds = len(digests(hurt))
+    others = wait_for_round(hurt, rounds + 2)
+    kill(int(others[0].split("/")[1]), signal.SIGSTOP)
     code, said = ended(experiment, process)
     assert code == 0, said
-    assert_equal_runs(experiment.folder / "hurt", undisturbed)
-    assert "client failed" in events(experiment.folder / "hurt")
-
-
-def test_a_client_that_hangs_is_ended_at_the_deadline(experiment: Experiment, undisturbed: Path) -> None:
-    process, workers = begin(experiment, "hung", "system.deadline=5", until_round=5)
-    kill(workers[0], signal.SIGSTOP)
-    code, said = ended(experiment, process)
-    assert code == 0, said
-    assert_equal_runs(experiment.folder / "hung", undisturbed)
-    assert "client process ended, it gave no reply" in events(experiment.folder / "hung")
+    assert_equal_runs(hurt, undisturbed)
+    assert "client process ended, it gave no reply" in events(hurt)
 
 
 def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experiment, undisturbed: Path) -> None:

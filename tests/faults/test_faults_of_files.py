@@ -2,6 +2,8 @@
 
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, fill, kill, resume, small_disk, wait_for
@@ -10,40 +12,40 @@ from helpers import Experiment, start
 from flsim.checkpoint import all_in
 
 
-def test_rows_that_find_no_room_are_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
-    """The folder of rows alone is full, before the first evaluation; training goes on to its end."""
-    process, _ = begin(experiment, "lame", until_round=1)
-    with small_disk(experiment.folder / "rows", megabytes=1) as disk:
-        fill(disk)
-        rows = experiment.folder / "lame" / "rows"
-        rows.rename(rows.with_name("away"))
-        rows.symlink_to(disk)
-        code, said = ended(experiment, process)
-        assert code == 1
-        assert re.search(r"could not be evaluated; `flsim run --resume` tries again: .*No space left on device", said)
-        assert len(digests(experiment.folder / "lame")) == 30
-        rows.unlink()
-        rows.with_name("away").rename(rows)
-    resume(experiment, "lame")
-    assert_equal_runs(experiment.folder / "lame", undisturbed)
+def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
+    """One folder alone is full, so that the failure is that of what lies there.
 
-
-def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(experiment: Experiment, undisturbed: Path) -> None:
-    """The folder of checkpoints alone is full: the log goes on, so that the failure is that of the checkpoint."""
+    First that of checkpoints: the one before is left. Then, when the run goes on, that of rows: it trains to its end.
+    """
+    lame = experiment.folder / "lame"
     process, _ = begin(experiment, "lame", until_round=1)
-    with small_disk(experiment.folder / "small", megabytes=1) as disk:
-        fill(disk)
-        checkpoints = experiment.folder / "lame" / "checkpoints"
-        checkpoints.rename(checkpoints.with_name("away"))
-        checkpoints.symlink_to(disk)
+    with full(lame / "checkpoints") as disk:
         code, said = ended(experiment, process)
         assert code == 1
         assert re.search(r"flsim: .*checkpoints/round-\d+.safetensors: .*No space left on device", said)
         assert [path.name for path in disk.iterdir()] == ["filler"]
-        checkpoints.unlink()
-        checkpoints.with_name("away").rename(checkpoints)
+    for rows in (lame / "rows").glob("*"):  # of what was evaluated before, if it was
+        rows.unlink()
+    with full(lame / "rows"):
+        code, said = ended(experiment, start(experiment, "--out", "lame", *OPTIONS, "--resume"))
+        assert code == 1
+        assert re.search(r"could not be evaluated; `flsim run --resume` tries again: .*No space left on device", said)
+        assert len(digests(lame)) == 30
     resume(experiment, "lame")
-    assert_equal_runs(experiment.folder / "lame", undisturbed)
+    assert_equal_runs(lame, undisturbed)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[Path]:
+    """The folder is on a filesystem without room, for a while; that filesystem."""
+    away = folder.with_name("away")
+    with small_disk(folder.parents[1] / f"small-{folder.name}", megabytes=1) as disk:
+        fill(disk)
+        folder.rename(away)
+        folder.symlink_to(disk)
+        yield disk
+        folder.unlink()
+        away.rename(folder)
 
 
 def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, undisturbed: Path) -> None:
