@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -69,15 +69,6 @@ def alive(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll; a minute is more than anything here takes."""
-    for _ in range(6_000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise TimeoutError("waited for a minute")
 
 
 def children(pid: int) -> list[int]:

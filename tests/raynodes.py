@@ -4,30 +4,35 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import ray
 
+PORTS = iter(range(20_000 + os.getpid() * 101 % 10_000, 32_768))  # below those that Linux gives away
 
-def free_place() -> str:
-    """An address of this machine that others reach, and a port that is free, and below those that Linux gives away."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_768):
+
+def free_port() -> int:
+    """Another one each time."""
+    for port in PORTS:
         with socket.socket() as free, suppress(OSError):
             free.bind(("", port))
-            return f"{ray.util.get_node_ip_address()}:{port}"
+            return port
     raise AssertionError("no port is free")
 
 
+def free_place() -> str:
+    """An address of this machine that others reach, with a port that is free."""
+    return f"{ray.util.get_node_ip_address()}:{free_port()}"
+
+
 @contextmanager
-def joined(address: str, folder: Path | None = None, **environment: str) -> Iterator[psutil.Process]:
-    """A node of one CPU that has joined, started in a folder with more environment variables; its `ray start`."""
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--address", address, "--num-cpus=1", "--block"]
+def started(*options: str, folder: Path | None = None, **environment: str) -> Iterator[psutil.Process]:
+    """A node that is up, started in a folder with more environment variables; its `ray start`."""
     process = subprocess.Popen(
-        command,
+        [str(Path(sys.executable).with_name("ray")), "start", "--block", *options],
         cwd=folder,
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **environment},
         stdout=subprocess.PIPE,
@@ -44,19 +49,17 @@ def joined(address: str, folder: Path | None = None, **environment: str) -> Iter
         process.communicate(timeout=60)
 
 
+def joined(address: str, folder: Path | None = None, **environment: str) -> AbstractContextManager[psutil.Process]:
+    """A node of one CPU that has joined."""
+    return started("--address", address, "--num-cpus=1", folder=folder, **environment)
+
+
 def older_release(folder: Path, library: str) -> str:
     """A folder in which a library's metadata says version 0.1; earlier on a path, it is believed."""
     metadata = folder / f"{library}-0.1.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: {library}\nVersion: 0.1\n")
     return str(folder)
-
-
-def wait_until(happened: Callable[[], bool], seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.1)
 
 
 def listening(processes: Sequence[psutil.Process]) -> set[str]:

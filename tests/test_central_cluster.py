@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import Experiment, rows
+from raynodes import free_port, started
 from test_central_run import CENTRAL, LONG, assert_same_state, log_of, settings, state_of, wait_for_step
+from waiting import wait_until
 
 from flsim.central import CentralState, init, train_central
 from flsim.config import CentralSystemHParams
@@ -31,25 +32,10 @@ DEADLINE = 240.0
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A cluster of two CPUs, and of a GPU that it only claims to have, as a user would start one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--port={port}", "--block"]
-    process = subprocess.Popen(
-        [*command, "--num-cpus=2", "--num-gpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false"],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert any("Ray runtime started" in line for line in process.stdout)
+    port = free_port()
+    options = ["--num-cpus=2", "--num-gpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+    with started("--head", f"--port={port}", *options):
         yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
 
 
 @dataclass
@@ -94,13 +80,6 @@ def begin(experiment: Experiment, address: str) -> Iterator[Begin]:
     for process in begun:
         process.kill()
         process.wait()
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def trainer_of(run: Path) -> int:

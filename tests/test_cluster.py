@@ -11,7 +11,8 @@ import pytest
 import ray
 from helpers import Experiment, start, wait_for_round
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from raynodes import free_place, joined, listening, named, tree, wait_until, without_agents
+from raynodes import free_place, joined, listening, named, tree, without_agents
+from waiting import wait_until
 
 from flsim.errors import InputError
 from flsim.versions import code_digest

@@ -2,17 +2,14 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from helpers import PRIVATE, Experiment, Trained, assert_close, assert_same, final_params, final_state, rows
+from raynodes import free_port, started
 
 from flsim import config, federated
 from flsim.checkpoint import model_of
@@ -107,34 +104,13 @@ def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: E
 @pytest.fixture
 def two_ray_nodes() -> Iterator[str]:
     """A cluster of two one-CPU nodes on loopback, started as a user would; its address."""
-    ray = str(Path(sys.executable).with_name("ray"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--block"]
-    nodes = []
-
-    def start(*options: str) -> None:
-        process = subprocess.Popen(
-            [ray, "start", *options, *common],
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        nodes.append(process)
-        assert process.stdout is not None
-        assert any("Ray runtime started" in line for line in process.stdout)
-
-    try:
-        start("--head", f"--port={port}", "--include-dashboard=false")
-        start(f"--address=127.0.0.1:{port}")
-        yield f"127.0.0.1:{port}"
-    finally:
-        for process in reversed(nodes):
-            process.terminate()
-            process.communicate(timeout=60)
+    place = f"127.0.0.1:{free_port()}"
+    common = ["--num-cpus=1", "--node-ip-address=127.0.0.1"]
+    with (
+        started("--head", f"--port={place.rpartition(':')[2]}", "--include-dashboard=false", *common),
+        started("--address", place, *common),
+    ):
+        yield place
 
 
 def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from zipfile import ZipFile
 import psutil
 import pytest
 from helpers import TINY, Experiment, Trained, assert_same, wait_for_round
+from raynodes import free_port
 from typer.testing import CliRunner
 
 from flsim import config
@@ -119,12 +119,6 @@ def flower(tmp_path: Path) -> Iterator[Flower]:
 def tiny(experiment: Experiment) -> Experiment:
     experiment.config.write_text(SETTINGS)
     return experiment
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def wait_until(true: Callable[[], bool], flower: Flower) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from helpers import MakeCorpus
-from raynodes import free_place, joined, named, older_release, tree, wait_until
+from raynodes import free_place, joined, named, older_release, tree
+from waiting import wait_until
 
 from flsim.errors import InputError
 from flsim.versions import versions

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dumps import alive, children, wait_until
+from dumps import alive, children
+from waiting import wait_until
 
 from flsim.errors import InputError
 from flsim.pool import Pool, Report, Task, WorkerDied

@@ -4,13 +4,9 @@ import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,8 @@ import pytest
 import ray
 from helpers import PRIVATE, WORLD, Experiment, Trained, finish, start, wait_for_round
 from prometheus_client.parser import text_string_to_metric_families
-from raynodes import wait_until
+from raynodes import free_place, free_port, started
+from waiting import wait_until
 
 from flsim.runs import Run
 from server.metrics import COUNTERS, GAUGES, HISTOGRAMS, TAGS, exposed
@@ -69,37 +66,11 @@ def figure(name: str, **tags: str) -> Key:
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[Prometheus]:
     """A head with two CPUs that tells its figures every half second."""
-    with ExitStack() as stack:
-        places = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for place in places:
-            place.bind(("", 0))
-        port, metrics_port = (place.getsockname()[1] for place in places)
-    address = f"{ray.util.get_node_ip_address()}:{port}"
-    command = [
-        str(Path(sys.executable).with_name("ray")),
-        "start",
-        "--head",
-        "--block",
-        "--num-cpus=2",
-        f"--port={port}",
-    ]
-    command += [f"--metrics-export-port={metrics_port}", "--include-dashboard=false"]
-    command += ["--min-worker-port=0", "--max-worker-port=0", '--system-config={"metrics_report_interval_ms": 500}']
-    head = subprocess.Popen(
-        command,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert head.stdout is not None
-        assert any("Ray runtime started" in line for line in head.stdout)
-        yield Prometheus(address, metrics_port)
-    finally:
-        head.terminate()
-        head.communicate(timeout=60)
+    place, metrics_port = free_place(), free_port()
+    options = [f"--port={place.rpartition(':')[2]}", f"--metrics-export-port={metrics_port}", "--num-cpus=2"]
+    options += ["--include-dashboard=false", '--system-config={"metrics_report_interval_ms": 500}']
+    with started("--head", *options, "--min-worker-port=0", "--max-worker-port=0"):
+        yield Prometheus(place, metrics_port)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

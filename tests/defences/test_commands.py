@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from dumps import wait_until
 from helpers import Experiment, MakeCorpus
+from waiting import wait_until
 
 from flsim import cli
 from flsim.canaries.planted import Planted

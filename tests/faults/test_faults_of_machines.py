@@ -12,7 +12,8 @@ from faulty import OPTIONS, assert_equal_runs, ended, events, sick_client, wait_
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from helpers import Experiment, MakeCorpus, start, wait_for_round
-from raynodes import free_place, joined, named, tree, wait_until
+from raynodes import free_place, joined, named, tree
+from waiting import wait_until
 
 from server.cluster import cluster
 from server.grid import ClientShare, ray_grid

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dumps import alive, children, folder_bytes, wait_until, write_jsonl
+from dumps import alive, children, folder_bytes, write_jsonl
+from waiting import wait_until
 
 from flsim.rng import stream
 
