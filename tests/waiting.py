@@ -8,4 +8,4 @@ def wait_until(happened: Callable[[], bool], seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
+        time.sleep(0.01)
