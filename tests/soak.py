@@ -138,10 +138,9 @@ def soak(folder: Path, rounds: int, every: int, seconds: float = 0.5) -> Soaked:
                 if not 0 < done < rounds:
                     continue  # it starts, or ends
                 advance(done)
-                tree = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
-                for process in tree:
+                for process in (psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)):
                     _sample(process, run.pid, done, processes)
-                ask = ask or _asking(next(process for process in tree if process.name() == "raylet"))
+                ask = ask or _asking(next(pid for pid, held in processes.items() if held.kind == "raylet"))
                 for values, value in zip((objects.references, objects.owned, objects.stored), ask(), strict=True):
                     values.append(value)
                 objects.rounds.append(done)
@@ -161,10 +160,14 @@ def _sample(process: psutil.Process, driver: int, done: int, into: dict[int, Hel
     try:
         with process.oneshot():
             memory, descriptors, threads = process.memory_info(), process.num_fds(), process.num_threads()
-            held = into.setdefault(process.pid, Held(""))
-            held.kind = _kind(process, driver)  # a process of Ray's gets its name once it has work
+            name, line = process.name(), " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return
+    if not line:  # it ends: it has given its memory back, and its title
+        return
+    held = into.setdefault(process.pid, Held(""))
+    known = (kind for part, kind in TITLES.items() if part in line)
+    held.kind = "driver" if process.pid == driver else next(known, name)  # Ray's get their title once they have work
     held.rounds.append(done)
     held.resident.append(memory.rss)
     held.own.append(memory.rss - memory.shared)
@@ -172,15 +175,10 @@ def _sample(process: psutil.Process, driver: int, done: int, into: dict[int, Hel
     held.threads.append(threads)
 
 
-def _kind(process: psutil.Process, driver: int) -> str:
-    line = " ".join(process.cmdline())
-    known = (kind for part, kind in TITLES.items() if part in line)
-    return "driver" if process.pid == driver else next(known, process.name())
-
-
-def _asking(raylet: psutil.Process) -> Callable[[], tuple[int, int, int]]:
+def _asking(raylet: int) -> Callable[[], tuple[int, int, int]]:
     """A function that asks a raylet for references, objects that are owned, and bytes in the store."""
-    address = next(part.partition("=")[2] for part in raylet.cmdline() if part.startswith("--gcs-address="))
+    line = psutil.Process(raylet).cmdline()
+    address = next(part.partition("=")[2] for part in line if part.startswith("--gcs-address="))
     state = GlobalState()
     options = {"allow_cluster_id_nil": True, "fetch_cluster_id_if_nil": False}
     state._initialize_global_state(GcsClientOptions.create(address, None, **options))
