@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
@@ -77,8 +77,17 @@ def tree(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def named(processes: Sequence[psutil.Process], name: str) -> psutil.Process:
-    return next(process for process in processes if process.name() == name)
+def named(processes: Iterable[psutil.Process], name: str) -> psutil.Process:
+    """One with that name; others may end meanwhile.
+
+    Raises:
+        AssertionError: there is none.
+    """
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == name:
+                return process
+    raise AssertionError(f"no process is called {name}")
 
 
 def without_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:

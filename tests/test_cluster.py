@@ -26,15 +26,15 @@ def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experimen
     try:
         wait_for_round(experiment.folder / "run", 3)
         processes = tree(psutil.Process(run.pid))
-        assert {"gcs_server", "raylet"} <= {process.name() for process in processes}
+        assert named(processes, "gcs_server")
+        assert named(processes, "raylet").environ()["RAY_USAGE_STATS_ENABLED"] == "0"
         assert listening(processes)
         assert listening(processes) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
         others = without_agents(processes)
-        assert named(processes, "raylet").environ()["RAY_USAGE_STATS_ENABLED"] == "0"
     finally:
         run.kill()
         run.wait()
-    assert not psutil.wait_procs(others, timeout=30)[1]
+    assert not psutil.wait_procs(others, timeout=60)[1]
 
 
 def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
@@ -58,13 +58,14 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
         assert "whoever reaches" in said
         (first,) = ray.nodes()
         head = set(psutil.Process().children(recursive=True)) - others
-        assert {"gcs_server", "raylet"} <= {process.name() for process in head}
+        assert named(head, "gcs_server")
+        assert named(head, "raylet")
         with joined(place, tmp_path, **environment):
             wait_until(lambda: len(nodes()) == 2)
             (second,) = (node for node in ray.nodes() if node["NodeID"] != first["NodeID"])
             pinned = NodeAffinitySchedulingStrategy(second["NodeID"], soft=False)
             assert ray.get(ray.remote(code_digest).options(scheduling_strategy=pinned).remote()) == code_digest()
-    assert not psutil.wait_procs(list(head), timeout=30)[1]
+    assert not psutil.wait_procs(list(head), timeout=60)[1]
 
 
 def test_a_head_with_a_token_turns_others_away_and_ends_when_we_are_killed() -> None:
@@ -83,7 +84,8 @@ with cluster(cpus=1, head={place!r}):
         assert driver.stdout is not None
         assert driver.stdout.readline() == "up\n"
         processes = without_agents(tree(psutil.Process(driver.pid)))
-        assert {"gcs_server", "raylet"} <= {process.name() for process in processes}
+        assert named(processes, "gcs_server")
+        assert named(processes, "raylet")
         stranger = f"from server.cluster import cluster\nwith cluster({place!r}): print('it was joined')"
         without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         turned = subprocess.run([sys.executable, "-c", stranger], env=without, capture_output=True, text=True)
@@ -92,7 +94,7 @@ with cluster(cpus=1, head={place!r}):
     finally:
         driver.kill()
         driver.communicate()
-    assert not psutil.wait_procs(processes, timeout=30)[1]
+    assert not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def test_where_nobody_is_or_somebody_else_that_is_said_in_seconds() -> None:
@@ -113,7 +115,7 @@ for address in {addresses}:
 """
         environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:9"}  # what "auto" finds
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
         )
     assert done.stdout.splitlines() == [
         f"--address {address}: no Ray cluster answers there; start one with `ray start --head`" for address in addresses

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from faulty import assert_equal_runs, begin, kill, of_run, resume
 from helpers import Experiment, finish
+from raynodes import named
 
 
 def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experiment, undisturbed: Path) -> None:
     """Before the first evaluation has a process: without Ray it will have none. `make chaos` kills gcs_server too."""
     process, _ = begin(experiment, "broken", until_round=2)
-    kill(next(child.pid for child in of_run(process, "raylet") if child.name() == "raylet"))
+    kill(named(of_run(process, "raylet"), "raylet").pid)
     code, said = finish(experiment, process)
     assert code == 1
     assert "flsim: Ray's raylet on this machine has ended; `flsim run --resume` continues" in said
