@@ -105,7 +105,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._waiting: deque[Message] = deque()
         self._replies: dict[str, Message] = {}
         self._served_by: dict[int, _Process] = {}  # the last one, by node
-        self._first_ready: float | None = None
+        self._patient_until: float | None = None
         self._numbers = count(1)
         self._looked, self._failed_starts = -LOOK, 0
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SERVER, 1  # Message asks for them
@@ -124,16 +124,21 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> list[int]:
-        """All nodes, once processes are there to serve them; none before.
+        """All nodes while processes are there to serve them, none while none is.
 
-        Those that there is room for are waited for, but not for long where one is there: others may hold the room.
+        At first those that there is room for are waited for, but not for long where one is there: others may hold the
+        room.
         """
         self._advance()
         ready = [process.is_ready for process in self._processes]
-        if any(ready):
-            self._first_ready = self._first_ready or time.monotonic()
-        patient = self._first_ready is None or time.monotonic() - self._first_ready < PATIENCE
-        return [] if not ready or (patient and not all(ready)) else list(range(self._shards))
+        if not any(ready):
+            return []
+        now = time.monotonic()
+        self._patient_until = self._patient_until or now + PATIENCE
+        if not all(ready) and now < self._patient_until:
+            return []
+        self._patient_until = now
+        return list(range(self._shards))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand out messages, or have them wait for a process; returns at once."""

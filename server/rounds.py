@@ -61,7 +61,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> Ser
             ) from failed
 
     with alone(run), logging_to(run.path), one_thread():
-        nodes = wait_for_nodes(grid, system.shards, stop)
+        nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
         recover(run)
         state = run.latest_state()
         if not isinstance(state, ServerState):
@@ -173,10 +173,11 @@ def exchange(
     """Send each request to its shard's node and collect all replies, in the requests' order.
 
     A shard that answers with an error, or not within `deadline` seconds, is asked again, at most `retries` times, after
-    1, 2, 4, ... seconds: a client process that died takes about that long to come back.
+    1, 2, 4, ... seconds. Where no client is left, the seconds count once there is one again.
 
     Raises:
         ShardFailed: a shard failed each time, with its last reason.
+        RunFailed: no client came back, in two minutes or the deadline, whichever is longer.
         Interrupted: `stop` was set.
     """
     stop.check()
@@ -203,7 +204,8 @@ def _ask(
     stop: Stop,
     replies: dict[int, ShardReply],
 ) -> dict[int, str]:
-    """One attempt: fills `replies`, returns the reasons of the shards that failed."""
+    """One attempt, once clients are there: fills `replies`, returns the reasons of the shards that failed."""
+    wait_for_nodes(grid, len(nodes), stop, max(deadline, NODES_DEADLINE))
     messages = [
         Message(content, nodes[request.shard], "train", group_id=str(request.round + 1))
         for request, content in zip(asked, encode_requests(asked), strict=True)
@@ -235,15 +237,12 @@ def _reply(message: Message, round_: int, shard: int) -> ShardReply:
     return reply
 
 
-def wait_for_nodes(grid: Grid, shards: int, stop: Stop) -> list[int]:
-    """Ids of as many nodes as there are shards, in ascending order."""
-    until = time.monotonic() + NODES_DEADLINE
+def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:
+    """Ids of as many nodes as there are shards, in ascending order; they are there while clients are."""
+    until = time.monotonic() + seconds
     while len(nodes := sorted(grid.get_node_ids())) < shards:
         stop.check()
         if time.monotonic() > until:
-            raise RunFailed(
-                f"only {len(nodes)} of {shards} Flower nodes came up within {NODES_DEADLINE:g} s; "
-                f"start more of them, or lower system.shards"
-            )
+            raise RunFailed(f"no client for {seconds:g} s; continue the run once there are machines for them")
         time.sleep(POLL)
     return nodes[:shards]

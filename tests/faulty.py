@@ -99,10 +99,15 @@ def fill(folder: Path) -> Path:
     return filler
 
 
-def sick_client(experiment: Experiment, harm: Callable[[list[int]], None]) -> None:
+def nothing(users: list[int]) -> None:
+    """No harm."""
+
+
+def sick_client(experiment: Experiment, harm: Callable[[list[int]], None] = nothing) -> None:
     """The experiment's clients are the real one, to which `harm` is done with the users of each request before.
 
-    Python and Ray import from the folder that a run is started in before all others.
+    They do not start while the experiment's folder has a file `none_starts`. Python and Ray import from the folder that
+    a run is started in before all others.
     """
     real = Path(clients.app.__file__).resolve()
     package = experiment.folder / "clients"
@@ -119,6 +124,8 @@ spec = importlib.util.spec_from_file_location("real_client", {str(real)!r})
 real = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(real)
 HERE = Path({str(experiment.folder)!r})
+while (HERE / "none_starts").exists():
+    time.sleep(0.05)
 
 {inspect.getsource(harm)}
 

@@ -15,7 +15,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from flsim.errors import Interrupted
+from flsim.errors import Interrupted, RunFailed
+from server.rounds import wait_for_nodes
 from server.stopping import Stop
 from server.supernodes import SuperNodes
 
@@ -84,6 +85,15 @@ def test_a_shard_that_is_asked_again_goes_to_another_and_so_do_the_next_ones() -
     assert federation.asked(nodes, [0, 1], 2) == [alive, alive]
     assert federation.asked(nodes, [0], 2) == [dead]  # all have failed: the one that did longest ago
     assert federation.asked(nodes, [0], 2) == [alive]
+
+
+def test_an_attempt_waits_for_clients_but_not_for_ever() -> None:
+    federation = Federation()
+    nodes = SuperNodes(federation.grid, 2, Stop())
+    with pytest.raises(RunFailed, match=r"no client for 0\.1 s; continue the run once there are machines for them"):
+        wait_for_nodes(nodes, 2, Stop(), 0.1)
+    federation.join()
+    assert wait_for_nodes(nodes, 2, Stop(), 0.1) == [0, 1]
 
 
 def test_without_any_supernode_it_waits_for_one_or_for_the_end_of_the_run() -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,12 +34,16 @@ def has_no_memory_once(users: list[int]) -> None:
 def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
     experiment: Experiment, undisturbed: Path
 ) -> None:
-    """All are killed; of those that take their place, one hangs until the deadline."""
-    hurt = experiment.folder / "hurt"
-    process, workers = begin(experiment, "hurt", "system.deadline=5", until_round=5)
+    """All are killed; those that take their place start for longer than all attempts have, and one of them hangs."""
+    hurt, none_starts = experiment.folder / "hurt", experiment.folder / "none_starts"
+    sick_client(experiment)
+    process, workers = begin(experiment, "hurt", "system.deadline=5", "system.retries=2", until_round=5)
+    none_starts.touch()
     for worker in workers:
         kill(worker)
     wait_for(hurt / "log.jsonl", "client failed")
+    time.sleep(1 + 5 + 2 + 5 + 1)  # a pause, the deadline, a pause, the deadline, and it would be over
+    none_starts.unlink()
     rounds = len(digests(hurt))
     others = wait_for_round(hurt, rounds + 2)
     kill(int(others[0].split("/")[1]), signal.SIGSTOP)
