@@ -19,6 +19,7 @@ import clients.app
 
 SETTINGS = (*PRIVATE, "training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5")
 OPTIONS = tuple(part for text in SETTINGS for part in ("--set", text))
+FURTHER = 5  # rounds
 
 
 def assert_equal_runs(broken: Path, whole: Path) -> None:
@@ -44,14 +45,24 @@ def events(run: Path) -> list[str]:
 
 def resume(experiment: Experiment, out: str, *options: str) -> str:
     """Go on with a run to its end; what was said."""
+    go_on(experiment)
     return experiment.flsim("run", experiment.config, "--out", out, *OPTIONS, *options, "--resume").stderr
 
 
 def begin(experiment: Experiment, out: str, *overrides: str, until_round: int) -> tuple["Popen[bytes]", list[int]]:
-    """A run in the background that has come so far, and the processes of its clients."""
+    """A run in the background that has come so far, and the processes of its clients.
+
+    A few rounds later they wait for `go_on`: it might be over before the test has its turn.
+    """
+    sick_client(experiment, most=until_round + FURTHER)
     process = start(experiment, "--out", out, *OPTIONS, *(part for text in overrides for part in ("--set", text)))
     workers = wait_for_round(experiment.folder / out, until_round)
     return process, [int(worker.split("/")[1]) for worker in workers]
+
+
+def go_on(experiment: Experiment) -> None:
+    """No client waits any more."""
+    (experiment.folder / "go_on").touch()
 
 
 def ended(experiment: Experiment, process: "Popen[bytes]") -> tuple[int, str]:
@@ -103,11 +114,13 @@ def nothing(users: list[int]) -> None:
     """No harm."""
 
 
-def sick_client(experiment: Experiment, harm: Callable[[list[int]], None] = nothing) -> None:
+def sick_client(
+    experiment: Experiment, harm: Callable[[list[int]], None] = nothing, most: float = float("inf")
+) -> None:
     """The experiment's clients are the real one, to which `harm` is done with the users of each request before.
 
-    They do not start while the experiment's folder has a file `none_starts`. Python and Ray import from the folder that
-    a run is started in before all others.
+    After `most` rounds they wait for `go_on`. They do not start while the experiment's folder has a file `none_starts`.
+    Python and Ray import from the folder that a run is started in before all others.
     """
     real = Path(clients.app.__file__).resolve()
     package = experiment.folder / "clients"
@@ -133,7 +146,10 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    {harm.__name__}(decode_request(message.content).users.tolist())
+    request = decode_request(message.content)
+    while request.round >= float("{most}") and not (HERE / "go_on").exists():
+        time.sleep(0.02)
+    {harm.__name__}(request.users.tolist())
     return real.train(message, context)
 """
     )

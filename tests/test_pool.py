@@ -159,5 +159,5 @@ def test_a_task_that_hangs_is_ended(workers: int) -> None:
 def test_a_task_that_gives_signs_of_life_may_take_long() -> None:
     done: dict[int, int] = {}
     with Pool(1) as pool:
-        pool.run([Task("long", dawdle, (6,), silence=1.5), Task("short", dawdle, (1,))], done.__setitem__)
-    assert done == {0: 6, 1: 1}
+        pool.run([Task("long", dawdle, (12,), silence=3.0), Task("short", dawdle, (1,))], done.__setitem__)
+    assert done == {0: 12, 1: 1}

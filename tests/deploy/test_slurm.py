@@ -95,16 +95,16 @@ def rounds(experiment: Experiment) -> list[int]:
 
 @pytest.mark.parametrize("slurm", ["one"], indirect=True)
 def test_a_job_at_its_time_limit_queues_again_and_goes_on(slurm: Slurm) -> None:
-    long = ["--set", "training.rounds=40", "--set", "evaluation.every=40"]
+    long = ["--set", "training.rounds=100", "--set", "evaluation.every=100"]
     job = slurm.start(*long)
     wait_for_round(slurm.experiment.folder / "run", 3)
     os.kill(job.pid, signal.SIGUSR1)
     assert job.wait(120) == 128 + signal.SIGTERM, slurm.log
     assert slurm.calls() == [["scontrol", "requeue", slurm.job]]  # and no node of Ray's: one needs none
     before = rounds(slurm.experiment)
-    assert 3 <= len(before) < 40
+    assert 3 <= len(before) < 100
     assert slurm.start(*long).wait(120) == 0, slurm.log
-    assert rounds(slurm.experiment) == list(range(1, 41))
+    assert rounds(slurm.experiment) == list(range(1, 101))
     assert json.loads((slurm.experiment.folder / "run" / "run.json").read_text())["status"] == "completed"
     assert len(slurm.calls()) == 1
     assert not slurm.ray_folder().exists()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, events, kill, sick_client, wait_for
+from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, events, go_on, kill, sick_client, wait_for
 from helpers import Experiment, start, wait_for_round
 
 HERE = Path()  # of the experiment, where the functions below run
@@ -36,7 +36,6 @@ def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
 ) -> None:
     """All are killed; those that take their place start for longer than all attempts have, and one of them hangs."""
     hurt, none_starts = experiment.folder / "hurt", experiment.folder / "none_starts"
-    sick_client(experiment)
     process, workers = begin(experiment, "hurt", "system.deadline=5", "system.retries=2", until_round=5)
     none_starts.touch()
     for worker in workers:
@@ -44,6 +43,7 @@ def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
     wait_for(hurt / "log.jsonl", "client failed")
     time.sleep(1 + 5 + 2 + 5 + 1)  # a pause, the deadline, a pause, the deadline, and it would be over
     none_starts.unlink()
+    go_on(experiment)
     rounds = len(digests(hurt))
     others = wait_for_round(hurt, rounds + 2)
     kill(int(others[0].split("/")[1]), signal.SIGSTOP)

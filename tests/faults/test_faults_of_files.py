@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, fill, kill, resume, small_disk, wait_for
+from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, fill, go_on, kill, resume, small_disk, wait_for
 from helpers import Experiment, start
+from waiting import wait_until
 
 from flsim.checkpoint import all_in
 
@@ -20,6 +21,7 @@ def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: 
     lame = experiment.folder / "lame"
     process, _ = begin(experiment, "lame", until_round=1)
     with full(lame / "checkpoints") as disk:
+        go_on(experiment)
         code, said = ended(experiment, process)
         assert code == 1
         assert re.search(r"flsim: .*checkpoints/round-\d+.safetensors: .*No space left on device", said)
@@ -57,6 +59,7 @@ def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, 
     content = bytearray(path.read_bytes())
     content[0] ^= 1
     path.write_bytes(content)
+    go_on(experiment)
     code, said = ended(experiment, process)
     assert code == 1
     assert f"{file}: " in said
@@ -75,6 +78,7 @@ def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experime
     tokens = experiment.folder / "corpus" / "train" / "tokens.u16"
     with tokens.open("r+b") as file:
         file.truncate(0)
+    go_on(experiment)
     code, said = ended(experiment, process)
     assert code == 1
     assert f"{tokens}: missing or of another size" in said
@@ -87,13 +91,13 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
     good, but going on from them would leave its rows out.
     """
     process, _ = begin(experiment, "broken", until_round=17)
-    wait_for(experiment.folder / "broken" / "evaluations.jsonl", "stored")
+    rows = experiment.folder / "broken" / "rows" / "round-000010.parquet"
+    wait_until(rows.exists)
     kill(process.pid)
     process.wait()
     evaluated = shutil.copytree(experiment.folder / "broken", experiment.folder / "evaluated")
     *_, before, newest = all_in(experiment.folder / "broken" / "checkpoints")
     _damage(newest, "flipped")
-    rows = experiment.folder / "broken" / "rows" / "round-000010.parquet"
     _damage(rows, "cut")
     said = " ".join(resume(experiment, "broken").split())
     assert f"{rows.name}: cannot be read; it is passed over" in said

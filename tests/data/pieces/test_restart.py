@@ -15,14 +15,28 @@ from waiting import wait_until
 from flsim.rng import stream
 
 # The real command, in pieces that are small enough for a test; that their sizes change nothing is tested elsewhere.
+# When it has MOST pieces it waits, to be killed or let go: it might be over before a test that watches it has its turn.
 COMMAND = """
-import sys
+import os, time
+from pathlib import Path
 from flsim.cli import main
 from flsim.data.formats import posts
 from flsim.data.pieces import steps
+from flsim.pool import Pool
 posts.PART_BYTES, steps.PIECE, steps.BUCKET, steps.COUNTED = 60_000, 40_000, 60_000, 500
+scratch, most, run = Path(os.environ["SCRATCH"]), float(os.environ["MOST"]), Pool.run
+
+def run_until_most(pool, tasks, done, *report):
+    def done_unless_most(index, value):
+        while len(list(scratch.glob("*/*.json"))) >= most and not scratch.with_name("go").exists():
+            time.sleep(0.01)
+        done(index, value)
+    run(pool, tasks, done_unless_most, *report)
+
+Pool.run = run_until_most
 main()
 """
+FURTHER = 5  # pieces it may have more than are waited for: what is killed is at work, as a rule
 
 
 class Imports:
@@ -41,13 +55,16 @@ class Imports:
         self.out = folder / "corpus"
         self.scratch = folder / ".corpus.importing"
 
-    def start(self, *sources: Path, out: Path | None = None, **options: object) -> "subprocess.Popen[str]":
+    def start(
+        self, *sources: Path, out: Path | None = None, most: float = float("inf"), **options: object
+    ) -> "subprocess.Popen[str]":
         arguments = [*(sources or self.sources), "--out", out or self.out, "--vocabulary", 300, "--words-per-user", 200]
         process: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-c", COMMAND, "data", "import", *map(str, arguments), "--workers", "2"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "SCRATCH": str(self.scratch), "MOST": str(most)},
             **options,  # type: ignore[call-overload]
         )
         return process
@@ -62,10 +79,12 @@ class Imports:
         assert "Traceback" not in said
         return said
 
-    def wait(self, process: "subprocess.Popen[str]", pieces: int) -> None:
-        """Until there are so many pieces, which the import must not have ended before."""
+    def started(self, pieces: int, start_new_session: bool = False) -> "subprocess.Popen[str]":
+        """One that has so many pieces, and does not end."""
+        process = self.start(most=pieces + FURTHER, start_new_session=start_new_session)
         wait_until(lambda: self.pieces() >= pieces or process.poll() is not None)
         assert process.poll() is None
+        return process
 
     def pieces(self) -> int:
         return len(list(self.scratch.glob("*/*.json")))
@@ -96,10 +115,7 @@ def test_ten_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) 
     """Each after a random number of further pieces, of about thirty in all; the last ones are too soon written."""
     rng = stream(0, "test", "kills")
     for number in range(10):
-        process = imports.start()
-        wanted = min(imports.pieces() + int(rng.integers(4)), 20)
-        imports.wait(process, wanted)
-        kill(process)
+        kill(imports.started(min(imports.pieces() + int(rng.integers(4)), 20)))
         assert not imports.out.exists(), number
     assert "continues an import that was interrupted" in imports.run()
     assert folder_bytes(imports.out) == expected
@@ -137,9 +153,7 @@ def test_what_a_kill_left_of_a_finished_import_goes(
 
 
 def test_pieces_of_an_import_outlive_a_folder_in_its_place(imports: Imports, expected: dict[str, bytes]) -> None:
-    process = imports.start()
-    imports.wait(process, 5)
-    kill(process)
+    kill(imports.started(5))
     imports.out.mkdir()
     assert "exists already" in imports.finish(imports.start(), code=2)
     imports.out.rmdir()
@@ -149,8 +163,7 @@ def test_pieces_of_an_import_outlive_a_folder_in_its_place(imports: Imports, exp
 
 def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, expected: dict[str, bytes]) -> None:
     """Which a terminal sends to all processes."""
-    process = imports.start(start_new_session=True)
-    imports.wait(process, 5)
+    process = imports.started(5, start_new_session=True)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     said = imports.finish(process, code=130)
@@ -161,9 +174,9 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, exp
 
 
 def test_a_worker_that_is_killed_is_replaced(imports: Imports, expected: dict[str, bytes]) -> None:
-    process = imports.start()
-    imports.wait(process, 4)
+    process = imports.started(4)
     os.kill(children(process.pid)[0], signal.SIGKILL)
+    (imports.folder / "go").touch()
     imports.finish(process)
     assert folder_bytes(imports.out) == expected
 
