@@ -33,6 +33,7 @@ from server.supervision import Evaluations, keep, supervised
 POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
 PATIENT_POLL = 0.1  # seconds, where replies take long
 NODES_DEADLINE = 120.0  # seconds
+WORTH_SAYING = 60.0  # seconds without a client
 
 
 def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> ServerState:
@@ -239,10 +240,14 @@ def _reply(message: Message, round_: int, shard: int) -> ShardReply:
 
 def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:
     """Ids of as many nodes as there are shards, in ascending order; they are there while clients are."""
-    until = time.monotonic() + seconds
+    began, is_told = time.monotonic(), False
     while len(nodes := sorted(grid.get_node_ids())) < shards:
         stop.check()
-        if time.monotonic() > until:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise RunFailed(f"no client for {seconds:g} s; continue the run once there are machines for them")
+        if waited > WORTH_SAYING and not is_told:
+            say(f"no client runs; waits for one, for {seconds:g} s at most")
+            is_told = True
         time.sleep(POLL)
     return nodes[:shards]

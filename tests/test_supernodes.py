@@ -16,6 +16,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
 from flsim.errors import Interrupted, RunFailed
+from server import rounds
 from server.rounds import wait_for_nodes
 from server.stopping import Stop
 from server.supernodes import SuperNodes
@@ -87,11 +88,15 @@ def test_a_shard_that_is_asked_again_goes_to_another_and_so_do_the_next_ones() -
     assert federation.asked(nodes, [0], 2) == [alive]
 
 
-def test_an_attempt_waits_for_clients_but_not_for_ever() -> None:
+def test_an_attempt_waits_for_clients_and_says_so_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     federation = Federation()
     nodes = SuperNodes(federation.grid, 2, Stop())
+    monkeypatch.setattr(rounds, "WORTH_SAYING", 0.05)
     with pytest.raises(RunFailed, match=r"no client for 0\.1 s; continue the run once there are machines for them"):
         wait_for_nodes(nodes, 2, Stop(), 0.1)
+    assert capsys.readouterr().err == "no client runs; waits for one, for 0.1 s at most\n"
     federation.join()
     assert wait_for_nodes(nodes, 2, Stop(), 0.1) == [0, 1]
 
