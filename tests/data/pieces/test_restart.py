@@ -65,6 +65,8 @@ class Imports:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "SCRATCH": str(self.scratch), "MOST": str(most)},
+            # A shell's background job ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             **options,  # type: ignore[call-overload]
         )
         return process
