@@ -2,7 +2,6 @@
 
 import csv
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from waiting import hear_ctrl_c
 
 from flsim import cli
 from flsim.checkpoint import latest, load
@@ -129,8 +129,7 @@ def start(experiment: Experiment, *options: str) -> subprocess.Popen[bytes]:
             cwd=experiment.folder,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            # A shell's background job ignores Ctrl-C, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=hear_ctrl_c,
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from helpers import Experiment, rows
 from raynodes import free_port, started
 from test_central_run import CENTRAL, LONG, assert_same_state, log_of, settings, state_of, wait_for_step
-from waiting import wait_until
+from waiting import hear_ctrl_c, wait_until
 
 from flsim.central import CentralState, init, train_central
 from flsim.config import CentralSystemHParams
@@ -71,7 +71,7 @@ def begin(experiment: Experiment, address: str) -> Iterator[Begin]:
                 cwd=experiment.folder,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+                preexec_fn=hear_ctrl_c,
             )
         begun.append(process)
         return Started(path, process)

@@ -1,5 +1,6 @@
-"""Waiting, for tests in whose processes nothing else may be loaded, too."""
+"""Waiting, and being interrupted, for tests in whose processes nothing else may be loaded, too."""
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -9,3 +10,8 @@ def wait_until(happened: Callable[[], bool], seconds: float = 120) -> None:
     while not happened():
         assert time.monotonic() < until, "it did not happen"
         time.sleep(0.01)
+
+
+def hear_ctrl_c() -> None:
+    """In a new process: a shell's background job ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, kill, resume
 from helpers import Experiment, finish, wait_for_round
+from waiting import hear_ctrl_c
 
 from flsim.checkpoint import all_in, round_of
 
@@ -53,7 +54,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoi
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=hear_ctrl_c,
     )
     stopped = experiment.folder / "stopped"
     wait_for_round(stopped, 7)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from dumps import alive, children, folder_bytes, write_jsonl
-from waiting import wait_until
+from waiting import hear_ctrl_c, wait_until
 
 from flsim.rng import stream
 
@@ -65,8 +65,7 @@ class Imports:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "SCRATCH": str(self.scratch), "MOST": str(most)},
-            # A shell's background job ignores Ctrl-C, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=hear_ctrl_c,
             **options,  # type: ignore[call-overload]
         )
         return process
