@@ -174,7 +174,7 @@ def exchange(
     """Send each request to its shard's node and collect all replies, in the requests' order.
 
     A shard that answers with an error, or not within `deadline` seconds, is asked again, at most `retries` times, after
-    1, 2, 4, ... seconds. Where no client is left, the seconds count once there is one again.
+    1, 2, 4, ... seconds. Nobody is asked before a client is there, and the seconds count from then on.
 
     Raises:
         ShardFailed: a shard failed each time, with its last reason.

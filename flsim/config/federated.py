@@ -48,8 +48,8 @@ class SystemHParams(CommonSystemHParams):
         cpus_per_client: CPU cores, and torch threads, of a client process.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
             By default one client per GPU where the cluster has any.
-        deadline: seconds that a round may take before missing replies are asked for again; those in which no client
-            process runs do not count.
+        deadline: seconds that a round may take before missing replies are asked for again, from when they were asked
+            for; that is not done before a client process runs.
         retries: times that a shard is asked again after an error or the deadline, before the run fails; with a pause
             of 1, 2, 4, ... seconds before each, in which a client process that died comes back.
     """
