@@ -27,7 +27,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     refuse_existing(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         for abandoned in path.parent.glob(f".{escape(path.name)}.partial-*"):
             with suppress(OSError), _held(abandoned):
                 shutil.rmtree(abandoned)
@@ -40,8 +40,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             stack.enter_context(_held(partial))
         yield partial
         partial.chmod(0o755)  # mkdtemp makes it private
+        sync_folder(partial)
         refuse_existing(path)
         partial.rename(path)
+        sync(path.parent)
 
 
 @contextmanager
@@ -61,14 +63,27 @@ def refuse_existing(path: Path) -> None:
         raise InputError(f"{path}: exists already; name another folder, or remove it first")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents, durably; nothing happens where it exists."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file's bytes, or the names in a folder, are on the disk and survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(path: Path) -> None:
     """Return once the folder and all that is in it is on the disk."""
-    for each in [path, *path.rglob("*")]:
-        descriptor = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    for part in [path, *path.rglob("*")]:
+        sync(part)
 
 
 def inside(folder: Path, name: object) -> Path:
@@ -109,9 +124,9 @@ def new_file(path: Path) -> Iterator[Path]:
     partial.touch(exist_ok=False)
     try:
         yield partial
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
+        sync(partial)
         partial.replace(path)
+        sync(path.parent)  # a name is only durable once its folder is synced
     finally:
         partial.unlink(missing_ok=True)
 
