@@ -1,5 +1,6 @@
 """Files and folders that are whole or absent: written beside their place, then renamed into it."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -114,6 +115,23 @@ def from_json(text: str | bytes) -> Any:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have every OSError that leaves the block name a file; one that names none, as a failed write, is about `path`.
+
+    The error that left is the one that was raised. A subclass without an error number, such as that of a damaged
+    archive, is not about writing, and stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None and type(error) is OSError:  # numpy's: "10 requested and 7 written"
+            error.errno, error.strerror = errno.EIO, str(error)
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a path beside `path`; what is written there replaces `path` in one step, durably.
 
@@ -123,8 +141,9 @@ def new_file(path: Path) -> Iterator[Path]:
     partial.unlink(missing_ok=True)
     partial.touch(exist_ok=False)
     try:
-        yield partial
-        sync(partial)
+        with naming(path):
+            yield partial
+            sync(partial)
         partial.replace(path)
         sync(path.parent)  # a name is only durable once its folder is synced
     finally:

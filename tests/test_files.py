@@ -1,13 +1,15 @@
 """Files and folders are whole or absent, whatever goes wrong while they are written."""
 
+import gzip
 import sys
 from pathlib import Path
 from subprocess import PIPE, Popen
 
+import numpy as np
 import pytest
 
 from flsim.errors import InputError
-from flsim.files import digest, named_file, new_file, new_folder
+from flsim.files import digest, named_file, naming, new_file, new_folder
 
 
 def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
@@ -90,6 +92,34 @@ def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -
             pass
     assert (tmp_path / "file").read_text() == "old"
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_failed_write_names_the_file_that_it_failed_at(tmp_path: Path) -> None:
+    """Real errors of a device that is always full; numpy's has not even an error number."""
+
+    def write() -> None:
+        with Path("/dev/full").open("w") as device:
+            device.write("text")
+
+    def write_array() -> None:
+        with Path("/dev/full").open("wb", buffering=0) as device:
+            np.zeros(1 << 20).tofile(device)
+
+    for fail, reason in ((write, "No space left on device"), (write_array, "1048576 requested and 0 written")):
+        for block in (naming(tmp_path / "file"), new_file(tmp_path / "file")):
+            with pytest.raises(OSError, match=reason) as raised, block:
+                fail()
+            assert (raised.value.filename, raised.value.strerror) == (str(tmp_path / "file"), reason)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_names_a_file_or_is_about_none_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised, naming(tmp_path / "file"):
+        (tmp_path / "other").read_bytes()
+    assert raised.value.filename == str(tmp_path / "other")
+    with pytest.raises(gzip.BadGzipFile, match=r"^Not a gzipped file") as bad, naming(tmp_path / "file"):
+        gzip.decompress(b"no archive")
+    assert bad.value.filename is None
 
 
 def test_where_a_part_ends_matters_to_a_digest() -> None:
