@@ -9,6 +9,7 @@ Metadata     round and clip ("" without one), or step, where training is central
 import errno
 import hashlib
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -27,6 +28,7 @@ from flsim.model.language_model import NextWordModel, Params
 from flsim.privacy.ledger import Ledger
 
 SUFFIX = ".safetensors"
+NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
 State = ServerState | CentralState
 
 
@@ -35,14 +37,12 @@ class Provenance:
     """What a checkpoint belongs to.
 
     Attributes:
-        run: the run's name.
         config: digest of the configuration.
         corpus: digest of the corpus.
         vocabulary_size: V.
         model: the network's settings.
     """
 
-    run: str
     config: str
     corpus: str
     vocabulary_size: int
@@ -63,8 +63,17 @@ def checkpoint_name(round_: int) -> str:
 
 
 def round_of(path: Path) -> int:
-    """The round that a checkpoint's name says."""
-    return int(path.stem.removeprefix("round-"))
+    """The round that a checkpoint's name says. Raises InputError where it says none."""
+    round_ = _round_named(path)
+    if round_ is None:
+        raise InputError(f"{path}: is not named as a checkpoint is, such as {checkpoint_name(10)}; rename it")
+    return round_
+
+
+def _round_named(path: Path) -> int | None:
+    named = NAME.fullmatch(path.name)
+    is_ours = named and path.name == checkpoint_name(int(named[1]))
+    return int(named[1]) if named and is_ours else None
 
 
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
@@ -106,14 +115,13 @@ def load(path: Path) -> tuple[State, Provenance]:
     """Read a state.
 
     Raises:
-        InputError: there is no such file, or it is not a whole checkpoint of ours.
+        InputError: there is no such file, it is not a whole checkpoint of ours, or its name is that of another round.
     """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         provenance = Provenance(
-            metadata["run"],
             metadata["config"],
             metadata["corpus"],
             int(metadata["vocabulary_size"]),
@@ -132,6 +140,8 @@ def load(path: Path) -> tuple[State, Provenance]:
             raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
     if "digest" in metadata and metadata["digest"] != digest_of(state):
         raise InputError(f"{path}: its digest is not the one that it was written with; it is damaged")
+    if _round_named(path) not in (None, state.round):
+        raise InputError(f"{path}: holds round {state.round}, which is not the one in its name; rename it")
     return state, provenance
 
 
@@ -177,13 +187,18 @@ def model_of(provenance: Provenance) -> NextWordModel:
 
 
 def all_in(folder: Path) -> list[Path]:
-    """All checkpoints, by their rounds."""
-    return sorted(folder.glob(f"round-*{SUFFIX}"))
+    """All checkpoints, by their rounds; files of other names are none."""
+    return sorted((path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is not None), key=round_of)
+
+
+def strangers_in(folder: Path) -> list[Path]:
+    """Files that look like checkpoints and are named otherwise, such as copies; nothing reads them."""
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is None and path.name[0] != ".")
 
 
 def latest(folder: Path) -> Path | None:
     """The checkpoint of the most rounds, if there is any."""
-    return max(all_in(folder), default=None)
+    return max(all_in(folder), default=None, key=round_of)
 
 
 def _first_line(error: Exception) -> str:

@@ -30,7 +30,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         make_folder(path.parent)
         for abandoned in path.parent.glob(f".{escape(path.name)}.partial-*"):
-            with suppress(OSError), _held(abandoned):
+            with suppress(OSError), held(abandoned):
                 shutil.rmtree(abandoned)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
     except OSError as error:
@@ -38,7 +38,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, partial, ignore_errors=True)
         with suppress(OSError):  # a filesystem without locks
-            stack.enter_context(_held(partial))
+            stack.enter_context(held(partial))
         yield partial
         partial.chmod(0o755)  # mkdtemp makes it private
         sync_folder(partial)
@@ -48,14 +48,21 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Say that a folder is in use, for as long as this process lives. Raises OSError where another one does."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def held(path: Path) -> Iterator[None]:
+    """Say that a file or folder is in use, as long as this process lives. Raises OSError where another one does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove half-written files in a folder, and below it, whose processes have ended."""
+    for partial in folder.glob("**/.*.partial-*"):
+        with suppress(OSError), held(partial):
+            partial.unlink()
 
 
 def refuse_existing(path: Path) -> None:
@@ -114,6 +121,13 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
+def json_lines(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON lines; none where it is absent. A line that is cut short or damaged is left out."""
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with suppress(ValueError):
+            yield from_json(line)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Have every OSError that leaves the block name a file; one that names none, as a failed write, is about `path`.
@@ -140,14 +154,15 @@ def new_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)
     partial.touch(exist_ok=False)
-    try:
+    with ExitStack() as stack:
+        stack.callback(partial.unlink, missing_ok=True)
+        with suppress(OSError):  # a filesystem without locks
+            stack.enter_context(held(partial))
         with naming(path):
             yield partial
             sync(partial)
         partial.replace(path)
         sync(path.parent)  # a name is only durable once its folder is synced
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     written, as on a full disk, it is lost.
     """
     handler, level = _Lines(folder / FILE), log.level
-    handler.setFormatter(_Json(folder.name))
+    handler.setFormatter(_Json(folder.resolve().name))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:

@@ -43,7 +43,7 @@ def evaluate_checkpoint(
             opened.corpus.split("test"),
             replace(opened.config.evaluation, **changes),
             opened.config.seed,
-            opened.name,
+            opened.identity,
             state.round,
             without,
         )
@@ -51,7 +51,7 @@ def evaluate_checkpoint(
         opened.verify()  # nothing is stored that was measured on other data
         write_rows(opened.path, state.round, rows)
     except Diverged:
-        write_rows(opened.path, state.round, [Row(opened.name, state.round, DIVERGED, "", 1.0)])
+        write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
         raise
     return rows
 
@@ -85,4 +85,4 @@ def _privacy_rows(run: Run, state: State) -> list[Row]:
         return []
     of = "" if run.config.unit == "user" else f"{run.config.unit} "
     measured = {**{f"{of}epsilon {name}": value for name, value in spent.items()}, f"{of}delta": run.delta}
-    return [Row(run.name, state.round, metric, "", value) for metric, value in measured.items()]
+    return [Row(run.identity, state.round, metric, "", value) for metric, value in measured.items()]

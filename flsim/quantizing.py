@@ -39,7 +39,7 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
         shutil.copytree(source / "planted", folder / "planted")
         (folder / "checkpoints").mkdir()
         (folder / "rows").mkdir()
-        about = replace(run.provenance, run=out.name, config=settings.digest)
+        about = replace(run.provenance, config=settings.digest)
         for name in kept:
             checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), about)
     quantized = Run(out, settings)

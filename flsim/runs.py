@@ -8,20 +8,19 @@ checkpoints/     round-000010.safetensors, ...
 rows/            round-000010.parquet, ...: what evaluation found
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained, digest of the state after it;
-                 of central training a line per saved step: loss since the line before, records, ...
+                 of central training a line per saved step: loss since the line before, records, ... (flsim.roundlog)
 log.jsonl        what happened, for people and machines (flsim.logs)
-run.json         name, setting, status, round
+run.json         name, setting, status, round; digests of the configuration and of the corpus
 tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.tracking)
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from flsim import central, checkpoint, federated
+from flsim import central, checkpoint, federated, roundlog
 from flsim.canaries.planted import planting_of, settled
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
@@ -36,6 +35,8 @@ from flsim.files import digest, new_file, new_folder, write_json
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.progress import say
+from flsim.results.rows import identity_of
+from flsim.results.store import refuse_foreign_rows
 from flsim.sampling import draw_cohort, shard_ranges
 from flsim.tracking import flat, refuse_missing
 
@@ -82,8 +83,8 @@ class Run:
         """A run to be continued with `settings`, which may differ in how long and in the use of machines.
 
         Raises:
-            InputError: there is no such run, it was started with settings that give other results, or its files are
-                not what they were.
+            InputError: there is no such run, it was started with settings that give other results, its files are not
+                what they were, rows in it are of another run, or its folder of checkpoints is gone.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
@@ -93,10 +94,16 @@ class Run:
             raise InputError(
                 f"{path}: was started with other settings; resume it with the same ones, or name a new --out"
             )
-        with new_file(path / "config.toml") as partial:
-            dump(settings, partial)
         run = cls(path, settings)
         run.verify()
+        refuse_foreign_rows(path, run.identity)
+        if not (path / "checkpoints").is_dir():
+            raise InputError(
+                f"{path / 'checkpoints'}: no such folder; put it back, or make an empty one to train the run again "
+                f"from its beginning"
+            )
+        with new_file(path / "config.toml") as partial:
+            dump(settings, partial)
         return run
 
     @classmethod
@@ -108,7 +115,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        """The name of the folder as it is now, however its path is written."""
+        return self.path.resolve().name
+
+    @property
+    def identity(self) -> str:
+        """What makes it this run, wherever it lies: digests of its settings, with the seed, and of its corpus."""
+        return identity_of(self.config.digest, self.corpus.digest)
 
     @property
     def setting(self) -> str:
@@ -145,11 +158,7 @@ class Run:
     @property
     def provenance(self) -> checkpoint.Provenance:
         return checkpoint.Provenance(
-            self.name,
-            self.config.digest,
-            self.corpus.digest,
-            self.corpus.layout.vocabulary_size,
-            self.config.model,
+            self.config.digest, self.corpus.digest, self.corpus.layout.vocabulary_size, self.config.model
         )
 
     @property
@@ -185,6 +194,16 @@ class Run:
         """What the steps of a central run need. Raises InputError where it is a federated one."""
         return _central_training(self.central, self.users, self.rounds)
 
+    @property
+    def has_a_line_per_round(self) -> bool:
+        """Whether rounds.jsonl has a line for every round; of central training it has one for each saved step."""
+        return isinstance(self.config, FederatedConfig)
+
+    @property
+    def last_round(self) -> int:
+        """The last round that rounds.jsonl tells of; 0 where it tells of none."""
+        return max((line["round"] for line in roundlog.read(self.path)), default=0)
+
     def latest_state(self) -> State:
         """The newest checkpoint's state, or a new model's where there is none."""
         newest = checkpoint.latest(self.path / "checkpoints")
@@ -218,8 +237,9 @@ class Run:
     def save(self, state: State) -> Path:
         """Write a checkpoint, then remove older ones that are neither evaluated nor the last before it."""
         folder = self.path / "checkpoints"
+        roundlog.keep(self.path)
         path = checkpoint.save(folder, state, self.provenance)
-        for older in [older for older in checkpoint.all_in(folder) if older.name < path.name][:-1]:
+        for older in [older for older in checkpoint.all_in(folder) if checkpoint.round_of(older) < state.round][:-1]:
             if not self.is_evaluated_at(checkpoint.round_of(older)):
                 older.unlink()
         return path
@@ -255,6 +275,8 @@ class Run:
         newest = checkpoint.latest(self.path / "checkpoints")
         about = {
             "name": self.name,
+            "config": self.config.digest,
+            "corpus": self.corpus.digest,
             "setting": self.setting,
             "status": status,
             "reason": reason,
@@ -268,8 +290,7 @@ class Run:
 
     def log_round(self, **values: Any) -> None:
         """Append a line to rounds.jsonl."""
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+        roundlog.append(self.path, **values)
 
     def epsilons(self, state: State) -> dict[str, float]:
         """What the state's rounds spent, by the name of the convention; nothing without noise."""
@@ -281,14 +302,6 @@ class Run:
     def delta(self) -> float:
         """Of the (epsilon, delta) that is reported."""
         return self.config.privacy.delta_for(self.population)
-
-    def forget_rounds_after(self, round_: int) -> None:
-        """Drop the lines of later rounds from rounds.jsonl, and one that was cut short: they are trained again."""
-        log = self.path / "rounds.jsonl"
-        if log.exists():
-            kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _round_of_line(line) <= round_]
-            with new_file(log) as partial:
-                partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
 def _foresee_training(settings: Config, train: Split) -> None:
@@ -331,10 +344,3 @@ def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:
     say(f"{rounds:,} {what} will spend: {report.note(epsilons, unit)}, delta {delta:.3g}")
     if delta >= 1 / population:
         say(f"privacy.delta {delta:g} is not below 1 / {population:,} {unit}s: to publish one of them would satisfy it")
-
-
-def _round_of_line(line: str) -> float:
-    try:
-        return int(json.loads(line)["round"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return math.inf

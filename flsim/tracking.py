@@ -23,8 +23,10 @@ from typing import Any, Literal, Protocol
 
 import pandas as pd
 
+from flsim import roundlog
 from flsim.errors import InputError
 from flsim.progress import say
+from flsim.results.store import rows_in
 
 Kind = Literal["tensorboard", "mlflow", "wandb"]
 Settings = Mapping[str, Any]
@@ -244,24 +246,15 @@ class News:
 
     def take(self) -> Iterator[tuple[dict[str, float], int]]:
         """Numbers by tag, and their round: of rounds, then of evaluations, that came since the last look."""
-        for line in self._lines():
+        for line in roundlog.read(self._path):
+            if line["round"] <= self._round:
+                continue
             self._round = line["round"]
             yield of_round(line), self._round
-        for path in sorted({*(self._path / "rows").glob("round-*.parquet")} - self._evaluated):
+        for path in sorted({*rows_in(self._path)} - self._evaluated):
             self._evaluated.add(path)
             rows = pd.read_parquet(path)
             yield of_evaluation(rows), int(rows["round"].iloc[0])
-
-    def _lines(self) -> list[dict[str, Any]]:
-        """New lines of rounds.jsonl, which ascend; the last may not be whole yet."""
-        log, found = self._path / "rounds.jsonl", list[dict[str, Any]]()
-        *lines, _ = log.read_text(encoding="utf-8").split("\n") if log.exists() else [""]
-        for text in reversed(lines):
-            line = json.loads(text)
-            if line["round"] <= self._round:
-                break
-            found.append(line)
-        return found[::-1]
 
 
 def of_round(line: Mapping[str, Any]) -> dict[str, float]:

@@ -1,29 +1,36 @@
-"""One process trains a run at a time."""
+"""One process trains a run at a time, and nobody removes what another one trains."""
 
 import fcntl
 import os
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+from flsim import roundlog
 from flsim.errors import RunFailed
+from flsim.files import held
 from flsim.progress import say
+from flsim.results import evaluations
 from flsim.runs import Run
 
-LOCK = ".training"  # in the run's folder: the node and the process that train it
+TRAINED = ".training"  # in the run's folder: the node and the process that train it
+DRIVEN = ".driving"  # of a central run: the process that looks after the one that trains it
 PATIENCE = 2.0  # seconds until someone is told that there is such a process
 LOCK_DEADLINE = 60.0  # seconds in which a process that trained the run before has to end
 
 
 @contextmanager
-def alone(run: Run) -> Iterator[None]:
+def alone(run: Run, lock: str = TRAINED) -> Iterator[None]:
     """Nobody else trains the run in the block: a process whose driver died may live for a moment, and still write.
 
     Raises:
         RunFailed: someone does, and goes on.
     """
-    with (run.path / LOCK).open("a+") as file:
+    with (run.path / lock).open("a+") as file:
         until, is_said = time.monotonic() + LOCK_DEADLINE, False
         while True:
             try:
@@ -45,3 +52,23 @@ def alone(run: Run) -> Iterator[None]:
         file.write(f"{socket.gethostname()}/{os.getpid()}")
         file.flush()
         yield
+
+
+def discard(run: Run) -> None:
+    """Remove the folder of a run that this process has just made, unless somebody has trained it or does.
+
+    It is renamed first, so that half of it is never taken for a run.
+    """
+    with ExitStack() as stack:
+        try:
+            for lock in (TRAINED, DRIVEN):
+                (run.path / lock).touch()
+                stack.enter_context(held(run.path / lock))
+        except OSError:  # another process trains it, or there is no such folder any more
+            return
+        of_value = [run.path / name for name in (roundlog.FILE, evaluations.FILE)]
+        of_value += [path for name in ("checkpoints", "rows") for path in (run.path / name).glob("*")]
+        if not any(path.exists() for path in of_value) and not run.path.is_symlink():
+            removed = Path(tempfile.mkdtemp(prefix=f".{run.name}.partial-", dir=run.path.parent))
+            run.path.rename(removed)
+            shutil.rmtree(removed)

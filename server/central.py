@@ -12,6 +12,7 @@ from flsim.privacy import report
 from flsim.progress import progress, say
 from flsim.recovery import recover
 from flsim.runs import Run
+from server.alone import DRIVEN, alone
 from server.attempts import attempt, refuse_what_does_not_fit
 from server.cluster import cluster, nodes
 from server.nodes import Nodes
@@ -23,7 +24,9 @@ from server.together import STORAGE
 EVALUATION_SHARE = 0.05  # of a GPU: Ray counts nothing else on it, and the evaluation leaves most of it to the training
 
 
-def simulate(run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None) -> None:
+def simulate(
+    run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
+) -> None:
     """Train a run from its newest checkpoint to its last step, and wait for its evaluations.
 
     Args:
@@ -31,6 +34,7 @@ def simulate(run: Run, address: str | None = None, cpus: int | None = None, head
         address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
         cpus: cores of the local one, or of the head; all where this is None.
         head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
+        retrain_lost: as of `flsim.recovery.recover`.
 
     Raises:
         InputError: no cluster at that address, none that the training fits on, or what `opened` refuses.
@@ -38,8 +42,9 @@ def simulate(run: Run, address: str | None = None, cpus: int | None = None, head
         Interrupted: by a signal; there is a checkpoint.
         RunFailed: training or an evaluation failed.
     """
-    with logging_to(run.path):
-        recover(run)
+    with alone(run, DRIVEN), logging_to(run.path):
+        with alone(run):  # a trainer whose driver died may still write
+            recover(run, retrain_lost)
         opened(run)
         _simulate(run, address, cpus, head)
 

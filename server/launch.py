@@ -16,7 +16,9 @@ from server.stopping import Stop, stopping
 EVALUATION_SHARE = 0.05  # of a GPU, for all evaluators
 
 
-def simulate(run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None) -> None:
+def simulate(
+    run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
+) -> None:
     """Train a run on Ray, with a Flower node per shard.
 
     Args:
@@ -24,6 +26,7 @@ def simulate(run: Run, address: str | None = None, cpus: int | None = None, head
         address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
         cpus: cores of the local one, or of the head; all where this is None.
         head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
+        retrain_lost: as of `flsim.recovery.recover`.
 
     Raises:
         InputError: no cluster at that address, its machines differ, or none can hold a client.
@@ -40,7 +43,7 @@ def simulate(run: Run, address: str | None = None, cpus: int | None = None, head
         machines = Nodes(run.path, run.config.data.corpus)
         machines.check()
         with ray_grid("clients.app:app", system.shards, share, machines) as grid:
-            rounds.train(grid, run, stop, evaluation_gpus)
+            rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
 
 
 def _say_what_a_cap_leaves_out(run: Run) -> None:

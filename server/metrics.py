@@ -15,10 +15,11 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from flsim import checkpoint, logs
+from flsim import checkpoint, logs, roundlog
 from flsim.files import from_json
 from flsim.progress import say
 from flsim.results import evaluations
+from flsim.results.store import rows_in
 from flsim.runs import Run
 
 LOOK = 2.0  # seconds between two looks: Ray exports every 10, and exposes a gauge only where it was set since
@@ -77,7 +78,7 @@ class _Figures:
 
     def __init__(self, run: Run) -> None:
         self._run, self._round = run, 0
-        self._lines = {name: _NewLines(run.path / name) for name in ("rounds.jsonl", logs.FILE, evaluations.FILE)}
+        self._lines = {name: _NewLines(run.path / name) for name in (roundlog.FILE, logs.FILE, evaluations.FILE)}
         self._now: dict[tuple[str, tuple[str, ...]], float] = {}  # of gauges, by name and tags
         self._gauges = {name: Gauge(*_about(name, GAUGES)) for name in GAUGES}
         self._counters = {name: Counter(*_about(name, COUNTERS)) for name in COUNTERS}
@@ -88,8 +89,8 @@ class _Figures:
     def look(self) -> None:
         """Read what is new."""
         self._set("rounds", self._run.rounds)
-        for line in self._lines["rounds.jsonl"].take():
-            if line["round"] > self._round:  # after a fault lines are written again
+        for line in self._lines[roundlog.FILE].take():
+            if line["round"] > self._round and not line.get("lost"):  # after a fault lines are written again
                 self._see_round(line)
         for line in self._lines[logs.FILE].take():
             self._set("client_processes", line.get("processes"))
@@ -119,7 +120,7 @@ class _Figures:
 
     def _see_files(self) -> None:
         there = checkpoint.all_in(self._run.path / "checkpoints")
-        measured = {path.stem for path in (self._run.path / "rows").glob("round-*.parquet")}
+        measured = {path.stem for path in rows_in(self._run.path)}
         due = [path for path in there if self._run.is_evaluated_at(checkpoint.round_of(path))]
         self._set("checkpoint_round", checkpoint.round_of(there[-1]) if there else 0)
         self._set("evaluations_pending", sum(path.stem not in measured for path in due))

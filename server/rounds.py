@@ -36,7 +36,7 @@ NODES_DEADLINE = 120.0  # seconds
 WORTH_SAYING = 60.0  # seconds without a client
 
 
-def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> ServerState:
+def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrain_lost: bool = False) -> ServerState:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Args:
@@ -44,6 +44,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> Ser
         run: the run; its status, checkpoints, rows and log are kept up to date.
         stop: set from outside to write a checkpoint of the last completed round and end.
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
+        retrain_lost: as of `flsim.recovery.recover`.
 
     Raises:
         InputError: it is a central run.
@@ -63,7 +64,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0) -> Ser
 
     with alone(run), logging_to(run.path), one_thread():
         nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
-        recover(run)
+        recover(run, retrain_lost)
         state = run.latest_state()
         if not isinstance(state, ServerState):
             raise InputError(f"{run.path}: its newest checkpoint is of central training; start a new run")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from flsim import roundlog
 from flsim.central import CentralState, CentralTraining, Log
 from flsim.central.training import train_chunks
 from flsim.checkpoint import digest_of
@@ -86,10 +87,10 @@ def written(
     Raises:
         Interrupted: the driver asked for it, and a state was saved since.
     """
-    run.forget_rounds_after(state.step)
+    roundlog.settle(run.path, state.step, run.has_a_line_per_round)
     spent = run.epsilons(state)
     yield News(state.step, spent=spent)
-    log, unsaid = Log(), Log()
+    log, unsaid, since = Log(), Log(), state.step
     began = last = time.monotonic()
     for step, new, reached in chunks:
         log, unsaid = log.merge(new), unsaid.merge(new)
@@ -102,6 +103,7 @@ def written(
             now = time.monotonic()
             run.log_round(
                 round=step,
+                since=since,
                 loss=_mean(log),
                 records=log.records,
                 record_epsilon=spent if evaluated and spent else None,
@@ -109,7 +111,7 @@ def written(
                 digest=digest_of(reached),
             )
             run.save(reached)
-            log, began = Log(), now
+            log, began, since = Log(), now, step
         yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})
         unsaid, last = Log(), time.monotonic()
         if reached is not None and step < run.rounds and stop():

@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from flsim import checkpoint
+from flsim import checkpoint, roundlog
 from flsim.checkpoint import State
 from flsim.errors import Diverged, Interrupted, RunFailed
 from flsim.evaluation.service import EvaluationService, ServiceHParams
@@ -125,7 +125,7 @@ def supervised(
     Checkpoints that are due and have no rows yet are evaluated first. The end of the block waits for all evaluations.
 
     Args:
-        run: its status is kept up to date; lines of its log beyond the newest checkpoint are dropped.
+        run: recovered; its status is kept up to date.
         evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
         service: one that other runs use too, in place of the run's own; its work is `evaluate_checkpoint`.
         stop: set from outside where the run shall end.
@@ -138,7 +138,6 @@ def supervised(
     shared, service = service is not None, service or _service_of(run, evaluation_gpus)
     evaluations = Evaluations(run, service, stop)
     newest = checkpoint.latest(run.path / "checkpoints")
-    run.forget_rounds_after(checkpoint.round_of(newest) if newest else 0)
     with tracking(run.path, run.config.system.tracking, run.parameters), exposed(run):
         log.info("training", extra={"round": checkpoint.round_of(newest) if newest else 0, "rounds": run.rounds})
         try:
@@ -164,8 +163,21 @@ def supervised(
                 service.forget(run.path.resolve())
             else:
                 service.close()
-        run.mark("completed")
+        complaint = _log_complaint(run)
+        if complaint:
+            say(f"{run.name}: completed, but {complaint}; --resume --retrain-lost trains them again")
+        run.mark("completed", complaint)
         log.info("completed", extra={"round": run.rounds})
+
+
+def _log_complaint(run: Run) -> str | None:
+    """Say which rounds the log of a run has lost, if any."""
+    lost = roundlog.lost(run.path)
+    return (
+        f"{roundlog.FILE} has lost {'rounds' if run.has_a_line_per_round else 'steps'} {roundlog.in_words(lost)}"
+        if lost
+        else None
+    )
 
 
 def _service_of(run: Run, num_gpus: float) -> EvaluationService:

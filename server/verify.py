@@ -1,13 +1,11 @@
 """A round is trained again, without Ray and Flower, and its state held against what the run's log says of it."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from flsim import checkpoint, federated
+from flsim import checkpoint, federated, roundlog
 from flsim.central import CentralState
 from flsim.central.training import train_chunks
 from flsim.checkpoint import State, digest_of, model_of
@@ -73,14 +71,7 @@ def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
 
 def _logged(run: Run) -> dict[int, str]:
     """Digests by round."""
-    path = run.path / "rounds.jsonl"
-    lines: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue  # cut short
-    return {int(line["round"]): str(line["digest"]) for line in lines if "digest" in line}
+    return {line["round"]: str(line["digest"]) for line in roundlog.read(run.path) if "digest" in line}
 
 
 def _state_before(run: Run, round_: int) -> State:

@@ -63,7 +63,7 @@ def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(
     start = init(LAYOUT.vocabulary_size, hparams, 0)
     whole = trained(start, training, 40)
     assert mean_loss(whole, hparams) < 0.9 * mean_loss(start, hparams)
-    about = Provenance("run", "c0ffee", "beef", LAYOUT.vocabulary_size, hparams)
+    about = Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, hparams)
     kept, provenance = load(save(tmp_path, trained(start, training, 17), about))
     assert isinstance(kept, CentralState)
     assert provenance == about
@@ -122,10 +122,10 @@ def test_users_train_by_plain_pytorch_whatever_the_engine(hparams: ModelHParams)
 @others
 def test_a_checkpoint_of_another_architecture_is_refused(hparams: ModelHParams, tmp_path: Path) -> None:
     state = init(LAYOUT.vocabulary_size, hparams, 0)
-    path = save(tmp_path, state, Provenance("run", "c0ffee", "beef", LAYOUT.vocabulary_size, hparams))
+    path = save(tmp_path, state, Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, hparams))
     assert load(path)[1].model == hparams
     sizes = ModelHParams(hparams.embedding, hparams.units)
-    path = save(tmp_path, state, Provenance("run", "c0ffee", "beef", LAYOUT.vocabulary_size, sizes))
+    path = save(tmp_path, state, Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, sizes))
     with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
         load(path)
 

@@ -21,7 +21,7 @@ from flsim.central import CentralState, init, train_central
 from flsim.config import CentralSystemHParams
 from flsim.errors import InputError
 from flsim.runs import Run
-from server.alone import LOCK
+from server.alone import TRAINED
 from server.attempts import refuse_what_does_not_fit
 from server.central import gpu_shares
 from server.together import STORAGE
@@ -84,7 +84,7 @@ def begin(experiment: Experiment, address: str) -> Iterator[Begin]:
 
 def trainer_of(run: Path) -> int:
     """The process that trains a run, and writes."""
-    host, process = (run / LOCK).read_text().split("/")
+    host, process = (run / TRAINED).read_text().split("/")
     assert host == socket.gethostname()
     return int(process)
 

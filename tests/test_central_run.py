@@ -24,7 +24,7 @@ from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.runs import Run
 from flsim.train.records import Order
-from server.alone import LOCK
+from server.alone import TRAINED
 
 RECORDS = 24 * 8
 CENTRAL = f"""{WORLD}[training]
@@ -150,7 +150,7 @@ def wait_for_step(run: Path, step: int) -> None:
 
 def wait_until_nobody_trains(run: Path) -> None:
     """A process whose driver is gone ends by itself; it holds the lock until then."""
-    with (run / LOCK).open() as file:
+    with (run / TRAINED).open() as file:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             with suppress(BlockingIOError):

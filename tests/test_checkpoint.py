@@ -18,7 +18,7 @@ from flsim.model.hparams import ModelHParams
 from flsim.model.language_model import Params
 from flsim.privacy.ledger import Entry, Ledger
 
-PROVENANCE = Provenance("run", "c0ffee", "beef", vocabulary_size=12, model=ModelHParams(3, 5))
+PROVENANCE = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(3, 5))
 
 
 def state_of(round_: int = 0) -> ServerState:
@@ -112,7 +112,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
-    lying = Provenance("run", "c0ffee", "beef", vocabulary_size=12, model=ModelHParams(4, 5))
+    lying = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(4, 5))
     with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
         load(save(tmp_path, state_of(), lying))
 

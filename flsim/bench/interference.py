@@ -7,7 +7,6 @@ both alike. A run without any evaluation is trained before each, for comparison.
 """
 
 import importlib
-import json
 import os
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flsim import roundlog
 from flsim.canaries.spec import CanaryHParams
 from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
@@ -112,10 +112,9 @@ def _train(corpus: Path, cores: int, every: int, name: str) -> tuple[list[Round]
     )
     run = Run.create(settings, corpus.parent / name)
     importlib.import_module("server.launch").simulate(run)
-    log = run.path / "rounds.jsonl"
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = roundlog.read(run.path)
     evaluations = [each for each in read_evaluations(run.path)[1:] if each.cpu_seconds is not None]
-    rounds, end = [], log.stat().st_mtime  # when the last round was logged
+    rounds, end = [], (run.path / roundlog.FILE).stat().st_mtime  # when the last round was logged
     for line in reversed(lines[WARM_UP:]):
         began = end - line["seconds"]
         at_work = sum(max(0.0, min(end, each.ended) - max(began, each.ended - each.seconds)) for each in evaluations)

@@ -1,7 +1,6 @@
 """Rounds of the whole system, as `flsim run` does them: Flower, Ray, messages, engine, aggregation, checkpoints."""
 
 import importlib
-import json
 import tempfile
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flsim import roundlog
 from flsim.canaries.spec import CanaryHParams
 from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
@@ -66,7 +66,7 @@ def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
 def train(run: Run) -> list[dict[str, Any]]:
     """All rounds of a run, on all of this machine's processors; the lines of rounds.jsonl."""
     importlib.import_module("server.launch").simulate(run)
-    return [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+    return roundlog.read(run.path)
 
 
 def overhead(hparams: BenchHParams, shards: int) -> float:

@@ -1,7 +1,6 @@
 """The command line: one call into the platform each. Results on standard output, everything else on standard error."""
 
 import importlib
-import shutil
 import signal
 import sys
 import time
@@ -87,6 +86,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out from its newest valid checkpoint.")
     ] = False,
+    retrain_lost: Annotated[
+        bool, typer.Option("--retrain-lost", help="With --resume: train rounds again that rounds.jsonl has lost.")
+    ] = False,
 ) -> None:
     """Train one run, evaluating checkpoints meanwhile on Ray, and print its table.
 
@@ -99,13 +101,15 @@ def run(
 
     settings = load(config, set_ or ())
     path = out or Path("runs") / config.stem
+    if retrain_lost and not resume:
+        raise InputError("--retrain-lost: goes on with a run; give --resume too")
     training = Run.reopen(settings, path) if resume else Run.create(settings, path)
     server = "server.central" if isinstance(settings, CentralConfig) else "server.launch"
     try:
-        importlib.import_module(server).simulate(training, address, cpus, head)
-    except InputError:
-        if not (path / "rounds.jsonl").exists():  # nothing was trained: no cluster there, or none large enough
-            shutil.rmtree(path)
+        importlib.import_module(server).simulate(training, address, cpus, head, retrain_lost)
+    except InputError:  # no cluster there, or none large enough
+        if not resume:
+            importlib.import_module("server.alone").discard(training)
         raise
     table([path])
 

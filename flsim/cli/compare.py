@@ -73,7 +73,10 @@ def _compared(
         first = read_run(a)
         if b is None:
             raise InputError(f"{a}: one run has nothing to be compared with; name another run, or a sweep folder")
-        found = compare_runs.compare_runs(first, read_run(b), round, epoch)
+        second = read_run(b)
+        if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
+            raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
+        found = compare_runs.compare_runs(first, second, round, epoch)
         texts = {Format.md: compare_runs.to_markdown(found), Format.latex: compare_runs.to_latex(found)}
         return found.table, texts | {Format.csv: formats.to_csv(found.table)}, compare_runs.to_json(found)
     if not all(are_sweeps):

@@ -59,18 +59,17 @@ def table(
     from flsim.files import named_file
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against import against as marked
-    from flsim.results.store import read_run
-    from flsim.results.sweeps import published_of, run_folders
+    from flsim.results.sweeps import published_of, read_shown
     from flsim.results.worlds import compare_worlds
 
     rows = published_of(runs)
     if against and not rows:
         raise InputError("--against paper: no run here stands for a published row; name the folder of a sweep")
-    folders = run_folders(runs)
-    found = [read_run(folder) for folder in folders]
-    published = {run: rows[folder] for folder, run in zip(folders, found, strict=True) if folder in rows}
+    found = read_shown(runs)
+    shown = list(found.values())
+    published = {run: rows[folder] for folder, run in found.items() if folder in rows}
     kind = seeds_table if over_seeds else tables
-    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(found, round, epoch, published)
+    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(shown, round, epoch, published)
     if against:
         results = marked(results)
     if format is Format.parquet:
@@ -80,7 +79,7 @@ def table(
         return
     text = {Format.md: kind.to_markdown, Format.csv: formats.to_csv, Format.latex: kind.to_latex}[format](results)
     if over_seeds and format is Format.md:
-        compared = compare_worlds(found, round, epoch)
+        compared = compare_worlds(shown, round, epoch)
         text += f"\n{compared}" if compared else ""
     if out is None:
         typer.echo(text, nl=not text.endswith("\n"))
@@ -99,8 +98,7 @@ def plot(
     Bands are 95% intervals: of mean exposure over canaries, or, over seeds, of all four over seeds.
     """
     from flsim.results.plots import plot_rounds, refuse_other_than_figure
-    from flsim.results.store import read_run
-    from flsim.results.sweeps import run_folders
+    from flsim.results.sweeps import read_shown
 
     refuse_other_than_figure(out)
-    plot_rounds([read_run(path) for path in run_folders(runs)], out, over_seeds)
+    plot_rounds(list(read_shown(runs).values()), out, over_seeds)

@@ -85,7 +85,7 @@ def evaluate(
         test: users whose text holds no canary.
         hparams: how to measure.
         seed: the experiment's.
-        run: the run's name.
+        run: what its rows call the run; see `flsim.results.rows.identity_of`.
         round: number of completed rounds.
         without: models that never saw the canaries, to calibrate exposures by; for every canary they score all of R.
 
@@ -104,7 +104,7 @@ def evaluate(
         of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.embedding.device, without)
         of_model = measure_utility(predict_with(model), test, hparams, seed)
     except Diverged as error:
-        raise Diverged(f"run {run}, round {round}: {error}") from error
+        raise Diverged(f"round {round}: {error}") from error
     return rows_of(run, round, of_canaries, of_model | {"references": hparams.references})
 
 

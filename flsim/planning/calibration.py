@@ -5,7 +5,6 @@ the sweep would have at once, the largest and the smallest in turn, so that they
 runs in the same stage: whatever they take from each other is in what is measured.
 """
 
-import json
 import shutil
 import statistics
 import tempfile
@@ -17,6 +16,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from flsim import roundlog
 from flsim.config import CentralConfig, Config, FederatedConfig, dump
 from flsim.errors import InputError, RunFailed
 from flsim.planning.cost import Observed, fit
@@ -262,8 +262,8 @@ def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
         config: its settings.
         began, ended: seconds since 1970 when its process started and ended.
     """
-    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
-    trained = (run / "rounds.jsonl").stat().st_mtime
+    lines = roundlog.read(run)
+    trained = (run / roundlog.FILE).stat().st_mtime
     steps = [line["round"] - before["round"] for before, line in zip([{"round": 0}, *lines], lines, strict=False)]
     seconds = [line["seconds"] / count for line, count in zip(lines, steps, strict=True)]
     at_least = [line["round"] for line in lines].index(_first_due(config)) if len(lines) > 2 else 1
@@ -293,5 +293,5 @@ def _first_due(config: Config) -> int:
 
 def _done(runs: Iterable[Path]) -> float:
     """How much of the runs is done, in runs: as far as their files say."""
-    marks = ("config.toml", "rounds.jsonl", "rows", "evaluations.jsonl")
+    marks = ("config.toml", roundlog.FILE, "rows", "evaluations.jsonl")
     return sum(sum((run / mark).exists() for mark in marks) / (len(marks) + 1) for run in runs)

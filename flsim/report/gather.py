@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim import roundlog
 from flsim.config import Config, load
 from flsim.errors import InputError
-from flsim.files import from_json
+from flsim.results.copies import without_copies
 from flsim.results.evaluations import read_evaluations
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
@@ -74,14 +75,8 @@ class RunView:
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl that are whole."""
-        path, found = self.path / "rounds.jsonl", []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                found.append(dict(from_json(line)))
-            except (ValueError, TypeError):
-                continue
-        return found
+        """The lines of rounds.jsonl."""
+        return roundlog.read(self.path)
 
     @property
     def training_seconds(self) -> float | None:
@@ -237,11 +232,13 @@ def gather(paths: Sequence[Path]) -> Gathered:
             if run.results is not None:
                 path = sweep.path / RUNS / run.name
                 runs[path.resolve()] = _view(path, run.results, run)
+    views = list(runs.values())
+    shown = without_copies([run.results for run in views], [run.results for run in views if run.planned])
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
     if not runs:
         names = ", ".join(map(str, paths)) or "no paths"
         raise InputError(f"{names}: no run has begun, so there is nothing to report; train first")
-    return Gathered(sweeps, _lines(list(runs.values())), waiting)
+    return Gathered(sweeps, _lines([run for run in views if run.results in shown]), waiting)
 
 
 def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:

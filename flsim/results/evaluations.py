@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flsim.files import from_json
+from flsim.files import json_lines, naming
 
 FILE = "evaluations.jsonl"
 Outcome = Literal["stored", "diverged", "failed", "retried"]
@@ -43,17 +43,17 @@ class Evaluation:
 
 def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
     """Append a line."""
-    with (run_folder / FILE).open("a", encoding="utf-8") as file:
+    path = run_folder / FILE
+    with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(evaluation)) + "\n")
 
 
 def read_evaluations(run_folder: Path) -> list[Evaluation]:
     """All attempts, in the order in which they ended. A line that was cut short, or is none of ours, is passed over."""
-    path = run_folder / FILE
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in json_lines(run_folder / FILE):
         try:
-            found.append(_checked(Evaluation(**from_json(line))))
+            found.append(_checked(Evaluation(**line)))
         except (ValueError, TypeError):
             continue
     return found

@@ -36,6 +36,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.errors import InputError
+from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import WORLD, is_sweep, read_sweep
 from flsim.results.tables import memorization_table
@@ -111,9 +112,11 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
         paths: run folders, folders of sweeps, or patterns such as ``"runs/*"``, which pass over what is neither.
 
     Raises:
-        InputError: a path that is neither, nothing at all, or a run that is damaged.
+        InputError: a path that is neither, nothing at all, a run that is damaged, or copies of a run that differ.
     """
     found = [run for path in paths for run in _read(str(path))]
+    shown = without_copies([run.results for run in found], [run.results for run in found if run.sweep is not None])
+    found = [run for run in found if run.results in shown]
     if not found:
         raise InputError(f"{', '.join(map(str, paths)) or 'no paths'}: no runs there; `flsim demo` makes some")
     return _runs(found), _canaries(found)

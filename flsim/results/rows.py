@@ -1,5 +1,6 @@
 """What an evaluation says: one number per (run, round, metric, canary)."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -16,7 +17,13 @@ SCHEMA = pa.schema(
     ]
 )
 KEY = ["run", "round", "metric", "canary"]
+IDENTITY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 DIVERGED = "diverged"  # the only metric of a model that is not finite; 1
+
+
+def identity_of(config: str, corpus: str) -> str:
+    """What rows call a run: the first 16 digits of the digests of its settings (with the seed) and of its corpus."""
+    return f"{config[:16]}-{corpus[:16]}"
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class Row:
     """One measurement.
 
     Attributes:
-        run: the run's name.
+        run: the run's identity, see `identity_of`; of a foreign model its name.
         round: number of completed rounds of the evaluated model; of central training, steps.
         metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs``, ``bs`` (memorized: 1);
             of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``; where

@@ -4,6 +4,7 @@ Storing the same evaluation again replaces its file by itself, so a repeated or 
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,9 @@ from flsim.errors import Diverged, InputError
 from flsim.files import from_json, new_file
 from flsim.results.evaluations import failures
 from flsim.results.parquet import read_parquet
-from flsim.results.rows import DIVERGED, KEY, SCHEMA, Row, frame
+from flsim.results.rows import DIVERGED, IDENTITY, KEY, SCHEMA, Row, frame, identity_of
 
+NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
 STATUSES = ("running", "completed", "diverged", "failed")
 ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
 OPTIONAL = ("words", "planned_sharers", "sharers", "planned_insertions", "insertions")  # older rosters lack some
@@ -39,10 +41,11 @@ class RunResults:
     """What is known about a run without opening any checkpoint.
 
     Attributes:
-        name: the run's name.
+        name: the name of its folder.
         setting: what it trains, in the words of a table, e.g. ``"Non-IID, FedAvg, b_u = 16"``.
         status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged where any evaluated model was.
-        reason: why it diverged or failed, or what could not be evaluated yet; None otherwise.
+        reason: why it diverged or failed, what could not be evaluated yet, or which rounds its log has lost; None
+            otherwise.
         round: number of completed rounds.
         rounds: number of rounds it is to train.
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.
@@ -52,6 +55,8 @@ class RunResults:
             older run does not say.
         seed: of everything in the run; None where an older run does not say.
         series: equal for runs that differ in nothing but the seed; None where an older run does not say.
+        identity: equal for copies of one run, see `flsim.results.rows.identity_of`; None where an older run does not
+            say.
     """
 
     name: str
@@ -66,6 +71,7 @@ class RunResults:
     rounds_per_epoch: float | None = None
     seed: int | None = None
     series: str | None = None
+    identity: str | None = None
 
     @property
     def evaluated(self) -> list[int]:
@@ -174,7 +180,9 @@ def write_rows(run_folder: Path, round: int, rows: Sequence[Row]) -> None:
         raise ValueError(f"rows of one run and of round {round} are needed, found {len(rows)} rows, of rounds {wrong}")
     for row in rows:
         if row.canary and not math.isfinite(row.value):
-            raise Diverged(f"run {row.run}, round {round}: {row.metric} {row.canary} is {row.value}; nothing is stored")
+            raise Diverged(
+                f"{run_folder}: {row.metric} {row.canary} of round {round} is {row.value}; nothing is stored"
+            )
     table = frame(rows).sort_values(KEY)
     if table.duplicated(KEY).any():
         raise ValueError(f"{_first_duplicate(table)} is measured twice")
@@ -194,11 +202,12 @@ def read_run(run_folder: Path) -> RunResults:
     roster = _read_roster(run_folder / "planted" / "roster.parquet")
     known = {"", *roster["canary"]}
     tables = [SCHEMA.empty_table().to_pandas()]
-    for path in sorted((run_folder / "rows").glob("round-*.parquet")):
+    called = about.pop("called")
+    for path in rows_in(run_folder):
         rows = read_parquet(path, ROWS)
-        foreign = rows[(rows["run"] != about["name"]) | ~rows["canary"].isin(known)]
-        if not foreign.empty or {f"round-{value:06d}" for value in rows["round"]} != {path.stem}:
-            raise InputError(f"{path}: holds rows of another run, round or canary; remove it and evaluate that round")
+        _refuse_foreign(path, rows, about["identity"] or called)
+        if not rows["canary"].isin(known).all() or {f"round-{value:06d}" for value in rows["round"]} != {path.stem}:
+            raise InputError(f"{path}: holds rows of another round or canary; move it away and evaluate that round")
         if rows.duplicated(KEY).any():
             raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
         if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
@@ -214,6 +223,37 @@ def read_run(run_folder: Path) -> RunResults:
     return RunResults(
         **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder)
     )
+
+
+def rows_in(run_folder: Path) -> list[Path]:
+    """The files of a run's rows, by round; files of other names are none."""
+    return sorted(path for path in (run_folder / "rows").glob("*.parquet") if NAME.fullmatch(path.name))
+
+
+def strange_rows_in(run_folder: Path) -> list[Path]:
+    """Files among the rows that are named otherwise, such as copies; nothing reads them."""
+    return sorted(path for path in (run_folder / "rows").glob("[!.]*.parquet") if not NAME.fullmatch(path.name))
+
+
+def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
+    """Raises InputError where rows in a run's folder are of another run; those that cannot be read are passed over."""
+    for path in rows_in(run_folder):
+        try:
+            rows = read_parquet(path, ROWS)
+        except InputError:
+            continue
+        _refuse_foreign(path, rows, identity)
+
+
+def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
+    for other in rows.loc[rows["run"] != identity, "run"].unique():
+        what = f"of another run, {other!r:.60}"
+        if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
+            is_of_corpus = identity.split("-")[0] == other.split("-")[0]
+            what = "measured on another corpus" if is_of_corpus else "of a run with other settings"
+        raise InputError(
+            f"{path}: holds rows {what}; move it away, and `flsim run --resume` evaluates that round again"
+        )
 
 
 def _can_be(metric: "pd.Series[str]", value: "pd.Series[float]") -> "pd.Series[bool]":
@@ -238,7 +278,9 @@ def _read_about(run_folder: Path) -> dict[str, Any]:
             raise ValueError
         reason = None if kept["reason"] is None else _text(kept["reason"])
         kept |= {"reason": reason, "round": _whole(kept["round"]), "rounds": _whole(kept["rounds"])}
-        return kept | _read_added(about)
+        called, name = kept["name"], run_folder.resolve().name
+        name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+        return kept | _read_added(about) | {"called": called, "name": name or called}
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
 
@@ -246,12 +288,14 @@ def _read_about(run_folder: Path) -> dict[str, Any]:
 def _read_added(about: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says since it was first written; None where an older run has nothing. Raises ValueError."""
     per_epoch, seed, series = (about.get(name) for name in ("rounds_per_epoch", "seed", "series"))
+    config, corpus = (about.get(name) for name in ("config", "corpus"))
     if per_epoch is not None and not 0 < float(per_epoch) < math.inf:
         raise ValueError
     return {
         "rounds_per_epoch": None if per_epoch is None else float(per_epoch),
         "seed": None if seed is None else _whole(seed),
         "series": None if series is None else _text(series),
+        "identity": identity_of(_text(config), _text(corpus)) if config and corpus else None,
     }
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from flsim.errors import InputError
 from flsim.files import from_json, inside
+from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweep_file import SWEEP_FILE
 
@@ -117,6 +118,18 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if names.count(name) > 1:
             raise InputError(f"{folder}: named twice, by itself or by its sweep; name it once")
     return found
+
+
+def read_shown(paths: Sequence[Path]) -> dict[Path, RunResults]:
+    """Run folder -> results, of what a table or plot shows of these run and sweep folders: copies of a run once.
+
+    Raises:
+        InputError: as `run_folders`, `read_run` and `without_copies`.
+    """
+    found = {folder: read_run(folder) for folder in run_folders(paths)}
+    of_sweeps = [results for folder, results in found.items() if folder not in paths]
+    shown = without_copies(list(found.values()), of_sweeps)
+    return {folder: results for folder, results in found.items() if results in shown}
 
 
 def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:

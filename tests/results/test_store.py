@@ -85,7 +85,7 @@ def test_rows_that_do_not_belong_are_refused(make_run: MakeRun, rows: list[Row])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_canary_without_a_finite_value_is_never_stored(make_run: MakeRun, value: float) -> None:
     folder = make_run()
-    with pytest.raises(Diverged, match="iid, round 10: exposure c03"):
+    with pytest.raises(Diverged, match="iid: exposure c03 of round 10 is"):
         write_rows(folder, 10, [*ROWS, Row("iid", 10, "exposure", "c03", value)])
     assert not (folder / "rows").exists()
 
@@ -156,9 +156,9 @@ def store(folder: Path, name: str, rows: list[Row]) -> None:
     ("rows", "said"),
     [
         ([*ROWS, ROWS[0]], "rs c00 occurs twice"),
-        ([Row("iid", 11, "rs", "c00", 1.0)], "another run, round or canary"),
-        ([Row("non-iid", 10, "rs", "c00", 1.0)], "another run, round or canary"),
-        ([Row("iid", 10, "rs", "c99", 1.0)], "another run, round or canary"),
+        ([Row("iid", 11, "rs", "c00", 1.0)], "another round or canary"),
+        ([Row("non-iid", 10, "rs", "c00", 1.0)], "another run, 'non-iid'"),
+        ([Row("iid", 10, "rs", "c99", 1.0)], "another round or canary"),
         ([Row("iid", 10, "exposure", "c00", math.nan)], "not finite"),
     ],
 )

@@ -1,0 +1,252 @@
+"""Run folders that are moved, copied, linked, robbed of files or given strange ones: nothing is lost, or it is said."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from faulty import OPTIONS, SETTINGS, assert_equal_runs, digests
+from helpers import Experiment, Trained
+from test_central_run import CENTRAL
+
+from flsim.files import held
+from flsim.results.store import read_run
+from server import alone
+
+Interrupted = Callable[[str], Path]
+NOBODY = ("--address", "127.0.0.1:1")  # no cluster answers there
+
+
+@pytest.fixture
+def interrupted(experiment: Experiment, undisturbed: Path) -> Interrupted:
+    """A run as a kill after round 27 leaves it: the newest checkpoint is of round 25."""
+
+    def make(name: str) -> Path:
+        run = shutil.copytree(undisturbed, experiment.folder / name)
+        (run / "checkpoints" / "round-000030.safetensors").unlink()
+        (run / "rows" / "round-000030.parquet").unlink()
+        _write_log(run, _log(run)[:27])
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"status": "running", "round": 25}))
+        return run
+
+    return make
+
+
+def resume(experiment: Experiment, out: str | Path, *options: str) -> str:
+    return experiment.flsim("run", experiment.config, "--out", out, *OPTIONS, *options, "--resume").stderr
+
+
+def test_a_resume_that_is_refused_removes_nothing(experiment: Experiment, interrupted: Interrupted) -> None:
+    """Without a log of rounds, a link to the folder, or before anything is trained, all the same."""
+    run = interrupted("robbed")
+    (run / "rounds.jsonl").unlink()
+    (experiment.folder / "link").symlink_to(run)
+    before = _files(run)
+    for out in ("robbed", "link"):
+        refused = experiment.call("run", experiment.config, "--out", out, *OPTIONS, *NOBODY, "--resume", check=False)
+        assert refused.returncode == 2
+        assert "no Ray cluster answers there" in refused.stderr
+        assert before <= _files(run)
+
+
+def test_a_new_run_that_cannot_begin_leaves_nothing(experiment: Experiment) -> None:
+    refused = experiment.call("run", experiment.config, "--out", "new", *OPTIONS, *NOBODY, check=False)
+    assert refused.returncode == 2
+    assert [path.name for path in experiment.folder.glob("*new*")] == []
+
+
+@pytest.mark.parametrize("harm", ["trains it", "left a checkpoint", "left rows", "left a round"])
+def test_a_new_run_that_somebody_took_over_stays(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Between the making of the folder and the refusal another process goes on with it."""
+    run, discard = experiment.folder / "new", alone.discard
+    left = {
+        "left a checkpoint": run / "checkpoints" / "round-000005.safetensors",
+        "left rows": run / "rows" / "round-000005.parquet",
+        "left a round": run / "rounds.jsonl",
+    }
+
+    def late(training: object) -> None:
+        if harm in left:
+            left[harm].touch()
+            discard(training)  # type: ignore[arg-type]
+        else:
+            (run / alone.TRAINED).touch()
+            with held(run / alone.TRAINED):
+                discard(training)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(alone, "discard", late)
+    refused = experiment.call("run", experiment.config, "--out", "new", *OPTIONS, *NOBODY, check=False)
+    assert refused.returncode == 2
+    assert (run / "config.toml").exists()
+    assert all(path.exists() for name, path in left.items() if name == harm)
+
+
+def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: Interrupted, undisturbed: Path) -> None:
+    """Under another name, through a link of a third name, and as the folder that the command is given in."""
+    run = interrupted("kept here")
+    moved = run.rename(experiment.folder / "moved")
+    (experiment.folder / "link").symlink_to(moved)
+    resume(experiment, "link")
+    assert_equal_runs(moved, undisturbed)
+    shutil.copytree(moved, experiment.folder / "backup")
+    for name, called in (("link", "moved"), ("backup", "backup")):
+        experiment.call("table", name)
+        assert read_run(experiment.folder / name).name == called
+        assert experiment.call("verify", name, "--round", "27").stdout.startswith(
+            "round 27: trained again from round 25"
+        )
+        newest = Path(name, "checkpoints", "round-000030.safetensors")
+        experiment.call("evaluate", newest)
+        pd.testing.assert_frame_equal(read_run(experiment.folder / name).rows, read_run(undisturbed).rows)
+    assert json.loads((moved / "run.json").read_text())["name"] == "moved"
+
+
+def test_a_run_goes_on_in_the_folder_that_the_command_is_given_in(
+    experiment: Experiment, interrupted: Interrupted, undisturbed: Path
+) -> None:
+    run = interrupted("here")
+    Experiment(run).flsim("run", experiment.config, "--out", ".", *OPTIONS, "--resume")
+    assert_equal_runs(run, undisturbed)
+    assert json.loads((run / "run.json").read_text())["name"] == "here"
+
+
+def test_copies_of_a_run_are_one_row_of_a_table(
+    experiment: Experiment, undisturbed: Path, interrupted: Interrupted
+) -> None:
+    whole = shutil.copytree(undisturbed, experiment.folder / "whole")
+    interrupted("behind")
+    done = experiment.call("table", "behind", "whole")
+    assert "run behind: a copy of whole, which is shown in its place" in done.stderr
+    assert done.stdout == experiment.call("table", "whole").stdout
+    _change_rows(whole, lambda rows: rows.assign(value=rows["value"].where(rows["metric"] != "accuracy", 0.5)))
+    done = experiment.call("table", "behind", "whole", check=False)
+    assert done.returncode == 2
+    assert "runs whole and behind: copies of one run, whose accuracy of round 10 differ; leave one out" in done.stderr
+    done = experiment.call("compare", "behind", "whole", check=False)
+    assert done.returncode == 2
+    assert "copies of one run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("local.learning_rate=0.07", "of a run with other settings"), ("seed=1", "of a run with other settings")],
+)
+def test_rows_of_another_run_are_refused_where_they_are_read(
+    experiment: Experiment, interrupted: Interrupted, trained: Trained, override: str, says: str
+) -> None:
+    """Of the same name and canaries, or seed: by tables, and by a resume at its start."""
+    run = interrupted("run")
+    rows = run / "rows" / "round-000010.parquet"
+    shutil.copy(trained(*SETTINGS, override) / "rows" / rows.name, rows)
+    commands: list[tuple[str | Path, ...]] = [
+        ("table", "run"),
+        ("run", experiment.config, "--out", "run", *OPTIONS, *NOBODY, "--resume"),
+    ]
+    for command in commands:
+        done = experiment.call(*command, check=False)
+        assert done.returncode == 2
+        assert f"{rows.name}: holds rows {says}; move it away" in " ".join(done.stderr.split())
+
+
+def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_asked_for(
+    experiment: Experiment, interrupted: Interrupted, undisturbed: Path
+) -> None:
+    """Lines are gone, there twice, and no text: each round is there once in the end, and lost ones are named."""
+    run = interrupted("holes")
+    lines = _log(run)
+    _write_log(run, [*lines[:4], *lines[3:6], b"\xff\xfe\x80", *lines[12:16], lines[26]])
+    said = " ".join(resume(experiment, "holes").split())
+    assert "rounds.jsonl: has lost rounds 7 to 12, 17 to 25; they are marked as lost" in said
+    assert "completed, but rounds.jsonl has lost rounds 7 to 12, 17 to 25; --resume --retrain-lost trains them" in said
+    log = [json.loads(line) for line in _log(run)]
+    assert [line["round"] for line in log] == list(range(1, 31))
+    assert [line["round"] for line in log if line.get("lost")] == [*range(7, 13), *range(17, 26)]
+    about = json.loads((run / "run.json").read_text())
+    assert (about["status"], about["reason"]) == ("completed", "rounds.jsonl has lost rounds 7 to 12, 17 to 25")
+    assert "has lost rounds 7 to 12" in experiment.call("table", "holes").stdout
+
+    whole_states = {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()}
+    said = " ".join(resume(experiment, "holes", "--retrain-lost").split())
+    assert "goes back to round 0: the log has lost the next one" in said
+    assert_equal_runs(run, undisturbed)
+    assert digests(run) == digests(undisturbed)
+    assert json.loads((run / "run.json").read_text())["reason"] is None
+    kept = {path.name: path.read_bytes() for path in (run / "checkpoints").glob("*.superseded")}
+    assert kept == {f"{name}.superseded": content for name, content in whole_states.items()}
+
+
+def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
+    """Of central training, whose lines are of saved steps."""
+    experiment.config.write_text(CENTRAL)
+    run = experiment.run("run")
+    (run / "rounds.jsonl").unlink()
+    said = experiment.flsim("run", experiment.config, "--out", "run", "--resume").stderr
+    last = json.loads((run / "run.json").read_text())["rounds"]
+    assert f"completed, but rounds.jsonl has lost steps 1 to {last}" in " ".join(said.split())
+    assert [json.loads(line) for line in _log(run)] == [{"round": last, "since": 0, "lost": True}]
+
+
+def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
+    experiment: Experiment, interrupted: Interrupted, undisturbed: Path
+) -> None:
+    """A copy by a file manager; a checkpoint under another round's name; lines of evaluations that are no text."""
+    run = interrupted("strange")
+    checkpoints, rows = run / "checkpoints", run / "rows"
+    shutil.copy(checkpoints / "round-000020.safetensors", checkpoints / "round-000020 (copy).safetensors")
+    shutil.copy(rows / "round-000020.parquet", rows / "round-000020 (copy).parquet")
+    (checkpoints / "round-000025.safetensors").rename(checkpoints / "round-000240.safetensors")
+    with (run / "evaluations.jsonl").open("ab") as log:
+        log.write(b"\xff\xfe\n")
+    said = " ".join(resume(experiment, "strange").split())
+    for name in ("round-000020 (copy).safetensors", "round-000020 (copy).parquet"):
+        assert f"{name}: has a name that flsim gives no file; it is passed over" in said
+    assert "round-000240.safetensors: holds round 25, which is not the one in its name" in said
+    assert (checkpoints / "round-000240.safetensors.damaged").exists()
+    assert_equal_runs(run, undisturbed)
+    assert [line["round"] for line in map(json.loads, _log(run))] == list(range(1, 31))
+
+
+def test_checkpoints_that_are_gone_are_said_to_be(
+    experiment: Experiment, interrupted: Interrupted, undisturbed: Path
+) -> None:
+    run = interrupted("robbed")
+    shutil.rmtree(run / "checkpoints")
+    before = _files(run)
+    done = experiment.call("run", experiment.config, "--out", "robbed", *OPTIONS, "--resume", check=False)
+    assert done.returncode == 2
+    assert re.search(r"robbed/checkpoints: no such folder; put it back, or make an empty one", done.stderr)
+    assert before == _files(run)
+    (run / "checkpoints").mkdir()
+    said = " ".join(resume(experiment, "robbed").split())
+    assert "its 27 rounds have left no checkpoint; trains again from the beginning" in said
+    assert_equal_runs(run, undisturbed)
+
+
+def _log(run: Path) -> list[bytes]:
+    return (run / "rounds.jsonl").read_bytes().splitlines()
+
+
+def _write_log(run: Path, lines: list[bytes]) -> None:
+    (run / "rounds.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def _files(run: Path) -> set[tuple[Path, bytes]]:
+    """Everything but the settings of machines, the log of what happened, and the locks."""
+    found = set()
+    for path in run.rglob("*"):
+        if path.is_file() and path.name not in ("config.toml", "log.jsonl", alone.TRAINED, alone.DRIVEN):
+            with suppress(FileNotFoundError):
+                found.add((path.relative_to(run), path.read_bytes()))
+    return found
+
+
+def _change_rows(run: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    for path in (run / "rows").glob("*.parquet"):
+        change(pd.read_parquet(path)).to_parquet(path)

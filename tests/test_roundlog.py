@@ -1,0 +1,87 @@
+"""The log of rounds: whole after every fault, or it says what it has lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flsim import roundlog
+from flsim.roundlog import FILE, append, cut, in_words, lost, read, settle
+
+GARBAGE = (b"", b"{", b"\xff\xfe\x00", b"[]", b'{"round": "7"}', b'{"round": 0}', b'{"round": true}', b'{"loss": 1}')
+
+
+def write(folder: Path, lines: list[bytes]) -> None:
+    (folder / FILE).write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def numbers(folder: Path) -> list[int]:
+    """The rounds of all lines, as they are in the file."""
+    return [json.loads(line)["round"] for line in (folder / FILE).read_text().splitlines()]
+
+
+@given(
+    lines=st.lists(st.integers(1, 30) | st.sampled_from(GARBAGE), max_size=60),
+    reached=st.integers(0, 25),
+    twice=st.booleans(),
+)
+def test_every_round_is_there_once_whatever_was_taken_added_or_damaged(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[int | bytes], reached: int, twice: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    write(folder, [line if isinstance(line, bytes) else json.dumps({"round": line}).encode() for line in lines])
+    missing = settle(folder, reached, by_round=True)
+    if twice:
+        assert settle(folder, reached, by_round=True) == []
+    known = {line for line in lines if isinstance(line, int) and line <= reached}
+    assert numbers(folder) == list(range(1, reached + 1))
+    assert [line["round"] for line in read(folder)] == sorted(known)
+    assert [round_ for part in lost(folder) for round_ in part] == sorted({*range(1, reached + 1)} - known)
+    assert lost(folder) == missing
+
+
+def test_of_two_lines_about_a_round_the_later_one_stays(tmp_path: Path) -> None:
+    for loss in (1.0, 2.0):
+        append(tmp_path, round=1, loss=loss)
+    settle(tmp_path, 1, by_round=True)
+    assert read(tmp_path) == [{"round": 1, "loss": 2.0}]
+
+
+def test_a_whole_log_is_left_as_it_is(tmp_path: Path) -> None:
+    for round_ in (1, 2):
+        append(tmp_path, round=round_)
+    before = (tmp_path / FILE).stat()
+    assert settle(tmp_path, 2, by_round=True) == []
+    assert (tmp_path / FILE).stat().st_ino == before.st_ino
+
+
+def test_lines_of_central_training_follow_each_other(tmp_path: Path) -> None:
+    """A line counts steps since the one before; older logs say not since when, and are taken for whole."""
+    for since, step in ((0, 10), (10, 15), (20, 30)):
+        append(tmp_path, round=step, since=since)
+    assert settle(tmp_path, 40, by_round=False) == [range(16, 21), range(31, 41)]
+    assert numbers(tmp_path) == [10, 15, 20, 30, 40]
+    assert lost(tmp_path) == [range(16, 21), range(31, 41)]
+    assert settle(tmp_path, 40, by_round=False) == []
+    write(tmp_path, [b'{"round": 10}', b'{"round": 30}'])
+    assert settle(tmp_path, 30, by_round=False) == []
+
+
+def test_what_comes_again_is_dropped(tmp_path: Path) -> None:
+    for round_ in range(1, 6):
+        append(tmp_path, round=round_)
+    cut(tmp_path, 3)
+    assert numbers(tmp_path) == [1, 2, 3]
+
+
+def test_rounds_in_words() -> None:
+    assert in_words([range(101, 141), range(150, 151)]) == "101 to 140, 150"
+
+
+def test_a_log_that_is_not_there_has_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path) == []
+    assert settle(tmp_path, 0, by_round=True) == []
+    assert not (tmp_path / FILE).exists()
+    roundlog.keep(tmp_path)
