@@ -214,7 +214,8 @@ def _command(job: Job, address: str | None = None, cpus: int | None = None) -> l
 def _in_process(command: list[str], log: Path, look: Callable[[], None] | None = None) -> tuple[int, str]:
     """Exit code and last line of a command that dies with this process. Ray's variables stay out of it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    with log.open("w") as file:
+    with log.open("ab") as file:  # what it printed before it was killed stays there
+        before = file.tell()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -233,7 +234,7 @@ def _in_process(command: list[str], log: Path, look: Callable[[], None] | None =
                         look()
         finally:
             process.kill()
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
     return code, next((line for line in reversed(lines) if line.strip()), "")
 
 
