@@ -1,8 +1,9 @@
 """TensorBoard, MLflow, Weights & Biases: told what a run's folder says of its rounds and evaluations.
 
 rounds.jsonl and rows/ are the truth. For each tracker a thread of the driver reads them, so that neither training nor
-another tracker waits for one, and one that fails stops nothing. A resumed run tells each number once: TensorBoard's
-folder is written anew, MLflow is asked what it has, and of Weights & Biases we keep the order of what it was told.
+another tracker waits for one, and one that fails stops nothing. A resumed run tells each number once: TensorBoard is
+told all of it anew and drops what it knew, MLflow is asked what it has, and of Weights & Biases we keep the order of
+what it was told. No earlier session's files are removed.
 
 RUN/tensorboard/    events
 RUN/mlflow/         run_id; mlflow.db, unless MLFLOW_TRACKING_URI names another store
@@ -12,7 +13,6 @@ RUN/wandb/          run_id, told; a folder per session. Offline unless WANDB_MOD
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -51,11 +51,8 @@ class TensorBoard:
     def __init__(self, path: Path, settings: Settings) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = path / "tensorboard"
-        if folder.exists():
-            shutil.rmtree(folder)
-        # purge_step: a TensorBoard that looks on meanwhile drops what it saw.
-        self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=10)
+        # purge_step: TensorBoard drops what files of earlier sessions say, which stay beside the new one.
+        self._writer = SummaryWriter(str(path / "tensorboard"), purge_step=0, flush_secs=10)
         lines = [f"| `{name}` | {text} |" for name, text in _texts(settings).items()]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]), 0)
 
@@ -159,7 +156,7 @@ class WeightsAndBiases:
         (folder / "run_id").write_text(self._run.id)
         for each in before:
             if each != Path(self._run.dir).parent:
-                shutil.rmtree(each)
+                each.rename(each.with_name(f"replaced-{each.name}"))  # `wandb sync --sync-all` passes over it
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
         self._told = folder / "told"
