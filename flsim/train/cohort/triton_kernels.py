@@ -9,7 +9,8 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from flsim.train.cohort.kernels import ALPHA, BETAS, EPSILON, Rule, TorchKernels
+from flsim.train.cohort import kernels
+from flsim.train.cohort.kernels import ALPHA, BETAS, Rule, TorchKernels
 from flsim.train.cohort.packing import Parts
 from flsim.train.cohort.triton_recurrence import Recurrence, block
 from flsim.train.hparams import Precision
@@ -285,7 +286,7 @@ class TritonKernels(Recurrence):
         _optimize[(triton.cdiv(size, VALUES), len(weight))](
             weight, weight if low is None else low, gradient, start, first, second, scale, counts, scalars,
             size, rule.proximal, rule.decay, rule.momentum,
-            BETA=BETAS[0], SECOND_BETA=BETAS[1], ALPHA=ALPHA, EPS=EPSILON, OPTIMIZER=rule.optimizer,
+            BETA=BETAS[0], SECOND_BETA=BETAS[1], ALPHA=ALPHA, EPS=kernels.EPSILON, OPTIMIZER=rule.optimizer,
             LOW=low is not None, BLOCK=VALUES, num_warps=8,
         )  # fmt: skip
 

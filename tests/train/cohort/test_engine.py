@@ -11,6 +11,7 @@ import torch
 from helpers import InMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from smoothing import smooth_steps
 from stacking import LAYOUT, hparams_strategy, model_of, start_of, users_strategy
 
 from flsim.data.vocabulary import Layout
@@ -37,6 +38,7 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(users_strategy, hparams_strategy, st.none() | st.floats(0.01, 2.0), st.integers(0, 100), st.integers(1, 3))
+@smooth_steps()
 def test_it_equals_the_local_engine(
     users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int, micro_cohort: int
 ) -> None:

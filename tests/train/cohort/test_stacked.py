@@ -8,6 +8,7 @@ import torch
 from helpers import InMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from smoothing import smooth_steps
 from stacking import (
     LAYOUT,
     assert_same_counts,
@@ -51,6 +52,7 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
 
 @settings(max_examples=100, deadline=None)
 @given(users_strategy, hparams_strategy, st.none() | st.floats(0.01, 2.0), st.integers(0, 100), st.booleans())
+@smooth_steps()
 def test_it_equals_the_local_engine(
     users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int, padded: bool
 ) -> None:
