@@ -24,11 +24,10 @@ from flsim.data.formats.wordcount import read_word_count
 from flsim.data.pieces import steps
 from flsim.data.pieces.hparams import ImportHParams as ImportHParams
 from flsim.data.pieces.scratch import scratch
-from flsim.data.pieces.sources import Source, copy_pipes, open_sources, unpack_sources
+from flsim.data.pieces.sources import Source, copy_pipes, open_sources, unchanged, unpack_sources
 from flsim.data.pieces.steps import Given, Steps
 from flsim.data.pieces.unpacking import is_compressed
 from flsim.errors import InputError, at_least_one
-from flsim.files import file_digest
 from flsim.pool import Pool
 
 VERSION = 1  # of the pieces: what another version left is not used
@@ -102,8 +101,9 @@ def import_corpus(
 
 
 def _read_vocabulary(path: Path, hparams: ImportHParams) -> Given:
-    vocabulary, warnings = read_word_count(path, hparams.vocabulary_size)
-    return Given(replace(vocabulary, layout=hparams.layout), path, file_digest(path), warnings)
+    with unchanged(path) as sha256:
+        vocabulary, warnings = read_word_count(path, hparams.vocabulary_size)
+    return Given(replace(vocabulary, layout=hparams.layout), path, sha256, warnings)
 
 
 def _workers(sources: Iterable[Source]) -> int:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from flsim.data.pieces.counting import count_words, merge, words_of
 from flsim.data.pieces.hparams import ImportHParams
 from flsim.data.pieces.reading import detect, parts_of, read_part
 from flsim.data.pieces.scratch import Pieces
-from flsim.data.pieces.sources import Source, hash_tasks, names_of, refuse_twice
+from flsim.data.pieces.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.pieces.spill import cuts, ranges_of
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
@@ -108,7 +108,8 @@ class Steps:
             Task(str(source.path), detect, (source.data, source.path), SILENCE if is_fragile(source.data) else None)
             for source in sources
         ]
-        self.pool.run(tasks, found.__setitem__)
+        with blaming_changes(sources):
+            self.pool.run(tasks, found.__setitem__)
         return [FORMATS[found[index]] for index in range(len(sources))]
 
     @property
@@ -119,6 +120,18 @@ class Steps:
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
     ) -> tuple[list[Source], list[Path], list[str]]:
         """Step 1. Returns the sources with their digests, the files of sentences in order, and warnings."""
+        sources = hashed(sources, self.pieces, self.pool)
+        refuse_twice(sources)
+        with blaming_changes(sources):
+            files, warnings = self._read(sources, formats, columns)
+            if not files:
+                raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts")
+        return sources, files, warnings
+
+    def _read(
+        self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
+    ) -> tuple[list[Path], list[str]]:
+        """Read all parts. Returns the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
         self.pool.run(
             [
@@ -134,38 +147,23 @@ class Steps:
                 name = f"part-{index}-{number}"
                 label = f"{source.path}: part {number + 1} of {len(parts)}"
                 tasks[name] = Task(label, read_part, (each, part, self.pieces.folder / name, PIECE), _silence(each))
-        hashes = hash_tasks(sources)
-        results = dict(
-            zip(
-                [*hashes, *tasks],
-                self.pieces.run(
-                    self.pool,
-                    "reading",
-                    {**hashes, **tasks},
-                    "sentences",
-                    lambda r: r.get("read", {}).get("records", 0),
-                    dict.fromkeys(hashes, 0) | dict.fromkeys(tasks, 1),  # hashing is quick
-                ),
-                strict=True,
-            )
+        results = self.pieces.run(
+            self.pool, "reading", tasks, "sentences", lambda result: result["read"].get("records", 0)
         )
-        sources = [
-            replace(source, digest=results.get(f"hash-{index}", source.digest)) for index, source in enumerate(sources)
-        ]
-        refuse_twice(sources)
+        warnings = [warning for index in sorted(described) for warning in described[index][1]]
         files = []
-        for name in tasks:
-            result = results[name]
+        for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             self.split_records.update(result["splits"])
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
-        if not files:
-            raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts")
-        return sources, files, [warning for index in sorted(described) for warning in described[index][1]]
+        return files, warnings
 
     def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
-        """Step 2. Returns the buckets in order, and how many words they have, those in several buckets counted so."""
+        """Step 2. Returns the buckets in order, and how many words they have, those in several buckets counted so.
+
+        Now that all was read, sources are hashed once more beside it.
+        """
         (size,) = cuts(files, 1)[:, 1:].sum(axis=0).tolist()
         count = 1 + size // BUCKET
         bounds = cuts(files, count)
@@ -178,8 +176,16 @@ class Steps:
         authors: Counter[str] = Counter()
         longest = (0, "")
         words = 0
-        results = self.pieces.run(self.pool, "balancing", tasks, "authors", lambda result: result["read"]["users"])
-        for result in results:
+        again = checks(sources)
+        results = self.pieces.run(
+            self.pool,
+            "balancing",
+            {**again, **tasks},
+            "authors",
+            lambda result: result.get("read", {}).get("users", 0),
+            dict.fromkeys(again, 0) | dict.fromkeys(tasks, 1),
+        )
+        for result in results[len(again) :]:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             self.split_users.update(result["read_users"])

@@ -3,113 +3,16 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dumps import alive, children, folder_bytes, write_jsonl
-from waiting import hear_ctrl_c, wait_until
+from dumps import alive, children, folder_bytes
+from imports import Imports, kill
+from waiting import wait_until
 
 from flsim.rng import stream
-
-# The real command, in pieces that are small enough for a test; that their sizes change nothing is tested elsewhere.
-# When it has MOST pieces it waits, to be killed or let go: it might be over before a test that watches it has its turn.
-COMMAND = """
-import os, time
-from pathlib import Path
-from flsim.cli import main
-from flsim.data.formats import posts
-from flsim.data.pieces import steps
-from flsim.pool import Pool
-posts.PART_BYTES, steps.PIECE, steps.BUCKET, steps.COUNTED = 60_000, 40_000, 60_000, 500
-scratch, most, run = Path(os.environ["SCRATCH"]), float(os.environ["MOST"]), Pool.run
-
-def run_until_most(pool, tasks, done, *report):
-    def done_unless_most(index, value):
-        while len(list(scratch.glob("*/*.json"))) >= most and not scratch.with_name("go").exists():
-            time.sleep(0.01)
-        done(index, value)
-    run(pool, tasks, done_unless_most, *report)
-
-Pool.run = run_until_most
-main()
-"""
-FURTHER = 5  # pieces it may have more than are waited for: what is killed is at work, as a rule
-
-
-class Imports:
-    """An import that takes about thirty pieces, as often as is wanted."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        rng = stream(0, "test", "restart")
-        self.sources = []
-        for name in ("one", "two", "three"):
-            posts = [
-                (int(user), " ".join(f"w{word}" for word in rng.zipf(1.4, 60)) + ".")
-                for user in rng.integers(0, 90, 600)
-            ]
-            self.sources.append(write_jsonl(folder / f"{name}.jsonl", posts))
-        self.out = folder / "corpus"
-        self.scratch = folder / ".corpus.importing"
-
-    def start(
-        self, *sources: Path, out: Path | None = None, most: float = float("inf"), **options: object
-    ) -> "subprocess.Popen[str]":
-        arguments = [*(sources or self.sources), "--out", out or self.out, "--vocabulary", 300, "--words-per-user", 200]
-        process: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "data", "import", *map(str, arguments), "--workers", "2"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "SCRATCH": str(self.scratch), "MOST": str(most)},
-            preexec_fn=hear_ctrl_c,
-            **options,  # type: ignore[call-overload]
-        )
-        return process
-
-    def run(self) -> str:
-        """Import to the end. Returns what it said."""
-        return self.finish(self.start())
-
-    def finish(self, process: "subprocess.Popen[str]", code: int = 0) -> str:
-        said = process.communicate()[1]
-        assert process.returncode == code, said
-        assert "Traceback" not in said
-        return said
-
-    def started(self, pieces: int, start_new_session: bool = False) -> "subprocess.Popen[str]":
-        """One that has so many pieces, and does not end."""
-        process = self.start(most=pieces + FURTHER, start_new_session=start_new_session)
-        wait_until(lambda: self.pieces() >= pieces or process.poll() is not None)
-        assert process.poll() is None
-        return process
-
-    def pieces(self) -> int:
-        return len(list(self.scratch.glob("*/*.json")))
-
-
-@pytest.fixture
-def imports(tmp_path: Path) -> Imports:
-    return Imports(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    imports = Imports(tmp_path_factory.mktemp("expected"))
-    imports.run()
-    assert not imports.scratch.exists()
-    return folder_bytes(imports.out)
-
-
-def kill(process: "subprocess.Popen[str]") -> None:
-    """SIGKILL the parent alone; its workers must end by themselves."""
-    workers = children(process.pid)
-    process.kill()
-    process.communicate()
-    wait_until(lambda: not any(map(alive, workers)))
 
 
 def test_ten_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) -> None:
@@ -177,7 +80,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, exp
 def test_a_worker_that_is_killed_is_replaced(imports: Imports, expected: dict[str, bytes]) -> None:
     process = imports.started(4)
     os.kill(children(process.pid)[0], signal.SIGKILL)
-    (imports.folder / "go").touch()
+    imports.go()
     imports.finish(process)
     assert folder_bytes(imports.out) == expected
 
