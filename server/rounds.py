@@ -27,6 +27,7 @@ from flsim.train.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_requests
 from server.alone import alone
 from server.blame import ShardFailed, blame
+from server.deadline import Deadline
 from server.stopping import Stop
 from server.supervision import Evaluations, keep, supervised
 
@@ -53,14 +54,16 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
         RunFailed: a shard kept failing, or an evaluation failed.
     """
     system = run.federated.system
+    deadline = Deadline(system.deadline)
+
+    def ask_once(request: RoundRequest) -> dict[int, str]:
+        return _ask(grid, nodes, [request], deadline, deadline.patience, stop, {})
 
     def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         try:
-            return exchange(grid, nodes, asked, system.deadline, system.retries, stop)
+            return exchange(grid, nodes, asked, deadline, system.retries, stop)
         except ShardFailed as failed:
-            raise blame(
-                run, failed, lambda request: _ask(grid, nodes, [request], system.deadline, stop, {})
-            ) from failed
+            raise blame(run, failed, ask_once) from failed
 
     with alone(run), logging_to(run.path), one_thread():
         nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
@@ -170,28 +173,29 @@ def requests(run: Run, state: ServerState) -> list[RoundRequest]:
 
 
 def exchange(
-    grid: Grid, nodes: Sequence[int], asked: Sequence[RoundRequest], deadline: float, retries: int, stop: Stop
+    grid: Grid, nodes: Sequence[int], asked: Sequence[RoundRequest], deadline: Deadline, retries: int, stop: Stop
 ) -> list[ShardReply]:
     """Send each request to its shard's node and collect all replies, in the requests' order.
 
-    A shard that answers with an error, or not within `deadline` seconds, is asked again, at most `retries` times, after
-    1, 2, 4, ... seconds. Nobody is asked before a client is there, and the seconds count from then on.
+    A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries` times,
+    after 1, 2, 4, ... seconds. Nobody is asked before a client is there, and the seconds count from then on.
 
     Raises:
         ShardFailed: a shard failed each time, with its last reason.
-        RunFailed: no client came back, in two minutes or the deadline, whichever is longer.
+        RunFailed: no client came back, in two minutes or the longest deadline, whichever is longer.
         Interrupted: `stop` was set.
     """
     stop.check()
     replies: dict[int, ShardReply] = {}
-    failures = _ask(grid, nodes, asked, deadline, stop, replies)
+    failures = _ask(grid, nodes, asked, deadline, deadline.of_attempt(0, retries), stop, replies)
     for attempt in range(retries):
         if not failures:
             break
         for shard, reason in failures.items():
             log.warning("shard asked again", extra={"round": asked[0].round + 1, "shard": shard, "reason": reason})
         stop.wait(2**attempt)
-        failures = _ask(grid, nodes, [r for r in asked if r.shard in failures], deadline, stop, replies)
+        seconds, again = deadline.of_attempt(attempt + 1, retries), [each for each in asked if each.shard in failures]
+        failures = _ask(grid, nodes, again, deadline, seconds, stop, replies)
     if failures:
         shard, reason = min(failures.items())
         raise ShardFailed(next(request for request in asked if request.shard == shard), 1 + retries, reason)
@@ -202,12 +206,16 @@ def _ask(
     grid: Grid,
     nodes: Sequence[int],
     asked: Sequence[RoundRequest],
-    deadline: float,
+    deadline: Deadline,
+    seconds: float,
     stop: Stop,
     replies: dict[int, ShardReply],
 ) -> dict[int, str]:
-    """One attempt, once clients are there: fills `replies`, returns the reasons of the shards that failed."""
-    wait_for_nodes(grid, len(nodes), stop, max(deadline, NODES_DEADLINE))
+    """One attempt of so many seconds, once clients are there.
+
+    Fills `replies`, tells the deadline how long each took, and returns the reasons of the shards that failed.
+    """
+    wait_for_nodes(grid, len(nodes), stop, max(deadline.patience, NODES_DEADLINE))
     messages = [
         Message(content, nodes[request.shard], "train", group_id=str(request.round + 1))
         for request, content in zip(asked, encode_requests(asked), strict=True)
@@ -215,7 +223,7 @@ def _ask(
     shard_of = dict(zip(grid.push_messages(messages), (request.shard for request in asked), strict=True))
     failures: dict[int, str] = {}
     began = time.monotonic()
-    while shard_of and (waited := time.monotonic() - began) < deadline:
+    while shard_of and (waited := time.monotonic() - began) < seconds:
         stop.check()
         for message in grid.pull_messages(list(shard_of)):
             shard = shard_of.pop(message.metadata.reply_to_message_id)
@@ -226,9 +234,11 @@ def _ask(
                 replies[shard] = _reply(message, asked[0].round, shard)
             except (KeyError, TypeError, ValueError) as error:
                 failures[shard] = f"its reply cannot be read ({type(error).__name__}: {error})"
+            else:
+                deadline.saw(waited)
         if shard_of:
             stop.wait(min(max(POLL, waited / 100), PATIENT_POLL))
-    return failures | dict.fromkeys(shard_of.values(), f"no reply within {deadline:g} s")
+    return failures | dict.fromkeys(shard_of.values(), f"no reply within {seconds:g} s")
 
 
 def _reply(message: Message, round_: int, shard: int) -> ShardReply:

@@ -49,7 +49,8 @@ class SystemHParams(CommonSystemHParams):
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
             By default one client per GPU where the cluster has any.
         deadline: seconds that a round may take before missing replies are asked for again, from when they were asked
-            for; that is not done before a client process runs.
+            for; that is not done before a client process runs. By default ten times the longest reply since the command
+            started, from a minute to an hour, and an hour until there is one (`server/deadline.py`).
         retries: times that a shard is asked again after an error or the deadline, before the run fails; with a pause
             of 1, 2, 4, ... seconds before each, in which a client process that died comes back.
     """
@@ -59,7 +60,7 @@ class SystemHParams(CommonSystemHParams):
     shards: int = 2
     cpus_per_client: int = 1
     gpus_per_client: float | None = None
-    deadline: float = 3600.0
+    deadline: float | None = None
     retries: int = 3
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class SystemHParams(CommonSystemHParams):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InputError(f"{name} must not be negative, found {value}")
-        if not self.deadline > 0:
+        if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
 
 

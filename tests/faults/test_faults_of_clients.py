@@ -31,6 +31,11 @@ def has_no_memory_once(users: list[int]) -> None:
         bytearray(1 << 50)
 
 
+def is_slow(users: list[int]) -> None:
+    if len(users) and (HERE / "all_are_slow").exists():
+        time.sleep(9)
+
+
 def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
     experiment: Experiment, undisturbed: Path
 ) -> None:
@@ -51,6 +56,47 @@ def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
     assert code == 0, said
     assert_equal_runs(hurt, undisturbed)
     assert "client process ended, it gave no reply" in events(hurt)
+
+
+@pytest.fixture
+def hasty(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands whose default deadline is as long as the longest reply, and two seconds at least."""
+    folder = experiment.folder / "hasty"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import server.deadline as its\nits.FLOOR, its.FACTOR = 2.0, 1.0\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_client_that_hangs_costs_a_few_rounds_time_and_not_an_hour(experiment: Experiment, undisturbed: Path) -> None:
+    process, workers = begin(experiment, "hung", until_round=5)
+    kill(workers[0], signal.SIGSTOP)
+    go_on(experiment)
+    code, said = ended(experiment, process)  # within two minutes
+    assert code == 0, said
+    assert_equal_runs(experiment.folder / "hung", undisturbed)
+    log = (experiment.folder / "hung" / "log.jsonl").read_text()
+    waited = re.findall(r'"shard asked again".*"reason": "no reply within (\S+) s"', log)
+    assert waited
+    assert all(2 <= float(seconds) < 60 for seconds in waited)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_rounds_that_become_much_slower_fail_no_run(experiment: Experiment, undisturbed: Path) -> None:
+    """All attempts at a round but the last are too short for it."""
+    sick_client(experiment, is_slow, most=6)
+    tired, all_are_slow = experiment.folder / "tired", experiment.folder / "all_are_slow"
+    process = start(experiment, "--out", "tired", *OPTIONS, "--set", "system.retries=2")
+    wait_for_round(tired, 6)
+    all_are_slow.touch()
+    go_on(experiment)
+    wait_for_round(tired, 7)
+    all_are_slow.unlink()
+    code, said = ended(experiment, process)
+    assert code == 0, said
+    assert_equal_runs(tired, undisturbed)
+    log = (tired / "log.jsonl").read_text()
+    assert len(set(re.findall(r'"shard asked again".*"reason": "(no reply within \S+ s)"', log))) >= 2
 
 
 def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experiment, undisturbed: Path) -> None:

@@ -1,0 +1,67 @@
+"""The deadline follows how long replies take; one that was too short is made up for before a run fails."""
+
+from pathlib import Path
+
+import pytest
+from helpers import TINY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flsim import config
+from flsim.config import FederatedConfig
+from server.deadline import FIRST, FLOOR, Deadline
+
+SECONDS = st.floats(1e-3, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("replies", "attempts"),
+    [
+        ([], [3600, 3600, 3600, 3600]),
+        ([0.4, 0.1], [60, 120, 240, 3600]),
+        ([2.0, 30.0, 1.0], [300, 600, 1200, 3600]),
+        ([180.0], [1800, 3600, 3600, 3600]),
+        ([1500.0], [3600, 3600, 3600, 3600]),
+        ([2400.0], [4800, 4800, 4800, 4800]),
+    ],
+)
+def test_it_is_ten_times_the_longest_reply_and_doubles(replies: list[float], attempts: list[float]) -> None:
+    deadline = Deadline(None)
+    for seconds in replies:
+        deadline.saw(seconds)
+    assert [deadline.of_attempt(attempt, 3) for attempt in range(4)] == attempts
+
+
+@given(st.lists(SECONDS, max_size=5), st.integers(0, 6))
+def test_no_attempt_is_hasty_and_the_last_has_an_hour(replies: list[float], retries: int) -> None:
+    """Whatever was measured: never below the floor nor twice the longest reply, never shorter than the one before."""
+    deadline = Deadline(None)
+    for seconds in replies:
+        deadline.saw(seconds)
+    attempts = [deadline.of_attempt(attempt, retries) for attempt in range(retries + 1)]
+    assert attempts == sorted(attempts)
+    assert attempts[0] >= max([FLOOR, *(2 * seconds for seconds in replies)])
+    assert attempts[-1] == deadline.patience >= FIRST
+
+
+@given(st.floats(0.1, 1e5), st.lists(SECONDS, max_size=5))
+def test_a_number_holds_whatever_is_measured(fixed: float, replies: list[float]) -> None:
+    deadline = Deadline(fixed)
+    for seconds in replies:
+        deadline.saw(seconds)
+    assert {deadline.of_attempt(attempt, 3) for attempt in range(4)} == {deadline.patience} == {fixed}
+
+
+def test_configurations_with_and_without_a_number_are_those_of_the_same_run(tmp_path: Path) -> None:
+    """Also when they are written again, as in a run's folder."""
+    path, copy = tmp_path / "one.toml", tmp_path / "copy.toml"
+    loaded = []
+    for line, expected in (("", None), ("deadline = 3600.0\n", 3600.0)):
+        path.write_text(TINY + line)
+        settings = config.load(path)
+        config.dump(settings, copy)
+        for one in (settings, config.load(copy)):
+            assert isinstance(one, FederatedConfig)
+            assert one.system.deadline == expected
+            loaded.append(one.digest)
+    assert len(set(loaded)) == 1
