@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -120,13 +120,23 @@ def assert_close(run: Path, other: Path) -> None:
     pd.testing.assert_frame_equal(rows(run), rows(other), rtol=1e-5)
 
 
-def start(experiment: Experiment, *options: str) -> subprocess.Popen[bytes]:
-    """A run in the background; what it says goes to a file, since Ray's processes may outlive it and hold a pipe."""
-    command = [sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
+def start(
+    experiment: Experiment, *options: str, within: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """A run in the background; what it says goes to a file, since Ray's processes may outlive it and hold a pipe.
+
+    Args:
+        experiment: its corpus and configuration.
+        options: of `flsim run`.
+        within: a command that makes the surroundings, and then becomes the command that is appended to it.
+        environment: of the command; this process's where it is None.
+    """
+    command = [*within, sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
     with (experiment.folder / "said").open("wb") as said:
         return subprocess.Popen(
             command,
             cwd=experiment.folder,
+            env=environment,
             stdout=subprocess.DEVNULL,
             stderr=said,
             preexec_fn=hear_ctrl_c,
