@@ -14,7 +14,6 @@ from helpers import Experiment, start, wait_for_round
 from waiting import wait_until
 
 from flsim.config import load
-from flsim.errors import InputError
 from flsim.runs import Run
 
 STRANGE = "Läufe [1] 試し (*)"
@@ -97,7 +96,7 @@ def test_what_a_person_edits_is_refused_by_name_and_nothing_is_touched(experimen
     config.write_text("# edited\n[" + "\n[".join(reversed(tables[1:])) + "\n")
     assert Run.reopen(load(config), run).config == load(config)
     before = tree(run)
-    for path in [*(run / "planted").iterdir(), *(experiment.folder / "corpus").rglob("*.u16")]:
+    for path in [*(run / "planted").iterdir(), *(experiment.folder / "corpus" / "train").iterdir()]:
         content = path.read_bytes()
         flip(path)
         changed = tree(run)
