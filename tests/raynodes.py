@@ -29,10 +29,15 @@ def free_place() -> str:
 
 
 @contextmanager
-def started(*options: str, folder: Path | None = None, **environment: str) -> Iterator[psutil.Process]:
-    """A node that is up, started in a folder with more environment variables; its `ray start`."""
+def started(
+    *options: str, folder: Path | None = None, within: Sequence[str] = (), **environment: str
+) -> Iterator[psutil.Process]:
+    """A node that is up, started in a folder with more environment variables; its `ray start`.
+
+    `within` is as in `helpers.start`.
+    """
     process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("ray")), "start", "--block", *options],
+        [*within, str(Path(sys.executable).with_name("ray")), "start", "--block", *options],
         cwd=folder,
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **environment},
         stdout=subprocess.PIPE,

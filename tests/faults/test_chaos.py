@@ -1,7 +1,7 @@
-"""SIGKILL of random processes of real runs at random moments; each run ends as the one that nothing happens to.
+"""Harm of every kind to random processes of real runs at random moments; each run ends as one that nothing happens to.
 
-A few kills among all other tests, CHAOS_KILLS of them with `make chaos`. CHAOS_SEED chooses moments and victims: the
-same ones again, as far as the machine is as fast as before.
+A few strikes among all other tests, CHAOS_KILLS of them with `make chaos`. CHAOS_SEED chooses moments, victims and
+harm: the same ones again, as far as the machine is as fast as before.
 """
 
 import os
@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import torch
 from faulty import SETTINGS, digests, events
+from harms import AT_WORK, TO_PROCESSES, Harm, Relief, Surroundings, kind_of, living, small_places, title_of
 from helpers import Experiment, assert_same, finish, start
 from raynodes import tree, without_agents
 from test_central_run import CENTRAL
@@ -27,52 +29,93 @@ from flsim.progress import say
 from flsim.rng import stream
 
 KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS_SEED", "0"))
-IN_CI = 3
+IN_CI = 4
 SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
-LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25")  # there is an evaluator while it trains
-LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50")
-ENDS = {0, 1, -9}  # well; a failure in one line; killed
-PHASES = ("before its folder is there", "starting", "training", "finishing")
-OURS = {"ray::_Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "trainer"}
+ENOUGH = 120  # strikes after which there was every harm to every victim
+GRACE = 10.0  # seconds after some harm, in which a command that it ends may still train
+LARGE = ("model.embedding=32", "model.units=96", "evaluation.references=200000")  # beyond Ray's messages; seconds
+LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE)  # there is an evaluator while it trains
+LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50", *LARGE)
+ENDS = frozenset({0, 1})  # well; a failure in one line
+PHASES = ("before its folder is there", "starting", "training", "evaluating", "finishing")
+RAYS = ("driver", "evaluator", "gcs_server", "other", "raylet")
 
 
 @dataclass
-class Kill:
-    """What was killed, when, and what came of it."""
+class Strike:
+    """What was done to whom, when, and what came of it."""
 
     victim: str
+    harm: Harm
     phase: str
     at: float
+    relief: Relief
+    over: float  # when the harm is over
+    relieved: bool = False
+    made_good: bool = False
     ended: bool = False
-    seconds: float | None = None  # until the next round or evaluation; None where another was killed before that
+    seconds: float | None = None  # until the next round or evaluation; None where another strike came before that
 
 
 class Chaos:
-    """One run after another, each killed again and again, and gone on with until it is completed."""
+    """One run after another, each struck again and again, and gone on with until it is completed."""
 
-    def __init__(self, experiment: Experiment, name: str, settings: tuple[str, ...], rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        settings: tuple[str, ...],
+        rng: np.random.Generator,
+        surroundings: Surroundings,
+        most: float = float("inf"),
+    ) -> None:
+        """Train the run that nothing happens to.
+
+        Args:
+            experiment: what is trained.
+            name: federated or central.
+            settings: of the runs.
+            rng: of moments, victims and harm.
+            surroundings: of each command.
+            most: seconds that any harm lasts.
+        """
         self._experiment, self._name, self._rng = experiment, name, rng
+        self._surroundings, self._most = surroundings, most
         self._options = [part for text in settings for part in ("--set", text)]
         self.runs, self.resumed, self.begun_again = 0, 0, 0
-        self.kills: list[Kill] = []
-        self._unpunished: list[Kill] = []  # of the command that runs now
+        self.strikes: list[Strike] = []
+        self._unpunished: list[Strike] = []  # of the command that runs now
         began = time.monotonic()
         self._begin()
         self._wait_for(float("inf"))
         self._whole, self._window = self._run, time.monotonic() - began
 
-    def rage(self, kills: int) -> None:
-        """Kill so often, in half of the cases two at once; the run that is then trained is completed."""
+    def rage(self, strikes: int) -> None:
+        """Strike so often, in half of the cases two at once; the run that is then trained is completed."""
         self._begin()
-        while len(self.kills) < kills:
+        while len(self.strikes) < strikes:
             if self._is_completed_before_the_moment():
                 self._begin()
                 continue
-            self._strike(min(int(self._rng.integers(1, 2, endpoint=True)), kills - len(self.kills)))
+            self._strike(min(int(self._rng.integers(1, 2, endpoint=True)), strikes - len(self.strikes)))
         self._wait_for(float("inf"))
 
+    def end(self) -> None:
+        """Leave nothing that runs or is stopped."""
+        self.process.kill()
+        self.process.wait()
+        for strike in self.strikes:
+            self._relieve(strike)
+
+    def missing(self) -> set[tuple[str, str]]:
+        """Victims and harm that do not occur."""
+        processes = (*RAYS, "client" if self._name == "federated" else "trainer")
+        all_ = {(victim, harm.name) for victim in processes for harm in TO_PROCESSES}
+        all_ |= {(place, harm.name) for place, harm in self._surroundings.harms.items()}
+        return all_ - {(strike.victim, strike.harm.name) for strike in self.strikes}
+
     def _is_completed_before_the_moment(self) -> bool:
-        """Wait for the next moment to kill: any of a whole run's time, or about when one of the next rounds comes."""
+        """Wait for the next moment to strike: any of a whole run's time, or about when one of the next rounds comes."""
         if self._rng.random() < 0.5:
             return self._calm_for(self._rng.uniform(0, self._window))
         soon = int(self._rng.integers(rounds(self._whole) // 3, endpoint=True))
@@ -90,7 +133,12 @@ class Chaos:
         resume = ["--resume"] if self._run.exists() else []
         self._unpunished, self._trainings = [], trainings(self._run)
         self._seen_at = time.monotonic()
-        self.process = start(self._experiment, "--out", self._run.name, *self._options, *resume)
+        self.process = start(
+            self._experiment,
+            *("--out", self._run.name, *self._options, *resume),
+            within=self._surroundings.within,
+            environment=self._surroundings.environment,
+        )
 
     def _is_completed(self) -> bool:
         """See whether the command has ended, and give it again where it was made to."""
@@ -102,10 +150,12 @@ class Chaos:
             self._see_progress()
             self._compare()
             return True
-        assert self._unpunished, f"{self._run}: nothing was killed, and it ended with {code}: {said}"
-        assert code in ENDS, said
-        for each in self._unpunished:
-            each.ended, each.seconds = True, None  # rounds that it still did are no recovery
+        assert self._unpunished, f"{self._run}: nothing was done, and it ended with {code}: {said}"
+        assert code in ENDS.union(*(strike.harm.ends for strike in self._unpunished)), f"{code}: {said}"
+        say(f"{self._run.name}: ended with {code}: {' '.join(said.strip().splitlines()[-1:])}")
+        for strike in self._unpunished:
+            if not strike.made_good:
+                strike.ended, strike.seconds = True, None  # rounds that it still did are no recovery
         self.resumed += self._run.exists()
         self.begun_again += not self._run.exists()
         self._start()
@@ -131,37 +181,59 @@ class Chaos:
         return is_completed
 
     def _see_progress(self) -> None:
-        """A round or an evaluation more than before: what was killed last is made good."""
+        """End harm that is over; a round or an evaluation more than before makes good what was done last."""
+        now = time.monotonic()
+        for strike in self.strikes:
+            if now > strike.over:
+                self._relieve(strike)
         before, self._seen = self._seen, (rounds(self._run), stored(self._run))
         if self._seen[0] > before[0] or self._seen[1] > before[1]:
-            self._seen_at = time.monotonic()
-            if self.kills and self.kills[-1].seconds is None:
-                self.kills[-1].seconds = self._seen_at - self.kills[-1].at
+            self._seen_at = now
+            for strike in self._unpunished:
+                strike.made_good |= now > strike.over + GRACE
+            if self.strikes and self.strikes[-1].seconds is None:
+                self.strikes[-1].seconds = now - self.strikes[-1].at
+
+    def _relieve(self, strike: Strike) -> None:
+        if not strike.relieved:
+            strike.relieved = True
+            with suppress(psutil.Error, OSError):  # it has ended meanwhile, and its places with it
+                strike.relief()
 
     def _strike(self, times: int) -> None:
-        """Kill one or two: any process of a kind that there is now, of the one that was killed least often so far."""
+        """Do to one or two victims what was done least often so far, of all that can be done now."""
+        driver = psutil.Process(self.process.pid)
         by_kind: dict[str, list[psutil.Process]] = {}
-        for process in tree(psutil.Process(self.process.pid)):
-            by_kind.setdefault(kind_of(process, self.process.pid), []).append(process)
+        for process in tree(driver):
+            by_kind.setdefault(kind_of(process, driver.pid), []).append(process)
         by_kind.pop("", None)
-        phase = self._phase()
-        for _ in range(min(times, len(by_kind))):
-            so_far = Counter(each.victim for each in self.kills)
-            kind = min(self._rng.permutation(sorted(by_kind)).tolist(), key=lambda each: so_far[each])
-            victim = by_kind.pop(kind)
+        phase = self._phase(by_kind)
+        choices = [(kind, harm) for kind in by_kind for harm in TO_PROCESSES]
+        choices += self._surroundings.harms.items()
+        for _ in range(times):
+            so_far = Counter((strike.victim, strike.harm.name) for strike in self.strikes)
+            self._rng.shuffle(choices)
+            kind, harm = min(choices, key=lambda choice: so_far[choice[0], choice[1].name])
+            choices = [choice for choice in choices if choice[0] != kind]
+            victims, now = by_kind.get(kind, [driver]), time.monotonic()
+            lasts = min(harm.seconds, self._most) and self._rng.uniform(1, min(harm.seconds, self._most))
             try:
-                victim[self._rng.integers(len(victim))].kill()
-            except psutil.NoSuchProcess:  # it ended by itself, or with the one before
+                relief = harm.strike(victims[self._rng.integers(len(victims))])
+            except psutil.Error:  # it ended by itself, or with the one before
                 continue
-            self.kills.append(Kill(kind, phase, time.monotonic()))
-            self._unpunished.append(self.kills[-1])
-            say(f"{self._run.name}: kill {len(self.kills)}, {kind}, {phase}, round {rounds(self._run)}")
+            self.strikes.append(Strike(kind, harm, phase, now, relief, now + lasts))
+            self._unpunished.append(self.strikes[-1])
+            lasting = f" for {lasts:.0f} s" if lasts else ""
+            what = f"{kind} {harm.name}{lasting}, {phase}, round {rounds(self._run)}"
+            say(f"{self._run.name}: strike {len(self.strikes)}: {what}")
 
-    def _phase(self) -> str:
+    def _phase(self, processes: dict[str, list[psutil.Process]]) -> str:
         if not self._run.exists():
             return "before its folder is there"
         if trainings(self._run) == self._trainings:
             return "starting"
+        if any(title_of(process).startswith(AT_WORK) for process in processes.get("evaluator", ())):
+            return "evaluating"
         return "training" if rounds(self._run) < rounds(self._whole) else "finishing"
 
     def _compare(self) -> None:
@@ -172,37 +244,24 @@ class Chaos:
 
     def summary(self) -> str:
         """A table in Markdown."""
-        phases = [phase for phase in PHASES if any(each.phase == phase for each in self.kills)]
+        phases = [phase for phase in PHASES if any(strike.phase == phase for strike in self.strikes)]
         runs = self.runs - 1
         lines = [
-            f"{self._name}, seed {SEED}: {len(self.kills)} processes killed in {runs} runs of {self._window:.0f} s; "
+            f"{self._name}, seed {SEED}: {len(self.strikes)} strikes in {runs} runs of {self._window:.0f} s; "
             f"resumed {self.resumed} times, begun again {self.begun_again} times; {runs} of {runs} runs equal",
             "",
-            f"| killed | times | {' | '.join(phases)} | ended the command | seconds until it goes on: median, most |",
-            f"|---|{'---:|' * (len(phases) + 3)}",
+            f"| victim | harm | times | {' | '.join(phases)} | ended the command "
+            "| seconds until it goes on: median, most |",
+            f"|---|---|{'---:|' * (len(phases) + 3)}",
         ]
-        for victim in sorted({each.victim for each in self.kills}):
-            of = [each for each in self.kills if each.victim == victim]
-            counts = [sum(each.phase == phase for each in of) for phase in phases]
-            seconds = [each.seconds for each in of if each.seconds is not None]
+        for victim, harm in sorted({(strike.victim, strike.harm.name) for strike in self.strikes}):
+            row = [strike for strike in self.strikes if (strike.victim, strike.harm.name) == (victim, harm)]
+            counts = [sum(strike.phase == phase for strike in row) for phase in phases]
+            seconds = [strike.seconds for strike in row if strike.seconds is not None]
             back = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
-            cells = [victim, len(of), *counts, sum(each.ended for each in of), back]
+            cells = [victim, harm, len(row), *counts, sum(strike.ended for strike in row), back]
             lines.append(f"| {' | '.join(map(str, cells))} |")
         return "\n".join(lines)
-
-
-def kind_of(process: psutil.Process, driver: int) -> str:
-    """What a person calls it; nothing where it has ended."""
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return ""
-        if process.pid == driver:
-            return "driver"
-        title = (process.cmdline() or [""])[0]
-        ours = next((kind for prefix, kind in OURS.items() if title.startswith(prefix)), None)
-        return ours or (process.name() if process.name() in ("raylet", "gcs_server") else "other") if title else ""
-    except psutil.NoSuchProcess:
-        return ""
 
 
 def rounds(run: Path) -> int:
@@ -231,18 +290,6 @@ def assert_equal_ends(broken: Path, whole: Path) -> None:
     assert digests(broken) == digests(whole)
 
 
-def living(folder: Path) -> list[psutil.Process]:
-    """Processes that were started there, whoever they belong to now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 @pytest.fixture
 def nothing_is_left(experiment: Experiment) -> Iterator[None]:
     """Ray's agents look for their cluster for a minute before they end; only the long form has the time."""
@@ -261,16 +308,20 @@ def nothing_is_left(experiment: Experiment) -> Iterator[None]:
     [("federated", LONG), ("central", LONG_CENTRAL)] if KILLS else [("federated", SETTINGS)],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_whatever_is_killed_the_run_ends_as_if_nothing_were(
+def test_whatever_is_done_the_run_ends_as_if_nothing_were(
     experiment: Experiment, form: str, settings: tuple[str, ...]
 ) -> None:
     if form == "central":
         experiment.config.write_text(CENTRAL)
-    chaos = Chaos(experiment, form, settings, stream(SEED, "chaos", form))
-    try:
-        chaos.rage(KILLS // 2 if KILLS else IN_CI)
-    finally:
-        chaos.process.kill()
-        chaos.process.wait()
-    say(f"\n{chaos.summary()}\n")
-    assert chaos.resumed or chaos.begun_again
+    strikes, most = (KILLS // 2, float("inf")) if KILLS else (IN_CI, 3.0)
+    with small_places() as surroundings:
+        if not surroundings.places:
+            say("no small TMPDIR and shared memory can be mounted here: nothing is full")
+        chaos = Chaos(experiment, form, settings, stream(SEED, "chaos", form), surroundings, most)
+        try:
+            chaos.rage(strikes)
+        finally:
+            chaos.end()
+            say(f"\n{chaos.summary()}\n")
+    assert strikes < ENOUGH or not chaos.missing()
+    assert len(chaos.strikes) == strikes
