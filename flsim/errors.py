@@ -12,6 +12,15 @@ def at_least_one(**values: int) -> None:
             raise InputError(f"{name} must be at least 1, found {value}")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory: for Python, for CUDA (torch.OutOfMemoryError), or for torch on a CPU.
+
+    The last is a plain RuntimeError. torch is not imported here: most commands do without it.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
 class RunFailed(RuntimeError):  # noqa: N818 (an outcome of a run, as in its status)
     """A run stopped for a reason outside its input: a client that keeps failing, an evaluation that did not finish."""
 

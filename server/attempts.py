@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import ray
-import torch
 from ray._raylet import PlacementGroupID
 from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, placement_group_table, remove_placement_group
@@ -13,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flsim.config import CentralSystemHParams
-from flsim.errors import InputError
+from flsim.errors import InputError, is_out_of_memory
 from flsim.progress import say
 from server.steps import Lost, News, train
 from server.together import train_together
@@ -66,7 +65,7 @@ def attempt(path: Path, name: str, system: CentralSystemHParams, gpus: float) ->
                 return
             yield news
     except RayTaskError as error:
-        if isinstance(error.cause, (MemoryError, torch.OutOfMemoryError)):
+        if error.cause and is_out_of_memory(error.cause):
             raise Lost(f"{type(error.cause).__name__}: {error.cause}") from error
         raise (error.cause or error) from error
     except RayError as error:

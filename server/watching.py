@@ -50,14 +50,19 @@ def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
         if ended is not None:
             if over.wait(GRACE):
                 return
-            reason = f"Ray's {ended.info['name']} on this machine has ended"
-            log.error("failed", extra={"reason": reason})
-            say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
-            os._exit(1)
+            try:
+                reason = f"Ray's {ended.info['name']} on this machine has ended"
+                log.error("failed", extra={"reason": reason})
+                say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
+            finally:  # without memory there may be no words, and there must be an end
+                os._exit(1)
 
 
 def _lives(process: psutil.Process) -> bool:
+    """Whether a process lives, as far as can be seen: without memory or descriptors for a moment, that is not far."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+    except (MemoryError, OSError, psutil.Error):
+        return True

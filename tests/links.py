@@ -115,7 +115,7 @@ def carry(first: int, second: int, delay: float, loss: float, cut: Path) -> None
 
 if __name__ == "__main__":
     names, (delay, loss), cut = sys.argv[1:3], map(float, sys.argv[3:5]), Path(sys.argv[5])
-    devices = [_device(name) for name in names]
+    first, second = (_device(name) for name in names)
     sys.stdout.write("up\n")
     sys.stdout.flush()
-    carry(*devices, delay, loss, cut)
+    carry(first, second, delay, loss, cut)

@@ -19,7 +19,7 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from flsim.errors import Diverged, InputError, RunFailed, at_least_one
+from flsim.errors import Diverged, InputError, RunFailed, at_least_one, is_out_of_memory
 from flsim.progress import say
 from flsim.results.evaluations import Evaluation, Outcome, log_evaluation
 
@@ -255,7 +255,7 @@ class EvaluationService:
             cause = error.cause if isinstance(error, RayTaskError) and error.cause else error
             if not isinstance(error, RayTaskError):
                 self._lose(process, job, death(error))
-            elif isinstance(cause, (MemoryError, torch.OutOfMemoryError)):
+            elif is_out_of_memory(cause):
                 self._lose(process, job, said(cause))
             else:
                 self._end(process, job, "diverged" if isinstance(cause, Diverged) else "failed", said(cause))

@@ -1,6 +1,7 @@
 """The evaluation service on a real, local Ray: order, bounds, failures, and processes that are killed or hang."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,8 @@ def work(folder: Path, run: Path, checkpoint: Path) -> None:
         raise KeyError("no such\ncorpus")
     if name == "hungry" and names(folder).count(name) < 2:
         raise MemoryError("too\nlarge")
+    if name == "starved" and names(folder).count(name) < 2:
+        torch.empty(1 << 50)
     if name == "dies":
         os._exit(1)
 
@@ -183,15 +186,22 @@ def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationSer
     assert failures(run) == {"bad": bad.reason}
 
 
-def test_who_runs_out_of_memory_is_replaced(service: EvaluationService, run: Path, tmp_path: Path) -> None:
-    """The others go first."""
-    for name in ("hungry", "a"):
-        service.submit(run, run / name)
-    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1), ("hungry", "stored", 2)]
+@pytest.mark.parametrize(
+    ("name", "reason"), [("hungry", "MemoryError: too large"), ("starved", "RuntimeError: .*can't allocate memory")]
+)
+def test_who_runs_out_of_memory_is_replaced(
+    service: EvaluationService, run: Path, tmp_path: Path, name: str, reason: str
+) -> None:
+    """The others go first. Python's own error, and torch's on a CPU."""
+    for each in (name, "a"):
+        service.submit(run, run / each)
+    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1), (name, "stored", 2)]
     (first, one), (second, two), (third, three) = ((line[0], line[1]) for line in log(tmp_path))
-    assert (first, second, third) == ("hungry", "a", "hungry")
+    assert (first, second, third) == (name, "a", name)
     assert one != two == three
-    assert [each.reason for each in read_evaluations(run)] == ["MemoryError: too large", None, None]
+    why, *others = (each.reason for each in read_evaluations(run))
+    assert re.match(reason, str(why))
+    assert others == [None, None]
 
 
 def test_a_killed_process_is_replaced_and_its_work_done_again(

@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import psutil
+import pytest
 from faulty import assert_equal_runs, begin, kill, of_run, resume
 from helpers import Experiment, finish
 from raynodes import named
+
+from server.watching import _lives
 
 
 def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experiment, undisturbed: Path) -> None:
@@ -17,3 +21,15 @@ def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experime
     resume(experiment, "broken")
     assert_equal_runs(experiment.folder / "broken", undisturbed)
     assert "INFO:" not in said  # the log is a file
+
+
+def test_who_has_no_memory_to_look_goes_on_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that looks and fails would look no more, and a run without Ray would wait for ever."""
+
+    def without_memory(process: psutil.Process) -> str:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil.Process, "status", without_memory)
+        assert _lives(psutil.Process())
+    assert _lives(psutil.Process())

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faulty import OPTIONS, assert_equal_runs, begin, ended, events, go_on, sick_client
+from faulty import OPTIONS, assert_equal_runs, begin, ended, go_on, sick_client, wait_for
 from helpers import Experiment, start, wait_for_round
-from waiting import wait_until
 
 from flsim.config import load
 from flsim.runs import Run
@@ -141,7 +140,7 @@ def test_a_folder_that_is_away_or_read_only_while_it_trains_loses_nothing(
             assert (code, said[:7]) == (1, "flsim: ")
         (experiment.folder / "go_on").unlink()  # rounds wait again
         process = start(experiment, "--out", "hurt", *OPTIONS, "--resume")
-        wait_until(lambda number=number: events(hurt).count("training") == number)
+        wait_for(hurt / "log.jsonl", f'("event": "training"[^$]*){{{number}}}')
         wait_for_round(hurt, 9)
     go_on(experiment)
     assert ended(experiment, process)[0] == 0

@@ -13,7 +13,7 @@ import torch
 
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError, RunFailed, at_least_one
+from flsim.errors import InputError, RunFailed, at_least_one, is_out_of_memory
 from flsim.model.language_model import Params
 from flsim.progress import say
 from flsim.rng import stream
@@ -96,7 +96,7 @@ class CohortEngine:
             start = {name: value.to(self._device) for name, value in start.items()}
             delta = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise self._too_little(error) from error
         # Largest first: those that train at once are of like size, and memory runs out early if at all.
@@ -106,7 +106,7 @@ class CohortEngine:
             try:
                 self._train_waiting(start, waiting, seed, round_, clip, parts, delta)
             except (MemoryError, RuntimeError) as error:  # of Python, or of torch
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 self._shrink(error)
         counts = reduce(UpdateSum.merge, parts, UpdateSum({}, 0.0, 0, 0.0, 0))
@@ -180,11 +180,6 @@ class CohortEngine:
 
     def _too_little(self, error: Exception) -> RunFailed:
         return RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """A CPU's allocator raises a plain RuntimeError."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,86 @@
+"""Runs with too little memory, shared memory, or room in TMPDIR: equal, or one line, and equal without the limit."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from faulty import SETTINGS, assert_equal_runs
+from harms import Surroundings, small_places
+from helpers import Experiment, Trained, finish, start
+from test_central_run import CENTRAL
+from test_central_run import PRIVATE as PRIVATE_CENTRAL
+
+from flsim.progress import say
+
+pytestmark = pytest.mark.skipif("CHAOS_KILLS" not in os.environ, reason="minutes: of `make chaos`")
+PATIENCE = 600.0  # seconds
+KILLED = -9  # the driver, where Linux chose it for what it holds
+
+
+@contextmanager
+def little_memory(megabytes: int) -> Iterator[Surroundings]:
+    """All of a command's processes together have so much; Linux kills one where that is not enough."""
+    root = Path("/sys/fs/cgroup")
+    group = (root / "memory" if (root / "memory").is_dir() else root) / f"flsim-{os.getpid()}"
+    try:
+        group.mkdir()
+        names = [name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists()]
+        (group / names[0]).write_text(str(megabytes << 20))
+    except (OSError, IndexError) as error:
+        pytest.skip(f"memory cannot be limited here: {error}")
+    try:
+        yield Surroundings(("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"))
+    finally:
+        left = [psutil.Process(int(number)) for number in (group / "cgroup.procs").read_text().split()]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=60)
+        group.rmdir()
+
+
+@contextmanager
+def little_room(temporary: int, shared: int) -> Iterator[Surroundings]:
+    with small_places(temporary, shared) as surroundings:
+        if not surroundings.places:
+            pytest.skip("no small filesystem can be mounted here")
+        yield surroundings
+
+
+LIMITS = {
+    "1100 MB of memory": lambda: little_memory(1_100),
+    "800 MB of memory": lambda: little_memory(800),
+    "2 MB of shared memory": lambda: little_room(500, 2),
+    "1 MB of TMPDIR": lambda: little_room(1, 500),
+}
+
+
+@pytest.mark.parametrize("form", ["federated", "central"])
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS.keys())
+def test_what_a_limit_ends_goes_on_without_it(
+    experiment: Experiment,
+    trained: Trained,
+    form: str,
+    limit: Callable[[], AbstractContextManager[Surroundings]],
+) -> None:
+    if form == "central":
+        experiment.config.write_text(CENTRAL)
+    settings = SETTINGS if form == "federated" else PRIVATE_CENTRAL
+    options = ("--out", "tight", *(part for text in settings for part in ("--set", text)))
+    tight, whole = experiment.folder / "tight", trained(*settings)
+    with limit() as around:
+        process = start(experiment, *options, within=around.within, environment=around.environment)
+        code = process.wait(PATIENCE)
+        said = finish(experiment, process)[1]
+    say(f"{form}: {code}: {said.strip().splitlines()[-1]}")
+    assert code in (0, 1, 2, KILLED), said
+    if code in (1, 2):
+        assert [line for line in said.splitlines() if line.startswith("flsim: ")] == said.splitlines()[-1:]
+    assert "Traceback" not in said
+    if code:
+        resume = ["--resume"] if tight.exists() else []
+        experiment.flsim("run", experiment.config, *options, *resume)
+    assert_equal_runs(tight, whole)
