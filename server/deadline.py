@@ -32,7 +32,7 @@ class Deadline:
         """Seconds of an attempt, of which 0 is the first and `retries` the last one."""
         if self._fixed is not None or not self._longest or attempt == retries:
             return self.patience
-        return min(2**attempt * max(FLOOR, FACTOR * self._longest), self.patience)
+        return min(2.0**attempt * max(FLOOR, FACTOR * self._longest), self.patience)
 
     def saw(self, seconds: float) -> None:
         """Take note of how long a reply took."""
