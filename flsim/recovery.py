@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from flsim import checkpoint, roundlog
+from flsim import checkpoint
 from flsim.errors import InputError
 from flsim.files import remove_abandoned
 from flsim.logs import log
 from flsim.progress import say
+from flsim.results import roundlog
 from flsim.results.store import is_whole, rows_in, strange_rows_in
 from flsim.runs import Run
 

@@ -8,7 +8,8 @@ checkpoints/     round-000010.safetensors, ...
 rows/            round-000010.parquet, ...: what evaluation found
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained, digest of the state after it;
-                 of central training a line per saved step: loss since the line before, records, ... (flsim.roundlog)
+                 of central training a line per saved step: loss since the line before, records, ...
+                 (flsim.results.roundlog)
 log.jsonl        what happened, for people and machines (flsim.logs)
 run.json         name, setting, status, round; digests of the configuration and of the corpus
 tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.tracking)
@@ -20,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from flsim import central, checkpoint, federated, roundlog
+from flsim import central, checkpoint, federated
 from flsim.canaries.planted import planting_of, settled
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
@@ -35,6 +36,7 @@ from flsim.files import digest, new_file, new_folder, write_json
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.progress import say
+from flsim.results import roundlog
 from flsim.results.rows import identity_of
 from flsim.results.store import refuse_foreign_rows
 from flsim.sampling import draw_cohort, shard_ranges

@@ -23,9 +23,9 @@ from typing import Any, Literal, Protocol
 
 import pandas as pd
 
-from flsim import roundlog
 from flsim.errors import InputError
 from flsim.progress import say
+from flsim.results import roundlog
 from flsim.results.store import rows_in
 
 Kind = Literal["tensorboard", "mlflow", "wandb"]

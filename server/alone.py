@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from flsim import roundlog
 from flsim.errors import RunFailed
 from flsim.files import held
 from flsim.progress import say
-from flsim.results import evaluations
+from flsim.results import evaluations, roundlog
 from flsim.runs import Run
 
 TRAINED = ".training"  # in the run's folder: the node and the process that train it

@@ -15,10 +15,10 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from flsim import checkpoint, logs, roundlog
+from flsim import checkpoint, logs
 from flsim.files import from_json
 from flsim.progress import say
-from flsim.results import evaluations
+from flsim.results import evaluations, roundlog
 from flsim.results.store import rows_in
 from flsim.runs import Run
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from flsim import roundlog
 from flsim.central import CentralState, CentralTraining, Log
 from flsim.central.training import train_chunks
 from flsim.checkpoint import digest_of
 from flsim.config import CentralSystemHParams
 from flsim.errors import InputError, Interrupted
+from flsim.results import roundlog
 from flsim.runs import Run
 from server.alone import alone
 from server.stopping import StopFile

@@ -5,13 +5,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from flsim import checkpoint, roundlog
+from flsim import checkpoint
 from flsim.checkpoint import State
 from flsim.errors import Diverged, Interrupted, RunFailed
 from flsim.evaluation.service import EvaluationService, ServiceHParams
 from flsim.logs import log
 from flsim.measuring import evaluate_checkpoint
 from flsim.progress import progress, say
+from flsim.results import roundlog
 from flsim.results.evaluations import Evaluation, failures
 from flsim.results.store import read_run
 from flsim.runs import Run

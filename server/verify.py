@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from flsim import checkpoint, federated, roundlog
+from flsim import checkpoint, federated
 from flsim.central import CentralState
 from flsim.central.training import train_chunks
 from flsim.checkpoint import State, digest_of, model_of
 from flsim.errors import InputError
 from flsim.federated import ServerState
 from flsim.progress import progress
+from flsim.results import roundlog
 from flsim.runs import Run
 from flsim.train.engines import engine_of
 from server.rounds import requests, sum_of

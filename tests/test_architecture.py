@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memorization": {"data", "model", "canaries"},
     "evaluation": {"data", "model", "canaries", "memorization", "checkpoint", "results"},
     "results": set(),
-    "tracking": set(),
+    "tracking": {"results"},
     "versions": set(),
     "config": {
         "data",

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from helpers import PRIVATE, Experiment
 
-from flsim import checkpoint, config, roundlog
+from flsim import checkpoint, config
 from flsim.errors import InputError
 from flsim.evaluation.service import EvaluationService
 from flsim.federated import ServerState
 from flsim.measuring import evaluate_checkpoint
+from flsim.results import roundlog
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs import Run

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flsim import roundlog
 from flsim.canaries.spec import CanaryHParams
 from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.model.hparams import ModelHParams
 from flsim.progress import say
+from flsim.results import roundlog
 from flsim.results.evaluations import read_evaluations
 from flsim.runs import Run
 from flsim.train.hparams import LocalHParams

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flsim import roundlog
 from flsim.canaries.spec import CanaryHParams
 from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.errors import InputError, at_least_one
 from flsim.model.hparams import ModelHParams
+from flsim.results import roundlog
 from flsim.runs import Run
 from flsim.train.hparams import LocalHParams
 

@@ -16,13 +16,13 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from flsim import roundlog
 from flsim.config import CentralConfig, Config, FederatedConfig, dump
 from flsim.errors import InputError, RunFailed
 from flsim.planning.cost import Observed, fit
 from flsim.planning.disk import parameters_of
 from flsim.planning.watching import Watch, watching
 from flsim.progress import progress
+from flsim.results import roundlog
 from flsim.results.evaluations import read_evaluations
 from flsim.sweeps.definition import Planned
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim import roundlog
 from flsim.config import Config, load
 from flsim.errors import InputError
+from flsim.results import roundlog
 from flsim.results.copies import without_copies
 from flsim.results.evaluations import read_evaluations
 from flsim.results.store import RunResults, read_run

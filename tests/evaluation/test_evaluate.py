@@ -138,7 +138,7 @@ def test_a_diverged_model_is_refused(model: CIFGLanguageModel, population: Split
     """Also where no canary and no user would have met the value: the embedding of the last token."""
     with torch.no_grad():
         model.get_parameter(name).view(-1)[-1] = value
-    with pytest.raises(Diverged, match=rf"^run a, round 12: 1 of [0-9,]+ values of parameter {name} are not finite$"):
+    with pytest.raises(Diverged, match=rf"^round 12: 1 of [0-9,]+ values of parameter {name} are not finite$"):
         measure(model, population)
 
 
@@ -147,7 +147,7 @@ def test_a_model_that_overflows_is_refused(model: CIFGLanguageModel, population:
     with torch.no_grad():
         model.output_bias[1] = 1.5e308
         model.output_bias[2] = -1.5e308
-    with pytest.raises(Diverged, match="run a, round 12: a log-probability is not finite"):
+    with pytest.raises(Diverged, match=r"^round 12: a log-probability is not finite"):
         measure(model, population)
 
 
