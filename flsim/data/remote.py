@@ -22,7 +22,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem
 from flsim.data.corpus import NAMED, PLANTED, Corpus, read_manifest
 from flsim.data.stores import Silent, open_store, reading
 from flsim.errors import InputError
-from flsim.files import digest, new_file, sync_folder
+from flsim.files import digest, make_folder, new_file, sync, sync_folder
 from flsim.progress import progress, say
 
 BLOCK = 8 << 20  # bytes of a request
@@ -61,7 +61,7 @@ def fetched(uri: str) -> Path:
     folder = corpora / digest(text)
     with _on_disk(cache()):
         if not folder.exists():
-            corpora.mkdir(parents=True, exist_ok=True)
+            make_folder(corpora)
             with _alone(folder.with_suffix(".lock"), uri):
                 if not folder.exists():
                     _fetch(uri, store, prefix, text, folder)
@@ -127,13 +127,18 @@ def _fetch(uri: str, store: FileSystem, prefix: str, text: bytes, folder: Path) 
     (partial / "manifest.json").write_bytes(text)
     sync_folder(partial)
     partial.rename(folder)
+    sync(folder.parent)
 
 
 def _complete(
     path: Path, store: FileSystem, source: str, sealed: tuple[int, str], what: str, add: Callable[[int], None]
 ) -> None:
-    """Append what a file lacks. One that then is not what is sealed is removed, and raises InputError."""
+    """Append what a file lacks. One that then is not what is sealed is removed, and raises InputError.
+
+    Where an earlier call began it, it is fetched anew first: a loss of power can leave bytes that were never fetched.
+    """
     size, sha256 = sealed
+    begun = path.exists()
     whole = hashlib.sha256()
     with path.open("a+b") as file:
         file.seek(0)
@@ -145,7 +150,11 @@ def _complete(
             whole.update(block)
             add(len(block))
     if whole.hexdigest() != sha256:
+        add(-path.stat().st_size)
         path.unlink()
+        if begun:
+            _complete(path, store, source, sealed, what, add)
+            return
         raise InputError(
             f"{what}: is not what the manifest says (its sha256 differs); try again, or copy the corpus there again"
         )

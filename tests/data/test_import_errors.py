@@ -214,7 +214,7 @@ def test_another_import_than_the_interrupted_one_begins_anew(
     corpus = import_folder(sources)
     assert "begins anew; the interrupted import had other sources or parameters" in capsys.readouterr().err
     assert corpus.manifest["parameters"]["read"]["users"] == 2
-    assert sorted(path.name for path in sources.parent.iterdir()) == ["corpus", "sources"]
+    assert sorted(path.name for path in sources.parent.iterdir()) == [".corpus.importing", "corpus", "sources"]
 
 
 def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

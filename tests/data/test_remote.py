@@ -165,6 +165,18 @@ def test_what_was_killed_goes_on(store: Store, tmp_path: Path) -> None:
     assert not partial.exists()
 
 
+@pytest.mark.parametrize("left", [b"", b"\0\0\0\0", b"\0" * 10_000])
+def test_bytes_that_were_never_fetched_are_fetched_anew(
+    store: Store, small: Corpus, tmp_path: Path, left: bytes
+) -> None:
+    """A loss of power can leave zeros where a file was being written, or more of them than the file is to have."""
+    push(small, URI)
+    folder = tmp_path / "cache" / "corpora" / f"{small.digest}.partial" / "train"
+    folder.mkdir(parents=True)
+    (folder / "tokens.u16").write_bytes(left)
+    assert content(fetched(URI)) == content(small.path)
+
+
 def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path: Path) -> None:
     push(small, URI)
     processes = [fetching(URI) for _ in range(3)]

@@ -3,6 +3,13 @@
 The folder is named after the output, is locked while a job runs (the lock goes with the process, however that ends),
 and holds one folder for each plan: what the pieces are a function of. Nobody writes outside the folder of their plan,
 so a worker that outlives its parent for a moment does no harm.
+
+Pieces may be hours of work, and only three kinds of them are removed: those of an import that is complete, those of one
+whose input this very call found to be bad, and what is left of a removal. Pieces of another plan stay, since sources or
+parameters that were mistyped once would otherwise cost what is there; they are named, and a person removes them.
+
+What is in the folder survives a loss of power in the order that it was written in: a piece's data before its result,
+the corpus in its place before the pieces go.
 """
 
 import errno
@@ -12,17 +19,22 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flsim.errors import InputError, RunFailed
-from flsim.files import digest, refuse_existing, sync_folder, write_json
+from flsim.files import digest, make_folder, refuse_existing, sync, sync_folder, write_json
 from flsim.pool import Pool, Task, WorkerDied, ignore
 from flsim.progress import progress, say
 
 CONTINUES = "the same command continues"
 REMOVED = "removed-"
+MADE = "corpus"  # the complete output, among the pieces, before it is put into its place
+
+
+class Continues(InputError):  # noqa: N818 (what it does, once it is put right)
+    """What stops an import says nothing against its pieces."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +44,18 @@ class Scratch:
     Attributes:
         out: the output.
         folder: what is kept until the output is there.
+        own: folders of the plans of this call.
     """
 
     out: Path
     folder: Path
+    own: list[Path] = field(default_factory=list)
 
     def plan(self, plan: dict[str, Any]) -> "Pieces":
-        """The pieces of a plan: those that are there already if it was interrupted. Those of any other plan go."""
+        """The pieces of a plan: those that are there already if it was interrupted. Those of any other plan stay."""
         text = json.dumps(plan, sort_keys=True)
         pieces = Pieces(self.out, self.folder / digest(text)[:16])
+        self.own.append(pieces.folder)
         if pieces.folder.exists():
             for partial in pieces.folder.glob(".*.partial-*"):
                 partial.unlink(missing_ok=True)
@@ -48,22 +63,29 @@ class Scratch:
             if found > 0:
                 say(f"{self.out}: continues an import that was interrupted; {found:,} pieces of it are there")
             return pieces
-        others = [path for path in self.folder.iterdir() if path.is_dir()]
-        if others:
-            say(f"{self.out}: begins anew; the interrupted import had other sources or parameters")
-        for path in others:
-            _remove(path)
-        pieces.folder.mkdir()
+        if others := list(_needed(self.folder)):
+            say(
+                f"{self.out}: begins anew; the interrupted import had other sources or parameters. Its pieces stay in "
+                f"{others[0]}; remove that folder unless it shall go on"
+            )
+        make_folder(pieces.folder)
         write_json(pieces.folder / "plan.json", plan)
         return pieces
 
     def remove(self) -> None:
-        """The lock goes last: whoever finds none has the folder to themselves."""
+        """Remove pieces of this call, and those of which nothing is needed.
+
+        The lock goes last: whoever finds none has the folder to themselves.
+        """
+        kept = {*_needed(self.folder)} - {*self.own}
         for path in self.folder.iterdir():
-            if path.is_dir():
+            if path.is_dir() and path not in kept:
                 _remove(path)
-            elif path.name != "lock":
+            elif not path.is_dir() and path.name != "lock":
                 path.unlink(missing_ok=True)
+        if kept:
+            say(f"{self.folder}: holds pieces of another import that was interrupted; remove it if they are not needed")
+            return
         (self.folder / "lock").unlink()
         with suppress(OSError):  # the next import has its lock in it
             self.folder.rmdir()
@@ -125,11 +147,20 @@ class Pieces:
         return [results[name] for name in tasks]
 
     def finish(self, made: Path) -> None:
-        """Put a complete folder into the output's place, durably and in one step."""
+        """Put a complete folder into the output's place, durably and in one step.
+
+        Raises:
+            Continues: something is there by now.
+        """
         sync_folder(made)
-        refuse_existing(self.out)
+        try:
+            refuse_existing(self.out)
+        except InputError as error:
+            raise Continues(f"{self.out}: exists by now; remove it or rename it") from error
         (self.folder / "finished").touch()
         made.rename(self.out)
+        sync(self.out.parent)  # before pieces go: a name is only durable once its folder is synced
+        sync(self.folder)
 
     def _result(self, name: str) -> Any:
         return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -144,7 +175,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
         RunFailed: the disk is full.
     """
     folder = out.with_name(f".{out.name}.importing")
-    if not folder.exists() or _is_needed(folder):
+    if not folder.exists() or any(_needed(folder)):
         refuse_existing(out)
     lock = _lock(out, folder)
     try:
@@ -153,6 +184,9 @@ def scratch(out: Path) -> Iterator[Scratch]:
             refuse_existing(out)
             yield place
         except WorkerDied:
+            raise
+        except Continues:
+            say(f"{folder}: stays; once what is wrong is put right, {CONTINUES}")
             raise
         except InputError:
             place.remove()
@@ -171,15 +205,18 @@ def scratch(out: Path) -> Iterator[Scratch]:
 
 
 def _remove(pieces: Path) -> None:
-    """Renamed first, so that half of them are never taken for all after a kill."""
+    """Renamed first, so that half of them are never taken for all after a kill or a loss of power."""
     removed = pieces if pieces.name.startswith(REMOVED) else pieces.rename(pieces.with_name(REMOVED + pieces.name))
+    sync(removed.parent)
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def _is_needed(folder: Path) -> bool:
-    """Whether pieces in it wait for the rest of their import; what a kill left of a finished one only goes."""
-    plans = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(REMOVED))
-    return any(not (path / "finished").exists() for path in plans)
+def _needed(folder: Path) -> Iterator[Path]:
+    """Yield folders of pieces that wait for the rest of their import; what is left of a finished one only goes."""
+    for path in folder.iterdir():
+        finished = (path / "finished").exists() and not (path / MADE).exists()
+        if path.is_dir() and not path.name.startswith(REMOVED) and not finished:
+            yield path
 
 
 def _lock(out: Path, folder: Path) -> int:
@@ -187,7 +224,7 @@ def _lock(out: Path, folder: Path) -> int:
     path = folder / "lock"
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:  # removed meanwhile
             continue

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flsim.data.pieces.scratch import Pieces
+from flsim.data.pieces.scratch import Continues, Pieces
 from flsim.data.pieces.unpacking import copy_pipe, hash_file, is_compressed, unpack
 from flsim.errors import InputError
 from flsim.pool import Pool, Report, Task, ignore
@@ -86,7 +86,7 @@ def _identity(path: Path) -> dict[str, Any]:
             raise PermissionError(13, "Permission denied")
         resolved = path.resolve()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        raise Continues(f"{path}: cannot be read ({error.strerror})") from error
     if not stat.S_ISREG(about.st_mode) or not resolved.exists():  # a pipe, or a file that /dev/stdin had open last
         return {"name": path.name, "path": str(path)}
     return {"name": path.name, "path": str(resolved), "bytes": about.st_size, "mtime": about.st_mtime_ns}

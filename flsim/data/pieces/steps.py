@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from flsim.data.pieces.bucket import balance_bucket, users_of
 from flsim.data.pieces.counting import count_words, merge, words_of
 from flsim.data.pieces.hparams import ImportHParams
 from flsim.data.pieces.reading import detect, parts_of, read_part
-from flsim.data.pieces.scratch import Pieces
+from flsim.data.pieces.scratch import MADE, Pieces
 from flsim.data.pieces.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.pieces.spill import cuts, ranges_of
 from flsim.data.vocabulary import Layout, Vocabulary
@@ -79,8 +80,9 @@ class Steps:
         for said in (*notes, *warnings):
             say(said)
         vocabulary = given.vocabulary if given else self.count(sources, buckets, words)
-        made = self.pieces.folder / "corpus"
-        shutil.rmtree(made, ignore_errors=True)
+        made = self.pieces.folder / MADE
+        with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
+            shutil.rmtree(made)
         made.mkdir()
         with CorpusWriter(made, vocabulary, self.layout) as writer:
             oov_words = self.write(writer, vocabulary, buckets)

@@ -1,6 +1,7 @@
 """Imports that are killed, meet each other, or run out of disk: the same command ends with the corpus that was due."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dumps import alive, children, folder_bytes
+from dumps import alive, children, folder_bytes, write_jsonl
 from imports import Imports, kill
 from waiting import wait_until
 
@@ -63,6 +64,52 @@ def test_pieces_of_an_import_outlive_a_folder_in_its_place(imports: Imports, exp
     imports.out.rmdir()
     assert "continues an import" in imports.run()
     assert folder_bytes(imports.out) == expected
+
+
+def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Imports, expected: dict[str, bytes]) -> None:
+    """While the import runs; and after it had nearly ended, as a kill or a loss of power can leave it."""
+    process = imports.started(6, further=0)
+    imports.out.mkdir()
+    imports.go()
+    said = imports.finish(process, code=2).splitlines()
+    assert said[-2].endswith("stays; once what is wrong is put right, the same command continues")
+    assert said[-1] == f"flsim: {imports.out}: exists by now; remove it or rename it"
+    (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
+    (pieces / "finished").touch()
+    assert (pieces / "corpus" / "manifest.json").exists()
+    assert "exists already" in imports.finish(imports.start(), code=2)
+    imports.out.rmdir()
+    assert "continues an import" in imports.run()
+    assert folder_bytes(imports.out) == expected
+    assert not imports.scratch.exists()
+
+
+def test_a_source_that_is_away_costs_no_pieces(imports: Imports, expected: dict[str, bytes]) -> None:
+    """As on a disk that is unmounted, or a server that does not answer."""
+    process = imports.started(6, further=0)
+    away = imports.sources[0].rename(imports.folder / "away")
+    imports.go()
+    assert imports.finish(process, code=1).splitlines()[-1].startswith(f"flsim: {imports.sources[0]}: ")
+    away.rename(imports.sources[0])
+    assert "continues an import" in imports.run()
+    assert folder_bytes(imports.out) == expected
+
+
+def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, bytes]) -> None:
+    """Of hours of work, maybe: neither another import's success nor its bad input removes them."""
+    kill(imports.started(6, further=0))
+    said = imports.finish(imports.start(*imports.sources[:2]))
+    (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
+    assert "begins anew; the interrupted import had other sources or parameters" in said
+    assert f"{pieces}; remove that folder" in said
+    assert f"{imports.scratch}: holds pieces of another import that was interrupted" in said
+    shutil.rmtree(imports.out)
+    bad = write_jsonl(imports.folder / "bad.jsonl", [(1, "too short")])
+    assert "no user has 200 words" in imports.finish(imports.start(bad), code=2)
+    assert [path for path in imports.scratch.iterdir() if path.is_dir()] == [pieces]
+    assert "continues an import" in imports.run()
+    assert folder_bytes(imports.out) == expected
+    assert not imports.scratch.exists()
 
 
 def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, expected: dict[str, bytes]) -> None:
