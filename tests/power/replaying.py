@@ -1,0 +1,80 @@
+"""Each state that a loss of power can leave, tried once: laid out in a folder, gone on with, and counted."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from power.disk import Disk, Op, State, digest, lay_out
+
+from flsim.rng import stream
+
+IS_WHOLE, SEED = bool(os.environ.get("CHAOS_KILLS")), int(os.environ.get("CHAOS_SEED", "0"))
+
+GoOn = Callable[[Path], str]  # goes on in a folder; in a word, what came of it; raises AssertionError where that is wrong
+
+
+@dataclass
+class Replay:
+    """What came of the states of one recording.
+
+    Attributes:
+        name: of the recording.
+        steps: how many were recorded; after each the power is lost.
+        states: how many states that makes, before equal ones are taken together.
+        distinct: how many of them differ.
+        ends: in a word -> number of states that ended so.
+        wrong: what was wrong, with the state's place.
+    """
+
+    name: str
+    steps: int
+    states: int
+    distinct: int
+    ends: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def row(self) -> str:
+        """A row of the table in docs/reliability.md."""
+        ends = ", ".join(f"{count:,} {end}" for end, count in self.ends.most_common())
+        numbers = (self.steps, self.states, self.distinct, self.ends.total())
+        return f"| {self.name} | {' | '.join(f'{number:,}' for number in numbers)} | {ends} |"
+
+
+HEAD = "| recording | steps | states | that differ | tried | what came of them |\n|---|---:|---:|---:|---:|---|"
+
+
+def replay(name: str, ops: Sequence[Op], scratch: Path, go_on: GoOn, sample: int | None) -> Replay:
+    """Lose power after each step, in every way that the disk knows, and go on from each different state once.
+
+    Args:
+        name: of the recording.
+        ops: its steps.
+        scratch: a folder for the states, one at a time.
+        go_on: what is done in each.
+        sample: how many states to try, spread over the steps; None for all.
+    """
+    disk, rng, states = Disk(), stream(SEED, "power", name), 0
+    by_digest: dict[str, tuple[int, State]] = {}
+    for step, op in enumerate(ops):
+        disk.apply(op)
+        for state in disk.states(rng):
+            states += 1
+            by_digest.setdefault(digest(state), (step, state))
+    distinct = list(by_digest.values())
+    made = Replay(name, len(ops), states, len(distinct))
+    if sample is not None and sample < len(distinct):
+        ends = [len(distinct) * place // sample for place in range(sample + 1)]
+        distinct = [distinct[int(rng.integers(first, end))] for first, end in zip(ends, ends[1:], strict=False)]
+    for step, state in distinct:
+        folder = scratch / "state"
+        lay_out(state, folder)
+        try:
+            made.ends[go_on(folder)] += 1
+        except Exception as error:
+            where = f"after step {step + 1} ({ops[step].kind} {ops[step].path})"
+            made.wrong.append(f"{where}: {type(error).__name__}: {str(error)[:1000]}".replace(str(folder), ""))
+        shutil.rmtree(folder)
+    return made

@@ -1,0 +1,147 @@
+"""The command, given again on what a loss of power left; all of it in this process, without Ray.
+
+Only what Ray does is replaced: requests, evaluations and a sweep's runs are worked off where they are submitted.
+`python tests/power/resuming.py run ...` is the command so; with NO_SYNC in the environment nothing is ever synced.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flsim import cli
+from flsim.checkpoint import digest_of, latest, load, model_of
+from flsim.errors import Diverged
+from flsim.measuring import evaluate_checkpoint
+from flsim.results.evaluations import Evaluation, log_evaluation
+from flsim.results.store import read_run
+from flsim.runs import Run
+from flsim.train.engines import engine_of
+from flsim.wire import RoundRequest, ShardReply
+from server import steps, sweep
+from server.sweep import Ended, Job
+
+
+class EvaluationsHere:
+    """Stands in for `flsim.evaluation.service.EvaluationService`: evaluates what is submitted at once."""
+
+    def __init__(self) -> None:
+        self._ended: list[Evaluation] = []
+
+    def submit(self, run: Path, checkpoint: Path) -> bool:
+        try:
+            evaluate_checkpoint(run, checkpoint)
+            about = Evaluation(checkpoint.name, "stored", 1, 0.0, 0.0)
+        except Diverged as error:
+            about = Evaluation(checkpoint.name, "diverged", 1, 0.0, 0.0, reason=str(error))
+        except Exception as error:
+            about = Evaluation(checkpoint.name, "failed", 1, 0.0, 0.0, reason=str(error))
+        log_evaluation(run, about)
+        self._ended.append(about)
+        return True
+
+    def poll(self, run: Path, timeout: float = 0.0) -> list[Evaluation]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    drain = poll
+
+    def pending(self, run: Path) -> int:
+        return len(self._ended)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class NodesHere:
+    """Stands in for `server.nodes.Nodes`."""
+
+    def __init__(self, run: Path, corpus: Path | str) -> None:
+        """Nobody is asked."""
+
+    def check(self) -> None:
+        """This process is equal to itself."""
+
+
+def exchange_here(_grid: object, _nodes: object, asked: Sequence[RoundRequest], *_: object) -> list[ShardReply]:
+    """Stands in for `server.rounds.exchange`: trains what is asked for."""
+    replies = []
+    for request in asked:
+        run = Run.open(Path(request.run))
+        config, system = run.federated, run.federated.system
+        engine = engine_of(system.engine, model_of(run.provenance), run.corpus.layout, config.local, system.micro_cohort)
+        users = request.users.tolist()
+        update = engine.train(request.params, run.users, users, config.seed, request.round, request.clip)
+        replies.append(ShardReply(request.round, request.shard, update, "here/1"))
+    return replies
+
+
+def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[Ended]:
+    """Stands in for the part of `server.sweep.train_all` that hands jobs to Ray: runs each job's command."""
+    for job in jobs:
+        code, said = command(*sweep._command(job)[3:])
+        job.log.write_text(said)
+        yield sweep._ended(job, code, said)
+
+
+@contextmanager
+def without_ray() -> Iterator[None]:
+    """In the block, runs train and evaluate in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("server.central", "server.launch"):
+            module: Any = importlib.import_module(name)
+            patch.setattr(module, "cluster", lambda *_: nullcontext())
+            patch.setattr(module, "nodes", lambda: [{"CPU": 64.0}])
+            patch.setattr(module, "Nodes", NodesHere)
+        patch.setattr("server.central.attempt", lambda path, _name, _system, gpus: steps.train(path, gpus))
+        patch.setattr("server.launch.ray_grid", lambda *_: nullcontext())
+        patch.setattr("server.rounds.wait_for_nodes", lambda *_: [])
+        patch.setattr("server.rounds.exchange", exchange_here)
+        patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
+        patch.setattr("server.sweep._as_resources_allow", jobs_here)
+        patch.setattr("server.supervision.exposed", lambda _: nullcontext())
+        patch.setattr("server.supervision._service_of", lambda *_: EvaluationsHere())
+        yield
+
+
+def command(*arguments: str | Path) -> tuple[int, str]:
+    """Exit code of a command in this process, and what it said on standard error."""
+    threads, err = torch.get_num_threads(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["flsim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    torch.set_num_threads(threads)
+    return int(stop.value.code or 0), err.getvalue()
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """What is equal in equal runs: the last state, all rows, the digest of every round, the status."""
+    newest = latest(run / "checkpoints")
+    assert newest is not None
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    kept = ("round", "loss", "users", "clip", "records", "digest")
+    return {
+        "state": digest_of(load(newest)[0]),
+        "rows": read_run(run).rows.to_csv(),
+        "rounds": [[line.get(name) for name in kept] for line in lines],
+        "status": json.loads((run / "run.json").read_text())["status"],
+        "partial": sorted(path.name for path in run.glob("**/.*.partial-*")),
+    }
+
+
+if __name__ == "__main__":
+    if "NO_SYNC" in os.environ:
+        os.fsync = lambda _: None
+    with without_ray():
+        code, said = command(*sys.argv[1:])
+    sys.stderr.write(said)
+    sys.exit(code)
