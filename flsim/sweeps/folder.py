@@ -10,7 +10,6 @@ logs/           what each run printed
 
 import fcntl
 import platform
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from flsim.data.corpus import Corpus
 from flsim.data.stores import located
 from flsim.data.synthetic import make_synthetic
 from flsim.errors import InputError
-from flsim.files import from_json, new_file, write_json
+from flsim.files import from_json, make_folder, new_file, write_json
 from flsim.results.sweeps import FILE, RUNS
 from flsim.sweeps.definition import Definition, Planned, Tier
 
@@ -66,7 +65,7 @@ class SweepFolder:
             InputError: someone does, something else is there, or nothing can be written there.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             there = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
             if there - OURS and FILE not in there:
                 raise InputError(f"{self.path}: holds other things than a sweep; name a new folder with --out")
@@ -112,12 +111,13 @@ class SweepFolder:
                 )
             runs[each.name] = _entry(each)
         for name in (RUNS, "configs", "logs"):
-            (self.path / name).mkdir(exist_ok=True)
+            make_folder(self.path / name)
         for each in planned:
             with new_file(self.config(each.name)) as partial:
                 dump(each.config, partial)
         if source.resolve() != (self.path / "sweep.toml").resolve():
-            shutil.copyfile(source, self.path / "sweep.toml")
+            with new_file(self.path / "sweep.toml") as partial:
+                partial.write_bytes(source.read_bytes())
         about = definition.tiers[tier].about
         published = definition.published
         write_json(

@@ -127,6 +127,10 @@ class Disk:
         """What every process sees."""
         return self._state(self._numbers)
 
+    def synced(self) -> State:
+        """What is there if nothing reaches the disk any more."""
+        return self._state((), "lost")
+
     @property
     def _numbers(self) -> list[int]:
         """The steps that changed names and are not synced."""
@@ -142,8 +146,8 @@ class Disk:
         numbers = self._numbers
         for mode in ("whole", *TORN):
             yield self._state(numbers, mode)
-        for mode in ("whole", "lost"):
-            yield self._state((), mode)
+        yield self._state(())
+        yield self.synced()
         for place, number in enumerate(numbers):
             yield self._state((number,))
             yield self._state({*numbers} - {number})

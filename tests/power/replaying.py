@@ -26,6 +26,7 @@ class Replay:
         states: how many states that makes, before equal ones are taken together.
         distinct: how many of them differ.
         ends: in a word -> number of states that ended so.
+        last: those of them that can be there once the command has ended.
         wrong: what was wrong, with the state's place.
     """
 
@@ -34,6 +35,7 @@ class Replay:
     states: int
     distinct: int
     ends: Counter[str] = field(default_factory=Counter)
+    last: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     def row(self) -> str:
@@ -63,16 +65,20 @@ def replay(name: str, ops: Sequence[Op], scratch: Path, go_on: GoOn, sample: int
         for state in disk.states(rng):
             states += 1
             by_digest.setdefault(digest(state), (step, state))
+    last = {digest(state) for state in disk.states(rng)}
     distinct = list(by_digest.values())
     made = Replay(name, len(ops), states, len(distinct))
     if sample is not None and sample < len(distinct):
         ends = [len(distinct) * place // sample for place in range(sample + 1)]
         distinct = [distinct[int(rng.integers(first, end))] for first, end in zip(ends, ends[1:], strict=False)]
+        distinct.append((len(ops) - 1, disk.synced()))
     for step, state in distinct:
         folder = scratch / "state"
         lay_out(state, folder)
         try:
-            made.ends[go_on(folder)] += 1
+            end = go_on(folder)
+            made.ends[end] += 1
+            made.last[end] += digest(state) in last
         except Exception as error:
             where = f"after step {step + 1} ({ops[step].kind} {ops[step].path})"
             made.wrong.append(f"{where}: {type(error).__name__}: {str(error)[:1000]}".replace(str(folder), ""))

@@ -123,6 +123,12 @@ def command(*arguments: str | Path) -> tuple[int, str]:
     return int(stop.value.code or 0), err.getvalue()
 
 
+def status(run: Path) -> str | None:
+    """What run.json says; None where there is none."""
+    about = run / "run.json"
+    return str(json.loads(about.read_text())["status"]) if about.exists() else None
+
+
 def outcome(run: Path) -> dict[str, Any]:
     """What is equal in equal runs: the last state, all rows, the digest of every round, the status."""
     newest = latest(run / "checkpoints")
@@ -133,7 +139,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "state": digest_of(load(newest)[0]),
         "rows": read_run(run).rows.to_csv(),
         "rounds": [[line.get(name) for name in kept] for line in lines],
-        "status": json.loads((run / "run.json").read_text())["status"],
+        "status": status(run),
         "partial": sorted(path.name for path in run.glob("**/.*.partial-*")),
     }
 

@@ -40,12 +40,13 @@ def replayed(
     assert whole["status"] == "completed"
 
     def go_on(state: Path) -> str:
-        run, is_there = state / "run", (state / "run").exists()
+        run = state / "run"
+        is_there, status = run.exists(), resuming.status(run)
         with resuming.without_ray():
             code, said = resuming.command(*arguments, run, *(["--resume"] if is_there else []))
         assert code == 0, said
         assert resuming.outcome(run) == whole
-        return "resumed" if is_there else "begun again"
+        return "completed before" if status == "completed" else "resumed" if is_there else "begun again"
 
     return replay(name, ops, experiment.folder, go_on, sample)
 
@@ -62,6 +63,7 @@ def test_a_run_that_lost_power_ends_as_if_it_had_not(
     say(f"\n{HEAD}\n{made.row()}\n")
     assert not made.wrong, json.dumps(made.wrong, indent=2)
     assert made.ends["resumed"]
+    assert +made.last == {"completed before": made.last.total()}
 
 
 def test_without_syncs_runs_are_lost(experiment: Experiment) -> None:
