@@ -60,7 +60,7 @@ def held(path: Path) -> Iterator[None]:
 
 def remove_abandoned(folder: Path) -> None:
     """Remove half-written files in a folder, and below it, whose processes have ended."""
-    for partial in folder.glob("**/.*.partial-*"):
+    for partial in (*folder.glob("**/.*.partial-*"), *folder.glob("**/.tmp??????")):  # safetensors begins with those
         with suppress(OSError), held(partial):
             partial.unlink()
 

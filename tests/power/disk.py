@@ -1,10 +1,11 @@
 """A simulated disk that can lose power: what a folder may hold afterwards, between what was synced and everything.
 
-The reading of POSIX is the strict one. Bytes are safe once their file is synced, names once their folder is; a rename is
-one step, but not a safe one before a folder of it is synced. ext4, XFS and Btrfs promise more: they keep the order of
-names, and sync a new file's name with the file. Modes, owners and times of files are left out.
+The reading of POSIX is the strict one. Bytes are safe once their file is synced, names once their folder is. A rename
+is one step, and is safe once a folder of it is synced. ext4, XFS and Btrfs promise more: they keep the order of names,
+and sync a new file's name with the file. Modes, owners and times of files are left out.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,8 +17,10 @@ import numpy as np
 Mode = Literal["whole", "lost", "half", "zeros", "tail", "empty"]
 MODES: tuple[Mode, ...] = ("whole", "lost", "half", "zeros", "tail", "empty")
 TORN: tuple[Mode, ...] = MODES[1:]
-MIXTURES = 2  # random states for each prefix
-PARTIAL = ".partial-"
+MIXTURES = 4  # random states for each prefix
+UNREAD = re.compile(  # what nobody reads who goes on: half-written things, and what is written for people
+    r".*(\.partial-|/\.tmp).*|.*/(log\.jsonl|\.training|\.driving|report\.html|[^/]*\.log)"
+)
 
 
 @dataclass(frozen=True)
@@ -226,10 +229,10 @@ def _take(change: Change, names_of: Callable[[Node], dict[str, Node]]) -> None:
 
 
 def digest(state: State) -> str:
-    """A digest of a state; the bytes of what is half-written and named so count for nothing: nobody reads them."""
+    """A digest of a state, in which the bytes of `UNREAD` files count for nothing."""
     whole = sha256()
     for path, data in state.items():
-        held = b"folder" if data is None else b"partial" if PARTIAL in path else sha256(data).digest()
+        held = b"folder" if data is None else b"unread" if UNREAD.fullmatch(path) else sha256(data).digest()
         whole.update(f"{path}\0".encode() + held)
     return whole.hexdigest()
 

@@ -16,10 +16,9 @@ from power.disk import Disk, Op, read_in
 
 NAMES = ("mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir")
 BYTES = ("write", "pwrite64", "writev", "ftruncate", "fallocate")
-UNKNOWN = (  # how else a folder could be changed
-    "truncate link linkat symlink symlinkat mknod mknodat pwritev pwritev2 copy_file_range sendfile splice "
-    "sync_file_range io_uring_setup io_submit"
-).split()
+LINKS = ("link", "linkat", "symlink", "symlinkat", "mknod", "mknodat")
+COPIES = ("truncate", "pwritev", "pwritev2", "copy_file_range", "sendfile", "splice", "io_uring_setup", "io_submit")
+UNKNOWN = (*LINKS, *COPIES)  # how else a folder could be changed
 OTHER = ("openat", "creat", "lseek", "mmap", "dup", "dup2", "dup3", "fcntl", "fsync", "fdatasync")
 CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+|0x[0-9a-f]+|\?)(.*)", re.DOTALL)
 FILE = re.compile(r"(\w+|-\d+)<((?:\\x[0-9a-f]{2})*)>(\(deleted\))?")
@@ -121,7 +120,8 @@ class Reader:
         paths = self._paths(arguments)
         if not any(paths):
             return
-        assert all(paths) and "RENAME_EXCHANGE" not in arguments, f"{name} is not understood: {arguments}"
+        assert all(paths), f"{name} from or to another place is not understood: {arguments}"
+        assert "RENAME_EXCHANGE" not in arguments, f"{name} is not understood: {arguments}"
         if name.startswith("rename"):
             self._do(Op("rename", str(paths[0]), to=str(paths[1])))
             for number, path in list(self._places):

@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from power.disk import Disk, Op, State, digest, lay_out
@@ -13,7 +14,9 @@ from flsim.rng import stream
 
 IS_WHOLE, SEED = bool(os.environ.get("CHAOS_KILLS")), int(os.environ.get("CHAOS_SEED", "0"))
 
-GoOn = Callable[[Path], str]  # goes on in a folder; in a word, what came of it; raises AssertionError where that is wrong
+GoOn = Callable[
+    [Path], str
+]  # goes on in a folder; in a word, what came of it; raises AssertionError where that is wrong
 
 
 @dataclass
@@ -55,22 +58,24 @@ def replay(name: str, ops: Sequence[Op], scratch: Path, go_on: GoOn, sample: int
         name: of the recording.
         ops: its steps.
         scratch: a folder for the states, one at a time.
-        go_on: what is done in each.
+        go_on: goes on in a folder, returns in a word what came of it, and raises an error where that is wrong.
         sample: how many states to try, spread over the steps; None for all.
     """
-    disk, rng, states = Disk(), stream(SEED, "power", name), 0
+    disk, rng = Disk(), stream(SEED, "power", name)
     by_digest: dict[str, tuple[int, State]] = {}
+    equal = Counter[str]()
     for step, op in enumerate(ops):
         disk.apply(op)
         for state in disk.states(rng):
-            states += 1
-            by_digest.setdefault(digest(state), (step, state))
+            equal[name_of := digest(state)] += 1
+            if rng.random() < 1 / equal[name_of]:  # any of the equal ones: they may differ in what nobody reads
+                by_digest[name_of] = step, state
     last = {digest(state) for state in disk.states(rng)}
-    distinct = list(by_digest.values())
-    made = Replay(name, len(ops), states, len(distinct))
+    distinct = sorted(by_digest.values(), key=lambda tried: tried[0])
+    made = Replay(name, len(ops), equal.total(), len(distinct))
     if sample is not None and sample < len(distinct):
         ends = [len(distinct) * place // sample for place in range(sample + 1)]
-        distinct = [distinct[int(rng.integers(first, end))] for first, end in zip(ends, ends[1:], strict=False)]
+        distinct = [distinct[int(rng.integers(first, end))] for first, end in pairwise(ends)]
         distinct.append((len(ops) - 1, disk.synced()))
     for step, state in distinct:
         folder = scratch / "state"

@@ -77,7 +77,9 @@ def exchange_here(_grid: object, _nodes: object, asked: Sequence[RoundRequest], 
     for request in asked:
         run = Run.open(Path(request.run))
         config, system = run.federated, run.federated.system
-        engine = engine_of(system.engine, model_of(run.provenance), run.corpus.layout, config.local, system.micro_cohort)
+        engine = engine_of(
+            system.engine, model_of(run.provenance), run.corpus.layout, config.local, system.micro_cohort
+        )
         users = request.users.tolist()
         update = engine.train(request.params, run.users, users, config.seed, request.round, request.clip)
         replies.append(ShardReply(request.round, request.shard, update, "here/1"))
@@ -140,13 +142,13 @@ def outcome(run: Path) -> dict[str, Any]:
         "rows": read_run(run).rows.to_csv(),
         "rounds": [[line.get(name) for name in kept] for line in lines],
         "status": status(run),
-        "partial": sorted(path.name for path in run.glob("**/.*.partial-*")),
+        "half-written": sorted(path.name for name in (".*.partial-*", ".tmp*") for path in run.rglob(name)),
     }
 
 
 if __name__ == "__main__":
     if "NO_SYNC" in os.environ:
-        os.fsync = lambda _: None
+        os.fsync = lambda fd: None
     with without_ray():
         code, said = command(*sys.argv[1:])
     sys.stderr.write(said)

@@ -18,7 +18,7 @@ SAMPLE = 60
 
 def write_posts(path: Path) -> None:
     """Posts by 12 authors, of whom each wrote enough for two users."""
-    rng = random.Random(0)  # noqa: S311
+    rng = random.Random(0)
     words = [f"w{number}" for number in range(30)]
     posts = [{"user": f"u{author}", "text": " ".join(rng.choices(words, k=12))} for author in range(12) for _ in "1234"]
     path.write_text("".join(json.dumps(post) + "\n" for post in posts))
