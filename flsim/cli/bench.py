@@ -107,3 +107,15 @@ def evaluation(
 
     measured = bench_evaluation(canaries, references, device)
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
+@bench.command(epilog="Example: flsim bench durability --json")
+def durability(as_json: Json = False) -> None:
+    """What it costs a round that its files are synced to the disk, beside rounds without syncs.
+
+    Takes about three minutes, and measures the disk of the folder for temporary files.
+    """
+    from flsim.bench.durability import bench_durability, describe
+
+    measured = bench_durability()
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
