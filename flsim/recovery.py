@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flsim import checkpoint
 from flsim.errors import InputError
-from flsim.files import remove_abandoned
+from flsim.files import remove_abandoned, sync
 from flsim.logs import log
 from flsim.progress import say
 from flsim.results import roundlog
@@ -91,5 +91,6 @@ def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
         number += 1
         aside = path.with_name(f"{path.name}.{kind}-{number}")
     path.replace(aside)
+    sync(path.parent)  # the order matters where several are put aside
     log.warning("put aside", extra={"file": path.name, "reason": why})
     say(f"{path}: {why.removeprefix(f'{path}: ')}; it is passed over, and kept as {aside.name}")

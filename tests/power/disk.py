@@ -97,11 +97,15 @@ State = dict[str, bytes | None]  # by path: the bytes of a file, None for a fold
 class Disk:
     """A folder whose writer may lose power after any step."""
 
-    def __init__(self) -> None:
-        """An empty folder, which is safe itself."""
+    def __init__(self, start: State | None = None) -> None:
+        """What the folder holds at first is safe."""
         self._root, self._steps = Node(is_folder=True), 0
         self._changes: list[Change] = []
         self._dirty: list[Node] = []
+        for path, data in (start or {}).items():
+            folder, name = self._place(path)
+            node = Node(data is None, safe=data or b"", now=data or b"")
+            folder.names[name] = folder.safe_names[name] = node
 
     def apply(self, op: Op) -> None:
         """Take a step. Raises KeyError where its file or folder is not there."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from power.disk import Disk, Op, read_in
+from power.disk import Disk, Op, State, read_in
 
 NAMES = ("mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir")
 BYTES = ("write", "pwrite64", "writev", "ftruncate", "fallocate")
@@ -32,19 +32,19 @@ def record(command: Sequence[str], folder: Path, env: dict[str, str] | None = No
 
     Args:
         command: what to run.
-        folder: the folder; empty.
+        folder: the folder.
         env: variables for the command, beside those of this process.
     """
     strace = shutil.which("strace")
     if strace is None or subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True).returncode:
         pytest.skip("needs strace, and leave to trace (`make tools` installs it)")
-    log = folder.with_name(f"{folder.name}.strace")
+    start, log = read_in(folder), folder.with_name(f"{folder.name}.strace")
     calls = ",".join((*NAMES, *BYTES, *UNKNOWN, *OTHER))
     tracing = [strace, "-f", "--seccomp-bpf", "-y", "-xx", "-s", str(2**26), "-e", f"trace={calls}", "-o", str(log)]
     with log.with_suffix(".said").open("w+") as said:  # not a pipe: processes may outlive the command for a moment
         done = subprocess.run([*tracing, *command], env={**os.environ, **(env or {})}, stdout=said, stderr=said)
         assert done.returncode == 0, log.with_suffix(".said").read_text()[-2000:]
-    ops = Reader(folder).read(log)
+    ops = Reader(folder, start).read(log)
     log.unlink()
     return ops
 
@@ -52,8 +52,8 @@ def record(command: Sequence[str], folder: Path, env: dict[str, str] | None = No
 class Reader:
     """Turns the lines of a log into steps."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._disk = folder.resolve(), Disk()
+    def __init__(self, folder: Path, start: State) -> None:
+        self._folder, self._disk = folder.resolve(), Disk(start)
         self._ops: list[Op] = []
         self._places: dict[tuple[str, str], list[int | None]] = {}  # by descriptor and path; None: appends
 

@@ -51,7 +51,9 @@ class Replay:
 HEAD = "| recording | steps | states | that differ | tried | what came of them |\n|---|---:|---:|---:|---:|---|"
 
 
-def replay(name: str, ops: Sequence[Op], scratch: Path, go_on: GoOn, sample: int | None) -> Replay:
+def replay(
+    name: str, ops: Sequence[Op], scratch: Path, go_on: GoOn, sample: int | None, start: State | None = None
+) -> Replay:
     """Lose power after each step, in every way that the disk knows, and go on from each different state once.
 
     Args:
@@ -60,8 +62,9 @@ def replay(name: str, ops: Sequence[Op], scratch: Path, go_on: GoOn, sample: int
         scratch: a folder for the states, one at a time.
         go_on: goes on in a folder, returns in a word what came of it, and raises an error where that is wrong.
         sample: how many states to try, spread over the steps; None for all.
+        start: what the folder held before the first step, all of it safe.
     """
-    disk, rng = Disk(), stream(SEED, "power", name)
+    disk, rng = Disk(start), stream(SEED, "power", name)
     by_digest: dict[str, tuple[int, State]] = {}
     equal = Counter[str]()
     for step, op in enumerate(ops):

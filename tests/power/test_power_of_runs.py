@@ -1,14 +1,17 @@
 """A run whose machine loses power after any step of its writing: it is resumed to the same bits."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import PRIVATE, Experiment
 from power import resuming
+from power.disk import read_in
 from power.recording import record
-from power.replaying import HEAD, IS_WHOLE, Replay, replay
+from power.replaying import HEAD, IS_WHOLE, GoOn, Replay, replay
 from test_central_run import CENTRAL
 
 from flsim.progress import say
@@ -33,22 +36,31 @@ def replayed(
 ) -> Replay:
     """Record a run, by the real command or in one process, and lose its power."""
     (folder := experiment.folder / "recorded").mkdir()
-    arguments = ["run", str(experiment.config), *(part for text in settings for part in ("--set", text)), "--out"]
-    command = [sys.executable, *(["-m", "flsim"] if with_ray else [HERE])]
-    ops = record([*command, *arguments, str(folder / "run")], folder, env)
+    command = [sys.executable, *(["-m", "flsim"] if with_ray else [HERE]), *arguments(experiment, settings)]
+    ops = record([*command, str(folder / "run")], folder, env)
     whole = resuming.outcome(folder / "run")
     assert whole["status"] == "completed"
+    return replay(name, ops, experiment.folder, going_on(experiment, settings, whole), sample)
+
+
+def arguments(experiment: Experiment, settings: tuple[str, ...]) -> list[str]:
+    """The command but for the folder."""
+    return ["run", str(experiment.config), *(part for text in settings for part in ("--set", text)), "--out"]
+
+
+def going_on(experiment: Experiment, settings: tuple[str, ...], whole: dict[str, Any]) -> GoOn:
+    """Go on with a run, or begin it again where its folder is not there, to an end that is equal to the whole run's."""
 
     def go_on(state: Path) -> str:
         run = state / "run"
         is_there, status = run.exists(), resuming.status(run)
         with resuming.without_ray():
-            code, said = resuming.command(*arguments, run, *(["--resume"] if is_there else []))
+            code, said = resuming.command(*arguments(experiment, settings), run, *(["--resume"] if is_there else []))
         assert code == 0, said
         assert resuming.outcome(run) == whole
         return "completed before" if status == "completed" else "resumed" if is_there else "begun again"
 
-    return replay(name, ops, experiment.folder, go_on, sample)
+    return go_on
 
 
 @pytest.mark.parametrize(
@@ -71,3 +83,34 @@ def test_without_syncs_runs_are_lost(experiment: Experiment) -> None:
     experiment.config.write_text(CENTRAL)
     made = replayed(experiment, "unsynced", STEPS, with_ray=False, sample=SAMPLE, NO_SYNC="1")
     assert made.wrong
+
+
+def test_a_repair_that_lost_power_is_done_by_the_next_one(experiment: Experiment) -> None:
+    """Two damaged checkpoints, the first to be evaluated and without rows; a log that ends within a line."""
+    experiment.config.write_text(CENTRAL)
+    (folder := experiment.folder / "recorded").mkdir()
+    command = [sys.executable, HERE, *arguments(experiment, STEPS), str(run := folder / "run")]
+    subprocess.run(command, check=True, capture_output=True)
+    whole = resuming.outcome(run)
+    for step in (3, 4):
+        damage(run / "checkpoints" / f"round-{step:06d}.safetensors")
+    (run / "rows" / "round-000003.parquet").unlink()
+    log = run / "rounds.jsonl"
+    log.write_bytes(log.read_bytes()[:-20])
+    start = read_in(folder)
+    ops = record([*command, "--resume"], folder)
+    assert {"round-000003.safetensors.damaged", "round-000006.safetensors.superseded"} <= {
+        path.name for path in (run / "checkpoints").iterdir()
+    }
+    assert resuming.outcome(run) == whole
+    sample = None if IS_WHOLE else SAMPLE
+    made = replay("repair", ops, experiment.folder, going_on(experiment, STEPS, whole), sample, start)
+    say(f"\n{HEAD}\n{made.row()}\n")
+    assert not made.wrong, json.dumps(made.wrong, indent=2)
+
+
+def damage(path: Path) -> None:
+    """Change a bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
