@@ -28,10 +28,10 @@ lint: setup      ## ruff and mypy
 audit: setup     ## known vulnerabilities of what is pinned; says so, and does not fail, where osv.dev cannot be asked
 	$(BIN)/python .ci/audit.py || [ $$? -eq 3 ]
 
-tools:           ## Chromium and LaTeX, which tests of reports and tables use where they are (Debian, as root)
+tools:           ## Chromium, LaTeX and strace, which tests use where they are (Debian, as root)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-		chromium texlive-latex-base texlive-latex-recommended
+		chromium strace texlive-latex-base texlive-latex-recommended
 
 peers: .venv-peers/done ## make .venv-peers with the platforms that are compared with, which need versions of their own
 
@@ -50,8 +50,8 @@ bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 image-check:     ## the steps of deploy/Dockerfile in a new environment, without Docker; minutes, 2 GB of temporary disk
 	deploy/image-check.sh $(VARIANT)
 
-chaos: setup     ## SIGKILL of KILLS random processes of real runs, each resumed and compared; 15 minutes
-	CHAOS_KILLS=$(or $(KILLS),100) CHAOS_SEED=$(or $(SEED),0) $(BIN)/pytest -s tests/faults/test_chaos.py
+chaos: setup     ## power lost after each step of writing, KILLS random processes killed, all resumed and compared; 45 minutes
+	CHAOS_KILLS=$(or $(KILLS),100) CHAOS_SEED=$(or $(SEED),0) $(BIN)/pytest -s tests/power tests/faults/test_chaos.py
 
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
 	$(BIN)/python tests/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)

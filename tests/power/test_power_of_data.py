@@ -13,7 +13,7 @@ from power.resuming import command
 from flsim.data.corpus import Corpus
 from flsim.progress import say
 
-SAMPLE = 60
+SAMPLE = 40
 
 
 def write_posts(path: Path) -> None:

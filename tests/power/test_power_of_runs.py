@@ -28,7 +28,7 @@ SMALL = (
 FEDERATED = (*SMALL, *PRIVATE, "training.rounds=6")
 STEPS = (*SMALL, "training.steps=6")
 HERE = str(Path(resuming.__file__))
-SAMPLE = 20
+SAMPLE = 12
 
 
 def replayed(

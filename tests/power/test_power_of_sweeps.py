@@ -12,7 +12,7 @@ from flsim.progress import say
 from flsim.results.sweeps import read_sweep
 from flsim.sweeps.folder import SweepFolder
 
-SAMPLE = 40
+SAMPLE = 12
 SWEEP = """
 title = "Two kinds"
 question = "?"
