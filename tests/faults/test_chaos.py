@@ -81,6 +81,7 @@ class Chaos:
         self._surroundings, self._most = surroundings, most
         self._options = [part for text in settings for part in ("--set", text)]
         self.runs, self.resumed, self.begun_again = 0, 0, 0
+        self.silent = 0  # ends with exit code 1 and other last words than ours
         self.strikes: list[Strike] = []
         self._unpunished: list[Strike] = []  # of the command that runs now
         began = time.monotonic()
@@ -150,7 +151,9 @@ class Chaos:
             return True
         assert self._unpunished, f"{self._run}: nothing was done, and it ended with {code}: {said}"
         assert code in ENDS.union(*(strike.harm.ends for strike in self._unpunished)), f"{code}: {said}"
-        say(f"{time.strftime('%H:%M:%S')} {self._run.name}: ended with {code}: {said.strip()[-2000:]}")
+        last = (said.strip().splitlines() or [""])[-1]
+        self.silent += code == 1 and not last.startswith("flsim: ")
+        say(f"{time.strftime('%H:%M:%S')} {self._run.name}: ended with {code}: {last[:200]}")
         for strike in self._unpunished:
             if not strike.made_good:
                 strike.ended, strike.seconds = True, None  # rounds that it still did are no recovery
@@ -246,7 +249,8 @@ class Chaos:
         runs = self.runs - 1
         lines = [
             f"{self._name}, seed {SEED}: {len(self.strikes)} strikes in {runs} runs of {self._window:.0f} s; "
-            f"resumed {self.resumed} times, begun again {self.begun_again} times; {runs} of {runs} runs equal",
+            f"resumed {self.resumed} times, begun again {self.begun_again} times, {self.silent} of them without a word of ours; "
+            f"{runs} of {runs} runs equal",
             "",
             f"| victim | harm | times | {' | '.join(phases)} | ended the command "
             "| seconds until it goes on: median, most |",
