@@ -50,8 +50,9 @@ bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 image-check:     ## the steps of deploy/Dockerfile in a new environment, without Docker; minutes, 2 GB of temporary disk
 	deploy/image-check.sh $(VARIANT)
 
-chaos: setup     ## power lost after each step of writing, KILLS random processes killed, all resumed and compared; 45 minutes
-	CHAOS_KILLS=$(or $(KILLS),100) CHAOS_SEED=$(or $(SEED),0) $(BIN)/pytest -s tests/power tests/faults/test_chaos.py
+chaos: setup     ## KILLS times harm to processes of real runs, power lost at each write, limits, cut networks; over an hour
+	CHAOS_KILLS=$(or $(KILLS),100) CHAOS_SEED=$(or $(SEED),0) $(BIN)/pytest -s tests/power tests/faults/test_chaos.py \
+		tests/faults/test_limits.py tests/faults/test_cut_networks.py
 
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
 	$(BIN)/python tests/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)

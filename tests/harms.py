@@ -14,7 +14,7 @@ import psutil
 from faulty import fill
 
 Relief = Callable[[], object]
-MOST = 96  # MB of each small place: room for what Ray needs by itself
+ROOM = "96m"  # of each small place: for what Ray needs by itself
 OURS = {"ray::_Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "trainer"}
 AT_WORK = "ray::_Evaluator.evaluate"  # Ray writes what an actor does into its title
 
@@ -96,10 +96,10 @@ class Surroundings:
 
 
 @contextmanager
-def small_places(temporary: int = MOST, shared: int = MOST) -> Iterator[Surroundings]:
-    """A TMPDIR and shared memory of some MB for each command; none where that is not allowed."""
+def small_places(temporary: str = ROOM, shared: str = ROOM) -> Iterator[Surroundings]:
+    """A TMPDIR and shared memory of its own for each command, each of a size; none where that is not allowed."""
     with tempfile.TemporaryDirectory(prefix="small-", dir="/tmp") as folder:  # short: Ray's sockets lie there
-        mounts = f"mount -t tmpfs -o size={temporary}m t {folder}; mount -t tmpfs -o size={shared}m s /dev/shm"
+        mounts = f"mount -t tmpfs -o size={temporary} t {folder}; mount -t tmpfs -o size={shared} s /dev/shm"
         within = ("unshare", "--mount", "sh", "-c", f'set -e; {mounts}; exec "$@"', "sh")
         try:
             subprocess.run([*within, "true"], capture_output=True, check=True)

@@ -249,8 +249,8 @@ class Chaos:
         runs = self.runs - 1
         lines = [
             f"{self._name}, seed {SEED}: {len(self.strikes)} strikes in {runs} runs of {self._window:.0f} s; "
-            f"resumed {self.resumed} times, begun again {self.begun_again} times, {self.silent} of them without a word of ours; "
-            f"{runs} of {runs} runs equal",
+            f"resumed {self.resumed} times, begun again {self.begun_again} times, "
+            f"{self.silent} of them without a word of ours; {runs} of {runs} runs equal",
             "",
             f"| victim | harm | times | {' | '.join(phases)} | ended the command "
             "| seconds until it goes on: median, most |",

@@ -43,7 +43,7 @@ def little_memory(megabytes: int) -> Iterator[Surroundings]:
 
 
 @contextmanager
-def little_room(temporary: int, shared: int) -> Iterator[Surroundings]:
+def little_room(temporary: str, shared: str) -> Iterator[Surroundings]:
     with small_places(temporary, shared) as surroundings:
         if not surroundings.places:
             pytest.skip("no small filesystem can be mounted here")
@@ -53,8 +53,8 @@ def little_room(temporary: int, shared: int) -> Iterator[Surroundings]:
 LIMITS = {
     "1100 MB of memory": lambda: little_memory(1_100),
     "800 MB of memory": lambda: little_memory(800),
-    "2 MB of shared memory": lambda: little_room(500, 2),
-    "1 MB of TMPDIR": lambda: little_room(1, 500),
+    "2 MB of shared memory": lambda: little_room("500m", "2m"),
+    "full TMPDIR": lambda: little_room("4k", "500m"),
 }
 
 
