@@ -90,13 +90,17 @@ class Chaos:
         self._whole, self._window = self._run, time.monotonic() - began
 
     def rage(self, strikes: int) -> None:
-        """Strike so often, in half of the cases two at once; the run that is then trained is completed."""
+        """Strike so often, in half of the cases two at once, and until some command was ended by it.
+
+        The run that is then trained is completed.
+        """
         self._begin()
-        while len(self.strikes) < strikes:
+        while len(self.strikes) < strikes or not self.resumed + self.begun_again:
             if self._is_completed_before_the_moment():
                 self._begin()
                 continue
-            self._strike(min(int(self._rng.integers(1, 2, endpoint=True)), strikes - len(self.strikes)))
+            left = max(1, strikes - len(self.strikes))
+            self._strike(min(int(self._rng.integers(1, 2, endpoint=True)), left))
         self._wait_for(float("inf"))
 
     def end(self) -> None:
@@ -313,4 +317,3 @@ def test_whatever_is_done_the_run_ends_as_if_nothing_were(
             chaos.end()
             say(f"\n{chaos.summary()}\n")
     assert strikes < ENOUGH or not chaos.missing()
-    assert len(chaos.strikes) == strikes
