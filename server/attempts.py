@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flsim.config import CentralSystemHParams
 from flsim.errors import InputError, is_out_of_memory
+from flsim.evaluation.service import death
 from flsim.progress import say
 from server.steps import Lost, News, train
 from server.together import train_together
@@ -69,7 +70,7 @@ def attempt(path: Path, name: str, system: CentralSystemHParams, gpus: float) ->
             raise Lost(f"{type(error.cause).__name__}: {error.cause}") from error
         raise (error.cause or error) from error
     except RayError as error:
-        raise Lost(f"its process died ({type(error).__name__})") from error
+        raise Lost(death(error)) from error
     finally:
         if stream is not None:
             ray.cancel(stream, force=True)

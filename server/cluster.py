@@ -16,12 +16,13 @@ from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from pathlib import Path
 
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants, services
-from ray.exceptions import RaySystemError, RuntimeEnvSetupError
 
-from flsim.errors import InputError, Interrupted, RunFailed
+from flsim.errors import InputError, Interrupted
 from flsim.progress import say
 from flsim.versions import PACKAGES
+from server.starting import refuse_without_room, starting
 from server.watching import watched
 
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
@@ -83,24 +84,20 @@ def _connect(address: str | None, cpus: int | None) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address and "://" in address:
         raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
+    if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
+        with starting(), _on_loopback():
+            quiet = options | {"logging_level": logging.CRITICAL}  # why it does not start is said in a line of ours
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+        logging.getLogger("ray").setLevel(options["logging_level"])
+        return
     try:
-        if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
-            with _on_loopback():
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
-        else:
-            _refuse_silence(address)
-            with chdir("/"):  # Ray has workers import from this folder first, before what is shipped
-                ray.init(address=address, runtime_env=_this_code(), **options)
-    except (OSError, ValueError, RuntimeError, RaySystemError, RuntimeEnvSetupError) as error:
-        if address is None:
-            raise RunFailed(f"Ray does not start on this machine: {_first_line(error)}") from error
+        _refuse_silence(address)
+        with chdir("/"):  # Ray has workers import from this folder first, before what is shipped
+            ray.init(address=address, runtime_env=_this_code(), **options)
+    except Exception as error:  # Ray raises bare ones, too
         raise InputError(
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager
@@ -147,6 +144,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
     Ray ends what `ray start --block` started when that is killed, so it is enough that this process's end kills it.
     """
     host, port = _place(place)
+    refuse_without_room(Path(get_default_ray_temp_dir()))
     address = f"{host}:{port}"
     command = [sys.executable, "-c", RAY_WITHOUT_CLIENTS, "start", "--head", "--block"]
     command += [f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]

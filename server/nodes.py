@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import NodeDiedError, RayError, TaskUnschedulableError
+from ray.exceptions import NodeDiedError, RayError, RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.data.corpus import Corpus
 from flsim.data.stores import is_uri, located
 from flsim.errors import InputError
+from flsim.evaluation.service import death
 from flsim.files import file_digest
 from flsim.progress import say
 from flsim.versions import processor, versions
@@ -121,7 +122,7 @@ class Nodes:
             except (NodeDiedError, TaskUnschedulableError):
                 continue
             except RayError as error:
-                why = f"cannot run this code ({_last_line(error)})"
+                why = f"cannot run this code ({_last_line(error) if isinstance(error, RayTaskError) else death(error)})"
             if not why:
                 self._good.add(node)
             answers.append((node, why))

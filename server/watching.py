@@ -46,7 +46,7 @@ def _processes() -> list[psutil.Process]:
 
 def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
     while not over.wait(LOOK):
-        ended = next((process for process in processes if not _lives(process)), None)
+        ended = next((process for process in processes if not is_alive(process)), None)
         if ended is not None:
             if over.wait(GRACE):
                 return
@@ -58,7 +58,7 @@ def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
                 os._exit(1)
 
 
-def _lives(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """Whether a process lives, as far as can be seen: without memory or descriptors for a moment, that is not far."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -17,8 +17,9 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
+from flsim import causes
 from flsim.errors import Diverged, InputError, RunFailed, at_least_one, is_out_of_memory
 from flsim.progress import say
 from flsim.results.evaluations import Evaluation, Outcome, log_evaluation
@@ -297,11 +298,21 @@ def _refuse_without_ray() -> None:
 
 
 def death(error: RayError) -> str:
-    """How a process died, without Ray's guesses."""
-    *_, last = ["", *(line for line in str(error).splitlines() if line.strip())]
+    """How a process died, and why as far as this machine knows; without Ray's guesses."""
     text = " ".join(str(error).split())
+    if isinstance(error, OutOfMemoryError):
+        used = re.search(r" was (\S+ / \S+) ", text)
+        return f"its process died: Ray ended it before memory ran out ({used[1] if used else 'full'}); {causes.FEWER}"
+    *_, last = ["", *(line for line in str(error).splitlines() if line.strip())]
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
-    return f"its process died: {detail.group(1) if detail else last.strip()}"
+    reason = causes.named_in(*_logs_of(text)) or causes.memory_that_ran_out()
+    return f"its process died: {reason or (detail.group(1) if detail else last.strip())}"
+
+
+def _logs_of(error: str) -> list[Path]:
+    """What a process wrote whose number an error names, where it ran on this machine."""
+    node, pid = ray._private.worker.global_worker.node, re.search(r" pid: (\d+) ", error)
+    return list(Path(node.get_logs_dir_path()).glob(f"worker-*-{pid[1]}.*")) if node and pid else []
 
 
 def said(error: BaseException) -> str:

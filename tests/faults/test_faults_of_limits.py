@@ -1,0 +1,139 @@
+"""Limits on processes and memory, a temporary folder that is no good: a line says which, and what to do."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from faulty import fill, kill, of_run, small_disk
+from helpers import Experiment, finish, start
+from waiting import wait_until
+
+from flsim import causes
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def refused(experiment: Experiment, *prefix: str) -> str:
+    """The one line of a run that does not start, with what its command line begins with."""
+    command = [*prefix, sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]
+    done = subprocess.run(command, cwd=experiment.folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_a_limit_of_processes_is_named(experiment: Experiment) -> None:
+    """Of another user, for root has none; that user may read and write all the same."""
+    rights = "+dac_override,+fowner"
+    user = ["setpriv", "--reuid", "54321", "--clear-groups", "--inh-caps", rights, "--ambient-caps", rights]
+    done = subprocess.run([*user, sys.executable, "-c", ""], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no command can be run as another user here: {done.stderr.strip()}")
+    line = refused(experiment, "prlimit", "--nproc=100", *user)
+    assert line.startswith(
+        "flsim: a run needs some 300 threads on this machine, and may not start them (`ulimit -u` is 100"
+    )
+    assert line.endswith("raise the limit")
+
+
+def test_a_temporary_folder_without_room_is_named(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(experiment.folder / "small", megabytes=1) as disk:
+        fill(disk)
+        monkeypatch.setenv("TMPDIR", str(disk))
+        line = refused(experiment)
+    assert line.startswith(f"flsim: {disk}")
+    assert line.endswith("make room there, or set RAY_TMPDIR to another folder")
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("tiny.toml", "Ray cannot use it (Not a directory); set RAY_TMPDIR to another folder"),
+        ("x" * 80, "is too long a path for its sockets; set RAY_TMPDIR to a shorter one, such as /tmp"),
+    ],
+)
+def test_a_temporary_folder_that_ray_cannot_use_is_named(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, folder: str, reason: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(experiment.folder / folder))
+    line = refused(experiment)
+    assert str(experiment.folder / folder / "ray") in line
+    assert line.endswith(reason)
+
+
+def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experiment: Experiment) -> None:
+    """Ray itself would wait for half a minute, and raise an exception of no kind."""
+    process = start(experiment, "--out", "lame")
+    wait_until(lambda: bool(of_run(process, "raylet/raylet")))
+    (raylet,) = of_run(process, "raylet/raylet")
+    kill(raylet.pid)
+    killed = time.monotonic()
+    code, said = finish(experiment, process)
+    assert code == 1
+    assert said == "flsim: Ray does not start on this machine: its raylet has ended\n"
+    assert time.monotonic() - killed < 20
+
+
+def test_clients_without_memory_say_so(experiment: Experiment) -> None:
+    with memory_limited_to(700 << 20) as group:
+        command = 'echo $$ > "$0"/cgroup.procs; exec "$@"'
+        run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]
+        shell = ["sh", "-c", command, str(group), *run]
+        done = subprocess.run(shell, cwd=experiment.folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    *_, line = done.stderr.strip().splitlines()
+    assert "the kernel has killed for want of memory" in line
+    assert "(0.7 GB there); run fewer processes at once (system.shards, system.evaluators), or give them more" in line
+
+
+@contextmanager
+def memory_limited_to(amount: int) -> Iterator[Path]:
+    """A control group whose processes have so many bytes together."""
+    version_1 = (GROUPS / "memory").is_dir()
+    group = GROUPS / ("memory" if version_1 else "") / "flsim-test"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(amount))
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        yield group
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("RuntimeError: can't start new thread\n", "no further process or thread may be started"),
+        (
+            "what():  thread: Resource temporarily unavailable [system:11]",
+            "no further process or thread may be started",
+        ),
+        ("OSError: [Errno 28] No space left on device: 'x'", "a disk is full"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "there is not enough memory"),
+        ("MemoryError\n", "there is not enough memory"),
+        ("OSError: [Errno 24] Too many open files: '/dev/null'", "no further file may be opened"),
+    ],
+)
+def test_what_logs_say_is_said_again(tmp_path: Path, said: str, cause: str) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text("x" * 100_000 + said)
+    assert str(causes.named_in(log, tmp_path / "none")).startswith(cause)
+    log.write_text("a raylet has ended, and nothing says why")
+    assert causes.named_in(log) is None
+
+
+def test_kills_for_memory_count_from_the_start_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert causes.memory() > 0
+    before = causes.oom_kills()
+    monkeypatch.setattr(causes, "_BEFORE", before)
+    assert causes.memory_that_ran_out() is None
+    monkeypatch.setattr(causes, "_BEFORE", before - 2)
+    assert str(causes.memory_that_ran_out()).startswith("the kernel has killed for want of memory 2 times (")
