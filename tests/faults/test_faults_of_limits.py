@@ -30,7 +30,8 @@ def refused(experiment: Experiment, *prefix: str) -> str:
 def test_a_limit_of_processes_is_named(experiment: Experiment) -> None:
     """Of another user, for root has none; that user may read and write all the same."""
     rights = "+dac_override,+fowner"
-    user = ["setpriv", "--reuid", "54321", "--clear-groups", "--inh-caps", rights, "--ambient-caps", rights]
+    user = ["setpriv", "--securebits", "+no_setuid_fixup", "--reuid", "54321", "--clear-groups"]
+    user += ["--inh-caps", rights, "--ambient-caps", rights]
     done = subprocess.run([*user, sys.executable, "-c", ""], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"no command can be run as another user here: {done.stderr.strip()}")
@@ -85,7 +86,9 @@ def test_clients_without_memory_say_so(experiment: Experiment) -> None:
         run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]
         shell = ["sh", "-c", command, str(group), *run]
         done = subprocess.run(shell, cwd=experiment.folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode in (1, 2), (
+        done.stderr
+    )  # it is chance whether a client dies first, or what looks at the machine
     *_, line = done.stderr.strip().splitlines()
     assert "the kernel has killed for want of memory" in line
     assert "(0.7 GB there); run fewer processes at once (system.shards, system.evaluators), or give them more" in line
