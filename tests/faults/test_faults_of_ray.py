@@ -8,7 +8,7 @@ from faulty import assert_equal_runs, begin, kill, of_run, resume
 from helpers import Experiment, finish
 from raynodes import named
 
-from server.watching import _lives
+from server.watching import is_alive
 
 
 def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experiment, undisturbed: Path) -> None:
@@ -31,5 +31,5 @@ def test_who_has_no_memory_to_look_goes_on_looking(monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(psutil.Process, "status", without_memory)
-        assert _lives(psutil.Process())
-    assert _lives(psutil.Process())
+        assert is_alive(psutil.Process())
+    assert is_alive(psutil.Process())
