@@ -13,6 +13,7 @@ RUN/wandb/          run_id, told; a folder per session. Offline unless WANDB_MOD
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from typing import Any, Literal, Protocol
 import pandas as pd
 
 from flsim.errors import InputError
+from flsim.files import naming
 from flsim.progress import say
 from flsim.results import roundlog
 from flsim.results.store import rows_in
@@ -207,6 +209,7 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
         kind: Thread(target=_track, args=(kind, path, settings, ended), name=f"tracking by {kind}", daemon=True)
         for kind in kinds
     }
+    hook, threading.excepthook = threading.excepthook, _without_tensorboards(threading.excepthook)
     for thread in threads.values():
         thread.start()
     try:
@@ -218,18 +221,30 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 say(f"{path.name}: tracking by {kind} is not done after {PATIENCE:g} s, and is given up")
+        threading.excepthook = hook
+
+
+def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., None]:
+    """The hook without the errors of TensorBoard's threads: its writer's next call raises them again."""
+
+    def called(about: threading.ExceptHookArgs) -> None:
+        if not type(about.thread).__module__.startswith("tensorboard."):
+            hook(about)
+
+    return called
 
 
 def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
     """A tracker's thread."""
     try:
-        tracker, news, is_last = TRACKERS[kind](path, settings), News(path), False
-        while not is_last:
-            is_last = ended.is_set()
-            for values, round_ in news.take():
-                tracker.log(values, round_)
-            ended.wait(LOOK)
-        tracker.close(json.loads((path / "run.json").read_text(encoding="utf-8"))["status"] == "completed")
+        with naming(path / kind):  # each has a folder of its name
+            tracker, news, is_last = TRACKERS[kind](path, settings), News(path), False
+            while not is_last:
+                is_last = ended.is_set()
+                for values, round_ in news.take():
+                    tracker.log(values, round_)
+                ended.wait(LOOK)
+            tracker.close(json.loads((path / "run.json").read_text(encoding="utf-8"))["status"] == "completed")
     except Exception as error:
         reason = " ".join(str(error).split()) or repr(error)
         say(f"{path.name}: goes on without tracking by {kind}, which failed: {reason}")

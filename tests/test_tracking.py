@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import fill, small_disk
 from helpers import PRIVATE, Experiment
 
 from flsim import checkpoint, config
@@ -295,6 +296,34 @@ def test_a_tracker_that_fails_on_the_way_is_said_once_and_told_no_more(
     simulate(run, after=after)
     assert capsys.readouterr().err.count("run: goes on without tracking by wandb, which failed: ") == 1
     assert sorted(of_tensorboard(run.path)["train/loss"]) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("harm", ["a file in its place", "a full disk"])
+def test_tensorboard_whose_folder_is_gone_is_said_in_one_line(
+    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
+) -> None:
+    """It writes in a thread of its own, whose errors Python would print whole."""
+    run = make("run", ("tensorboard",))
+    folder = run.path / "tensorboard"
+
+    def after(round_: int) -> None:
+        if round_ == 2:
+            wait_until(lambda: bool(list(folder.glob("events.*"))))
+            folder.rename(tmp_path / "away")
+            if harm == "a full disk":
+                fill(disk)
+                folder.symlink_to(disk)
+            else:
+                folder.touch()
+
+    with small_disk(tmp_path / "disk", megabytes=1) as disk:
+        simulate(run, after=after)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if "tensorboard" in line]
+    assert line.startswith("run: goes on without tracking by tensorboard, which failed: [Errno ")
+    assert str(folder) in line
+    assert read_run(run.path).status == "completed"
 
 
 @pytest.mark.parametrize("kind", ALL)
