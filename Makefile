@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint audit tools peers bench image-check chaos soak clean
+.PHONY: help setup demo test numbers lint audit tools peers bench image-check chaos soak clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -19,6 +19,17 @@ demo: setup      ## train IID and non-IID on the built-in corpus; table, test an
 
 test: setup lint ## lint, type-check, all tests
 	$(BIN)/pytest -n 3 --dist loadfile  # most of them wait for other processes: three keep two cores busy
+
+# What trains and scores with floats, without Ray, in seconds; compiling kernels asks nothing of a processor.
+NUMBERS := tests/train tests/central tests/model tests/memorization/test_score.py tests/privacy/test_mechanism.py \
+	tests/privacy/test_record_level.py tests/test_federated.py tests/test_optimizers.py \
+	tests/test_architectures_trained.py --ignore=tests/train/cohort/test_triton_compiles.py
+
+numbers: setup   ## the tests of numbers as on processors with AVX2, and as on ones without vector instructions
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
+		$(BIN)/pytest -n 3 --dist loadfile $(NUMBERS)
+	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
+		$(BIN)/pytest -n 3 --dist loadfile $(NUMBERS)
 
 lint: setup      ## ruff and mypy
 	$(BIN)/ruff check .
