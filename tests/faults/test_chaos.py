@@ -31,9 +31,10 @@ IN_CI = 4
 SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
 ENOUGH = 120  # strikes, after which every victim came to every harm
 GRACE = 10.0  # seconds after some harm, in which a command that it ends may still train
-LARGE = ("model.embedding=32", "model.units=96", "evaluation.references=200000")  # beyond Ray's messages; seconds
-LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE)  # there is an evaluator while it trains
-LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50", *LARGE)
+LARGE = ("model.embedding=32", "model.units=96")  # parameters that go through Ray's shared memory
+SLOW = "evaluation.references=200000"  # seconds, so that strikes come while an evaluator works
+LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE, SLOW)  # there is an evaluator while it trains
+LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50", SLOW)
 ENDS = frozenset({0, 1})  # well; a failure in one line
 PHASES = ("before its folder is there", "starting", "training", "evaluating", "finishing")
 RAYS = ("driver", "evaluator", "gcs_server", "other", "raylet")
