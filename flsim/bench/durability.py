@@ -35,7 +35,7 @@ from flsim.runs import Run
 from flsim.train.engines import engine_of
 
 SMALL, PAPER = ModelHParams(embedding=32, units=128), ModelHParams()
-UNIT = "a round of 4 users with 200 words each, of central training a step of 16 records; V = 10,000"
+UNIT = "a round of 4 users with 100 words each, of central training a step of 16 records; V = 10,000"
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class DurabilityHParams:
         vocabulary_size: V.
     """
 
-    rounds: int = 20
-    pairs: int = 5
+    rounds: int = 10
+    pairs: int = 3
     checkpoint_every: Sequence[int] = (1, 10)
     models: dict[str, ModelHParams] = field(default_factory=lambda: {"small": SMALL, "paper": PAPER})
     vocabulary_size: int = 10_000
@@ -70,7 +70,7 @@ def bench_durability(hparams: DurabilityHParams = DurabilityHParams()) -> dict[s
     """
     figures = []
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
-        users = SyntheticHParams(users=20, words_per_user=200, vocabulary_size=hparams.vocabulary_size, test_users=1)
+        users = SyntheticHParams(users=20, words_per_user=100, vocabulary_size=hparams.vocabulary_size, test_users=1)
         corpus = make_synthetic(Path(name) / "corpus", users, seed=0).path
         for training in ("federated", "central"):
             for model, sizes in hparams.models.items():

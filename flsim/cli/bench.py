@@ -113,7 +113,7 @@ def evaluation(
 def durability(as_json: Json = False) -> None:
     """What it costs a round that its files are synced to the disk, beside rounds without syncs.
 
-    Takes about three minutes, and measures the disk of the folder for temporary files.
+    Takes about two minutes, and measures the disk of the folder for temporary files.
     """
     from flsim.bench.durability import bench_durability, describe
 

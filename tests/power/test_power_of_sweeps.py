@@ -13,6 +13,7 @@ from flsim.results.sweeps import read_sweep
 from flsim.sweeps.folder import SweepFolder
 
 SAMPLE = 12
+RUNS = r"out/(runs/[^/]+|\.?corpus[^/]*)/"  # what is written in them is replayed in test_power_of_runs.py
 SWEEP = """
 title = "Two kinds"
 question = "?"
@@ -67,7 +68,7 @@ def test_a_sweep_that_lost_power_goes_on(tmp_path: Path) -> None:
         assert outcome(sweep) == whole
         return f"with {over} of its 2 runs completed"
 
-    made = replay("sweep", ops, tmp_path, go_on, None if IS_WHOLE else SAMPLE)
+    made = replay("sweep", ops, tmp_path, go_on, None if IS_WHOLE else SAMPLE, leave_out=RUNS)
     say(f"\n{HEAD}\n{made.row()}\n")
     assert not made.wrong, json.dumps(made.wrong, indent=2)
     assert made.last.keys() == {"with 2 of its 2 runs completed"}
