@@ -94,7 +94,8 @@ def replay(
         try:
             end = go_on(folder)
             made.ends[end] += 1
-            made.last[end] += digest(state) in last
+            if digest(state) in last:
+                made.last[end] += 1
         except Exception as error:
             where = f"after step {step + 1} ({ops[step].kind} {ops[step].path})"
             made.wrong.append(f"{where}: {type(error).__name__}: {str(error)[:1000]}".replace(str(folder), ""))

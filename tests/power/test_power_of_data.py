@@ -46,4 +46,4 @@ def test_an_import_that_lost_power_gives_the_same_corpus(tmp_path: Path, workers
     say(f"\n{HEAD}\n{made.row()}\n")
     assert not made.wrong, json.dumps(made.wrong, indent=2)
     assert made.ends["continued"]
-    assert +made.last == {"there": made.last.total()}, "the command had ended, and the corpus was not safe"
+    assert made.last == {"there": made.last.total()}, "the command had ended, and the corpus was not safe"
