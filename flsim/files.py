@@ -39,9 +39,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         stack.callback(shutil.rmtree, partial, ignore_errors=True)
         with suppress(OSError):  # a filesystem without locks
             stack.enter_context(held(partial))
-        yield partial
-        partial.chmod(0o755)  # mkdtemp makes it private
-        sync_folder(partial)
+        with naming(path, errno.ENOSPC, errno.EDQUOT):  # what is read meanwhile may fail in other ways
+            yield partial
+            partial.chmod(0o755)  # mkdtemp makes it private
+            sync_folder(partial)
         refuse_existing(path)
         partial.rename(path)
         sync(path.parent)
@@ -69,6 +70,15 @@ def refuse_existing(path: Path) -> None:
     """Raises InputError where `path` exists: nothing of the user's is ever overwritten."""
     if path.exists():
         raise InputError(f"{path}: exists already; name another folder, or remove it first")
+
+
+def refuse_missing_folder(path: Path) -> None:
+    """Raises InputError where `path`, or a folder that it is in, is not there: nothing in it is damaged, then."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        raise InputError(
+            f"{missing[-1]}: no such folder; was it moved or renamed? Put it back, or name where it is now"
+        )
 
 
 def make_folder(path: Path) -> None:
@@ -129,18 +139,18 @@ def json_lines(path: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path, *numbers: int) -> Iterator[None]:
     """Have every OSError that leaves the block name a file; one that names none, as a failed write, is about `path`.
 
-    The error that left is the one that was raised. A subclass without an error number, such as that of a damaged
-    archive, is not about writing, and stays as it is.
+    With `numbers` only errors of these are. The error that leaves is the one that was raised. A subclass without an
+    error number, such as that of a damaged archive, is not about writing, and stays as it is.
     """
     try:
         yield
     except OSError as error:
         if error.errno is None and type(error) is OSError:  # numpy's: "10 requested and 7 written"
             error.errno, error.strerror = errno.EIO, str(error)
-        if error.errno is not None and error.filename is None:
+        if error.errno in (numbers or errno.errorcode) and error.filename is None:
             error.filename = str(path)
         raise
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from flsim.errors import RunFailed
-from flsim.files import held
+from flsim.files import held, naming
 from flsim.progress import say
 from flsim.results import evaluations, roundlog
 from flsim.runs import Run
@@ -47,9 +47,10 @@ def alone(run: Run, lock: str = TRAINED) -> Iterator[None]:
             except OSError:
                 pass  # a filesystem without locks
             break
-        file.truncate(0)
-        file.write(f"{socket.gethostname()}/{os.getpid()}")
-        file.flush()
+        with naming(run.path / lock):
+            file.truncate(0)
+            file.write(f"{socket.gethostname()}/{os.getpid()}")
+            file.flush()
         yield
 
 

@@ -30,7 +30,7 @@ def blame(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
     try:
         run.verify()
     except InputError as error:
-        return RunFailed(f"{failed}; {error}")
+        return RunFailed(str(failed) if str(error) in str(failed) else f"{failed}; {error}")
     about = {"round": failed.request.round + 1, "shard": failed.request.shard}
     say(f"{run.name}: {failed}; looks for the user whom it fails with", **about)
 

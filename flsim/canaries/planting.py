@@ -16,6 +16,7 @@ from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phra
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.windows import windows
 from flsim.errors import InputError
+from flsim.files import naming
 from flsim.rng import stream
 
 REDRAWS = 100
@@ -35,8 +36,9 @@ class Overlay:
 
     def write(self, folder: Path) -> None:
         """Write overlay.i64 and overlay.u16."""
-        self.records.astype("<i8").tofile(folder / "overlay.i64")
-        self.canaries.astype("<u2").tofile(folder / "overlay.u16")
+        with naming(folder):
+            self.records.astype("<i8").tofile(folder / "overlay.i64")
+            self.canaries.astype("<u2").tofile(folder / "overlay.u16")
 
     @classmethod
     def read(cls, folder: Path, count: int) -> "Overlay":

@@ -28,7 +28,7 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.data.windows import windows
 from flsim.errors import InputError
-from flsim.files import file_digest, from_json, inside, write_json
+from flsim.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
 from flsim.rng import stream
 
 World = Literal["iid", "non-iid"]
@@ -197,8 +197,9 @@ def write_population(folder: Path, corpus: Corpus, planting: Planting, world: Wo
     overlay = planting.overlay
     if world == "iid":
         twin, overlay = make_twin(corpus.split("train"), planting, seed)
-        twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
-        twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
+        with naming(folder):
+            twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
+            twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
     overlay.write(folder)
     about = {"world": world, "corpus": corpus.digest, "insertions": len(overlay.records)}
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
@@ -218,8 +219,9 @@ def verify_population(folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, Any]:
+    about = _about(folder)
     try:
-        return dict(_about(folder).get("files", {}))
+        return dict(about.get("files", {}))
     except (ValueError, TypeError) as error:
         raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
 
@@ -229,6 +231,7 @@ def one_line(error: Exception) -> str:
 
 
 def _about(folder: Path) -> dict[str, Any]:
+    refuse_missing_folder(folder)
     try:
         return dict(from_json((folder / ABOUT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

@@ -28,7 +28,7 @@ from flsim.data.records import Records
 from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.errors import InputError
-from flsim.files import digest, file_digest, from_json, inside, write_json
+from flsim.files import digest, file_digest, from_json, inside, refuse_missing_folder, write_json
 
 SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
@@ -168,10 +168,12 @@ class Corpus:
         try:
             text = (path / "manifest.json").read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise InputError(f"{path}: not a corpus; make one with `flsim data import`") from error
+            why = "" if path.is_dir() else " (no such folder; was it moved or renamed?)"
+            raise InputError(f"{path}: not a corpus{why}; make one with `flsim data import`") from error
         manifest, sealed = read_manifest(text, path)
         for name, (size, sha256) in sealed.items():
             file = inside(path, name)
+            refuse_missing_folder(file.parent)
             if not file.is_file() or file.stat().st_size != size:
                 raise InputError(f"{file}: missing or of another size than the manifest says; {again}")
             if verify and file_digest(file) != sha256:

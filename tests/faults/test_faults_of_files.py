@@ -2,15 +2,21 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, fill, go_on, kill, resume, small_disk, wait_for
 from helpers import Experiment, start
 from waiting import wait_until
 
+from flsim import config
 from flsim.checkpoint import all_in
+from flsim.results.evaluations import Evaluation, log_evaluation
+from flsim.results.rows import Row
+from flsim.results.store import write_rows
+from flsim.runs import Run
 
 
 def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
@@ -35,6 +41,46 @@ def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: 
         assert len(digests(lame)) == 30
     resume(experiment, "lame")
     assert_equal_runs(lame, undisturbed)
+
+
+def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Path) -> None:
+    """Each file that a run writes, on a real full filesystem; what was there before is whole."""
+    with small_disk(experiment.folder / "small", megabytes=2) as disk:
+        path = shutil.copytree(undisturbed, disk / "run")
+        run, corpus = Run.open(path), experiment.folder / "corpus"
+        settings, state = config.load(experiment.config, [f"data.corpus='{corpus}'"]), run.latest_state()
+        before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        fill(disk)
+        ended = Evaluation("round-000010.safetensors", "failed", 1, 1.0, 1.0, None, "x" * 10_000)
+        row = Row(run.identity, 10, "perplexity", "", 1.0)
+        writes: dict[str, Callable[[], object]] = {
+            "checkpoints/round-000030.safetensors": lambda: run.save(state),
+            "rounds.jsonl": lambda: run.log_round(round=31, text="x" * 10_000),
+            "rows/round-000010.parquet": lambda: write_rows(path, 10, [row]),
+            "run.json": lambda: run.mark("running"),
+            "evaluations.jsonl": lambda: log_evaluation(path, ended),
+            "../other": lambda: Run.create(settings, disk / "other"),
+        }
+        for name, write in writes.items():
+            with pytest.raises(OSError, match="No space left on device") as raised:
+                write()
+            assert Path(raised.value.filename).is_relative_to((path / name).resolve()), name
+        whole = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        assert set(whole) == set(before)
+        assert all(content.startswith(before[file]) for file, content in whole.items())
+
+
+@pytest.mark.parametrize("folder", ["gone", "gone/planted", "corpus", "corpus/train"])
+def test_a_folder_that_was_moved_is_said_to_be_missing(experiment: Experiment, folder: str) -> None:
+    process, _ = begin(experiment, "gone", "system.retries=0", until_round=2)
+    (experiment.folder / folder).rename(experiment.folder / "away")
+    go_on(experiment)
+    code, said = ended(experiment, process)
+    assert code == 1
+    assert f"{experiment.folder / folder}: n" in said
+    assert said.count("no such folder") == 1
+    assert "was it moved or renamed?" in said
+    assert "damaged" not in said
 
 
 @contextmanager
