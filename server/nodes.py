@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import NodeDiedError, RayError, RayTaskError, TaskUnschedulableError
+from ray.exceptions import NodeDiedError, RayError, RayTaskError, RuntimeEnvSetupError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.data.corpus import Corpus
 from flsim.data.stores import is_uri, located
-from flsim.errors import InputError
+from flsim.errors import InputError, RunFailed
 from flsim.evaluation.service import death
 from flsim.files import file_digest
 from flsim.progress import say
@@ -71,12 +71,14 @@ class Nodes:
         self._asked: dict[ray.ObjectRef, str] = {}  # reply to be -> node
         self._known: dict[str, str] = {}  # node that was asked -> address
         self._good: set[str] = set()
+        self._lost: set[str] = set()  # nodes whose process died before it could answer
 
     def check(self) -> None:
         """Ask all nodes that are there, and wait for them.
 
         Raises:
             InputError: some differ from this process, or do not answer; it says which, and in what.
+            RunFailed: none differs, but Ray lost a process that was to answer, as where memory runs out.
         """
         self._ask_new(_alive())
         _, silent = (
@@ -85,7 +87,8 @@ class Nodes:
         refused = [f"{self._name(self._asked[each])} does not answer within {DEADLINE:g} s" for each in silent]
         refused += [f"{self._name(node)} {why}" for node, why in self._answers() if why]
         if refused:
-            raise InputError("; ".join(sorted(refused)))
+            only_lost = len(refused) == len(self._lost)
+            raise (RunFailed if only_lost else InputError)("; ".join(sorted(refused)))
 
     def usable(self) -> list[Node]:
         """Nodes that are alive and were found to be equal, as `ray.nodes` describes them; cheap, and never waits.
@@ -121,8 +124,11 @@ class Nodes:
                 why = self._differs(node, ray.get(reply))
             except (NodeDiedError, TaskUnschedulableError):
                 continue
+            except (RayTaskError, RuntimeEnvSetupError) as error:
+                why = f"cannot run this code ({_last_line(error)})"
             except RayError as error:
-                why = f"cannot run this code ({_last_line(error) if isinstance(error, RayTaskError) else death(error)})"
+                why = f"does not answer: {death(error)}"
+                self._lost.add(node)
             if not why:
                 self._good.add(node)
             answers.append((node, why))

@@ -1,5 +1,7 @@
 """Nodes of a real cluster: found equal, found different and said so, and missed when they are gone."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from helpers import MakeCorpus
 from raynodes import free_place, joined, named, older_release, tree
 from waiting import wait_until
 
-from flsim.errors import InputError
+from flsim.errors import InputError, RunFailed
 from flsim.versions import versions
 from server.cluster import cluster
 from server.nodes import Nodes
@@ -67,3 +69,17 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
         asked = Nodes(run, corpus)
         (corpus / "vocabulary.tsv").unlink()
         assert f"{node} does not see the corpus {corpus}" in refusal()
+
+
+def test_a_process_that_ray_loses_is_no_bad_input(
+    tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that asked for nothing wrong ends with 1, and leaves its folder for another try."""
+    run, corpus = tmp_path / "run", make_corpus([[[1]]]).path
+    run.mkdir()
+    (run / "config.toml").write_text("seed = 0\n")
+    with cluster(cpus=1):
+        nodes = Nodes(run, corpus)
+        monkeypatch.setattr("server.nodes.about", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(RunFailed, match=r"node 127\.0\.0\.1 does not answer: its process died"):
+            nodes.check()
