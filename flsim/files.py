@@ -5,8 +5,8 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
@@ -27,25 +27,40 @@ def new_folder(path: Path) -> Iterator[Path]:
         InputError: `path` exists already, or its parent cannot be written.
     """
     refuse_existing(path)
-    try:
-        make_folder(path.parent)
-        for abandoned in path.parent.glob(f".{escape(path.name)}.partial-*"):
-            with suppress(OSError), held(abandoned):
-                shutil.rmtree(abandoned)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be created ({error.strerror})") from error
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, partial, ignore_errors=True)
-        with suppress(OSError):  # a filesystem without locks
-            stack.enter_context(held(partial))
+        try:
+            make_folder(path.parent)
+            for abandoned in path.parent.glob(f".{escape(path.name)}.partial-*"):
+                with suppress(OSError), held(abandoned):
+                    shutil.rmtree(abandoned)
+            partial = _begun(path, stack)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be created ({error.strerror})") from error
         with naming(path, errno.ENOSPC, errno.EDQUOT):  # what is read meanwhile may fail in other ways
             yield partial
-            partial.chmod(0o755)  # mkdtemp makes it private
             sync_folder(partial)
         refuse_existing(path)
         partial.rename(path)
         sync(path.parent)
+
+
+def _begun(path: Path, stack: ExitStack) -> Path:
+    """Make a hidden folder beside `path`, which is held, and removed, by the stack.
+
+    Before it is held, another process may take it for abandoned; then one more is made.
+    """
+    while True:
+        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+        partial.mkdir()
+        try:
+            stack.enter_context(held(partial))
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        except OSError:
+            pass  # a filesystem without locks
+        if partial.exists():
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            return partial
 
 
 @contextmanager

@@ -1,15 +1,19 @@
 """Files and folders are whole or absent, whatever goes wrong while they are written."""
 
 import gzip
+import os
+import stat
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import numpy as np
 import pytest
 
+from flsim import files
 from flsim.errors import InputError
-from flsim.files import digest, named_file, naming, new_file, new_folder
+from flsim.files import digest, held, named_file, naming, new_file, new_folder
 
 
 def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
@@ -47,6 +51,35 @@ with new_folder(Path("made")) as folder:
     with new_folder(made):
         assert not theirs.exists()
     assert [*tmp_path.iterdir()] == [made]
+
+
+def test_a_folder_that_is_taken_for_abandoned_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process looks between its making and its lock."""
+    begun: list[Path] = []
+
+    def late(path: Path) -> AbstractContextManager[None]:
+        begun.append(path)
+        if len(begun) == 1:
+            path.rmdir()
+        elif len(begun) == 2:
+            raise BlockingIOError
+        return held(path)
+
+    monkeypatch.setattr(files, "held", late)
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "one").touch()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["one"]
+    assert len(begun) == 3
+
+
+def test_a_folder_has_the_rights_that_the_user_gives_new_ones(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with new_folder(tmp_path / "private"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
 
 
 def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
