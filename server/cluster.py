@@ -17,7 +17,7 @@ from pathlib import Path
 
 import ray
 from ray._common.utils import get_default_ray_temp_dir
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, utils
 
 from flsim.errors import InputError, Interrupted
 from flsim.progress import say
@@ -60,6 +60,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
         if head is not None:
             address = stack.enter_context(_head(head, cpus))
         stack.callback(ray.shutdown)
+        stack.enter_context(_our_signals())
         _connect(address, cpus)
         stack.enter_context(watched())
         try:
@@ -67,6 +68,17 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
                 yield
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Ray sets no handler of SIGTERM in the block: its own ones end the process with other codes, at once."""
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
 
 
 def nodes() -> list[dict[str, float]]:

@@ -1,6 +1,7 @@
 """Local clusters that nobody else reaches, heads that end with us, code that is shipped, addresses where nobody is."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from helpers import Experiment, start, wait_for_round
+from helpers import Experiment, finish, start, wait_for_round
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raynodes import free_place, joined, listening, named, tree, without_agents
 from waiting import wait_until
 
-from flsim.errors import InputError
+from flsim.errors import InputError, Interrupted
 from flsim.versions import code_digest
 from server.cluster import cluster, nodes
 
@@ -35,6 +36,20 @@ def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experimen
         run.kill()
         run.wait()
     assert not psutil.wait_procs(others, timeout=60)[1]
+
+
+def test_sigterm_while_ray_starts_ends_a_run_as_it_does_later(experiment: Experiment) -> None:
+    """Ray has a handler of its own, which exits with 15."""
+    process = start(experiment, "--out", "run")
+
+    def ray_starts() -> bool:
+        return any(child.name() == "gcs_server" for child in psutil.Process(process.pid).children())
+
+    wait_until(ray_starts)
+    process.send_signal(signal.SIGTERM)
+    code, said = finish(experiment, process)
+    assert code == 128 + signal.SIGTERM, said
+    assert said.splitlines()[-1] in ("flsim: terminated", f"flsim: {Interrupted(signal.SIGTERM)}")
 
 
 def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
@@ -104,7 +119,7 @@ def test_where_nobody_is_or_somebody_else_that_is_said_in_seconds() -> None:
         silent.listen()
         addresses = ["127.0.0.1:9", "auto", f"127.0.0.1:{silent.getsockname()[1]}", "nonsense"]
         code = f"""
-from flsim.errors import InputError
+from flsim.errors import InputError, Interrupted
 from server.cluster import cluster
 for address in {addresses}:
     try:
