@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 from faulty import fill
 
 Relief = Callable[[], object]
@@ -139,3 +140,25 @@ def living(folder: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+@contextmanager
+def little_memory(megabytes: int) -> Iterator[Surroundings]:
+    """All of a command's processes together have so much; Linux kills one where that is not enough."""
+    root = Path("/sys/fs/cgroup")
+    group = (root / "memory" if (root / "memory").is_dir() else root) / f"flsim-{os.getpid()}"
+    try:
+        group.mkdir()
+        names = [name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists()]
+        (group / names[0]).write_text(str(megabytes << 20))
+    except (OSError, IndexError) as error:
+        pytest.skip(f"memory cannot be limited here: {error}")
+    try:
+        yield Surroundings(("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"))
+    finally:
+        left = [psutil.Process(int(number)) for number in (group / "cgroup.procs").read_text().split()]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=60)
+        group.rmdir()

@@ -2,13 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 
-import psutil
 import pytest
 from faulty import SETTINGS, assert_equal_runs
-from harms import Surroundings, small_places
+from harms import Surroundings, little_memory, small_places
 from helpers import Experiment, Trained, finish, start
 from test_central_run import CENTRAL
 from test_central_run import PRIVATE as PRIVATE_CENTRAL
@@ -18,28 +16,6 @@ from flsim.progress import say
 pytestmark = pytest.mark.skipif("CHAOS_KILLS" not in os.environ, reason="minutes: of `make chaos`")
 PATIENCE = 600.0  # seconds
 KILLED = -9  # the driver, where Linux chose it for what it holds
-
-
-@contextmanager
-def little_memory(megabytes: int) -> Iterator[Surroundings]:
-    """All of a command's processes together have so much; Linux kills one where that is not enough."""
-    root = Path("/sys/fs/cgroup")
-    group = (root / "memory" if (root / "memory").is_dir() else root) / f"flsim-{os.getpid()}"
-    try:
-        group.mkdir()
-        names = [name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists()]
-        (group / names[0]).write_text(str(megabytes << 20))
-    except (OSError, IndexError) as error:
-        pytest.skip(f"memory cannot be limited here: {error}")
-    try:
-        yield Surroundings(("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"))
-    finally:
-        left = [psutil.Process(int(number)) for number in (group / "cgroup.procs").read_text().split()]
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=60)
-        group.rmdir()
 
 
 @contextmanager

@@ -3,18 +3,15 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from faulty import fill, kill, of_run, small_disk
+from harms import little_memory
 from helpers import Experiment, finish, start
 from waiting import wait_until
 
 from flsim import causes
-
-GROUPS = Path("/sys/fs/cgroup")
 
 
 def refused(experiment: Experiment, *prefix: str) -> str:
@@ -81,34 +78,13 @@ def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experimen
 
 
 def test_clients_without_memory_say_so(experiment: Experiment) -> None:
-    with memory_limited_to(700 << 20) as group:
-        command = 'echo $$ > "$0"/cgroup.procs; exec "$@"'
-        run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]
-        shell = ["sh", "-c", command, str(group), *run]
-        done = subprocess.run(shell, cwd=experiment.folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (1, 2), (
-        done.stderr
-    )  # it is chance whether a client dies first, or what looks at the machine
+    with little_memory(700) as around:
+        run = [*around.within, sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]
+        done = subprocess.run(run, cwd=experiment.folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (1, 2), done.stderr  # by chance a client dies first, or what looks at the machine
     *_, line = done.stderr.strip().splitlines()
     assert "the kernel has killed for want of memory" in line
     assert "(0.7 GB there); run fewer processes at once (system.shards, system.evaluators), or give them more" in line
-
-
-@contextmanager
-def memory_limited_to(amount: int) -> Iterator[Path]:
-    """A control group whose processes have so many bytes together."""
-    version_1 = (GROUPS / "memory").is_dir()
-    group = GROUPS / ("memory" if version_1 else "") / "flsim-test"
-    try:
-        group.mkdir()
-        (group / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(amount))
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    try:
-        yield group
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text())
-        group.rmdir()
 
 
 @pytest.mark.parametrize(
