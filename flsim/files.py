@@ -163,7 +163,7 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None and type(error) is OSError:  # numpy's: "10 requested and 7 written"
+        if error.errno is None and str(error).endswith(" written"):  # numpy's: "10 requested and 7 written"
             error.errno, error.strerror = errno.EIO, str(error)
         if error.errno in (numbers or errno.errorcode) and error.filename is None:
             error.filename = str(path)

@@ -145,7 +145,7 @@ def start(
 
 def finish(experiment: Experiment, process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """Exit code and what was said."""
-    code = process.wait(timeout=120)
+    code = process.wait(timeout=300)
     return code, (experiment.folder / "said").read_text()
 
 

@@ -250,7 +250,9 @@ def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
         what = f"of another run, {other!r:.60}"
         if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
             is_of_corpus = identity.split("-")[0] == other.split("-")[0]
-            what = "measured on another corpus" if is_of_corpus else "of a run with other settings"
+            what = (
+                "measured on another corpus than the run's is now" if is_of_corpus else "of a run with other settings"
+            )
         raise InputError(
             f"{path}: holds rows {what}; move it away, and `flsim run --resume` evaluates that round again"
         )

@@ -129,7 +129,11 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
         push(make_corpus([[[1]] * 9], test=[[[2]]], vocabulary_size=40, name="other"), URI)
     store.files().delete_dir_contents("bucket")
     push(Corpus.open(tmp_path / "other"), URI)
-    run = Run.reopen(load(experiment.config, [settings, "training.rounds=5"]), tmp_path / "far")
+    with pytest.raises(
+        InputError, match=r"round-000002\.parquet: holds rows measured on another corpus than the run's"
+    ):
+        Run.reopen(load(experiment.config, [settings, "training.rounds=5"]), tmp_path / "far")
+    run = Run.open(tmp_path / "far")
     with pytest.raises(InputError, match=f"trained on another corpus than {URI} is now"):
         run.load(tmp_path / "far" / "checkpoints" / "round-000004.safetensors")
     assert len(cached(tmp_path)) == 2
