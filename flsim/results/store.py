@@ -238,11 +238,8 @@ def strange_rows_in(run_folder: Path) -> list[Path]:
 def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
     """Raises InputError where rows in a run's folder are of another run; those that cannot be read are passed over."""
     for path in rows_in(run_folder):
-        try:
-            rows = read_parquet(path, ROWS)
-        except InputError:
-            continue
-        _refuse_foreign(path, rows, identity)
+        if is_whole(path):
+            _refuse_foreign(path, read_parquet(path, ROWS), identity)
 
 
 def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
