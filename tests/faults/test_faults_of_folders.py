@@ -141,7 +141,7 @@ def test_copies_of_a_run_are_one_row_of_a_table(
 def test_rows_of_another_run_are_refused_where_they_are_read(
     experiment: Experiment, interrupted: Interrupted, trained: Trained, override: str, says: str
 ) -> None:
-    """Of the same name and canaries, or seed: by tables, and by a resume at its start."""
+    """Rows of a run with the same name and canaries, or seed, are refused by tables, and by a resume at its start."""
     run = interrupted("run")
     rows = run / "rows" / "round-000010.parquet"
     shutil.copy(trained(*SETTINGS, override) / "rows" / rows.name, rows)
@@ -183,7 +183,7 @@ def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_as
 
 
 def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
-    """Of central training, whose lines are of saved steps."""
+    """Central training has lines of saved steps alone, and they are lost in one piece."""
     experiment.config.write_text(CENTRAL)
     run = experiment.run("run")
     (run / "rounds.jsonl").unlink()

@@ -25,7 +25,7 @@ def refused(experiment: Experiment, *prefix: str) -> str:
 
 
 def test_a_limit_of_processes_is_named(experiment: Experiment) -> None:
-    """Of another user, for root has none; that user may read and write all the same."""
+    """The command runs as another user, since root has no limit; that user may read and write all the same."""
     rights = "+dac_override,+fowner"
     user = ["setpriv", "--securebits", "+no_setuid_fixup", "--reuid", "54321", "--clear-groups"]
     user += ["--inh-caps", rights, "--ambient-caps", rights]

@@ -85,7 +85,7 @@ def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Import
 
 
 def test_a_source_that_is_away_costs_no_pieces(imports: Imports, expected: dict[str, bytes]) -> None:
-    """As on a disk that is unmounted, or a server that does not answer."""
+    """A source is away, as on a disk that is unmounted or a server that does not answer."""
     process = imports.started(6, further=0)
     away = imports.sources[0].rename(imports.folder / "away")
     imports.go()
@@ -96,7 +96,7 @@ def test_a_source_that_is_away_costs_no_pieces(imports: Imports, expected: dict[
 
 
 def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, bytes]) -> None:
-    """Of hours of work, maybe: neither another import's success nor its bad input removes them."""
+    """Pieces may be hours of work: neither another import's success nor its bad input removes them."""
     kill(imports.started(6, further=0))
     said = imports.finish(imports.start(*imports.sources[:2]))
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
