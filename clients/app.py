@@ -14,10 +14,10 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flsim.checkpoint import model_of
-from flsim.errors import InputError
-from flsim.runs import Run
-from flsim.train.engines import Engine, engine_of
+from flsim.algorithms.checkpoint import model_of
+from flsim.base.errors import InputError
+from flsim.runs.folder import Run
+from flsim.training.engines import Engine, engine_of
 from flsim.wire import ShardReply, decode_request, encode_reply
 
 app = ClientApp()

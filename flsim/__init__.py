@@ -2,7 +2,7 @@
 
 dump -> records -> vocabulary -> balanced users -> shards            flsim.data
 shards + canary spec -> planted overlay + roster -> IID twin         flsim.canaries
-each round: cohort -> local SGD per user -> sum -> server step       flsim.sampling, train, federated; clients, server
+each round: cohort -> local SGD per user -> sum -> server step       flsim.training, algorithms; clients, server
 checkpoint -> RS, BS, exposure, utility -> rows                      flsim.memorization, evaluation
 rows -> tables, plots                                                flsim.results
 """

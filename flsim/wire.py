@@ -8,8 +8,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flsim.model.language_model import Params
-from flsim.train.update import UpdateSum
+from flsim.models.language_model import Params
+from flsim.training.update import UpdateSum
 
 COUNTS = [field.name for field in fields(UpdateSum) if field.name != "delta"]
 

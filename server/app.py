@@ -11,15 +11,15 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from flsim import config
-from flsim.config import FederatedConfig
-from flsim.errors import InputError, RunFailed
-from flsim.progress import say
-from flsim.runs import Run
-from server import rounds
-from server.cluster import cluster
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.progress import say
+from flsim.runs import config
+from flsim.runs.config import FederatedConfig
+from flsim.runs.folder import Run
+from server.cluster.start import cluster
+from server.federated import rounds
+from server.pool.supernodes import SuperNodes
 from server.stopping import Stop, stopping
-from server.supernodes import SuperNodes
 
 RAY_DEADLINE = 120.0  # seconds until Flower has started Ray
 POLL = 0.05  # seconds

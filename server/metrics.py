@@ -15,12 +15,14 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from flsim import checkpoint, logs
-from flsim.files import from_json
-from flsim.progress import say
-from flsim.results import evaluations, roundlog
+from flsim.algorithms import checkpoint
+from flsim.base import logs
+from flsim.base.files import from_json
+from flsim.base.progress import say
+from flsim.results import evaluations
 from flsim.results.store import rows_in
-from flsim.runs import Run
+from flsim.runs import roundlog
+from flsim.runs.folder import Run
 
 LOOK = 2.0  # seconds between two looks: Ray exports every 10, and exposes a gauge only where it was set since
 PATIENCE = 10.0  # seconds that the end of a run waits for the last look

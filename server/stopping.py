@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flsim.errors import Interrupted
+from flsim.base.errors import Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LOOK = 0.2  # seconds between two looks at the disk

@@ -5,19 +5,19 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from flsim import checkpoint
-from flsim.checkpoint import State
-from flsim.errors import Diverged, Interrupted, RunFailed
-from flsim.evaluation.service import EvaluationService, ServiceHParams
-from flsim.logs import log
-from flsim.measuring import evaluate_checkpoint
-from flsim.progress import progress, say
-from flsim.results import roundlog
+from flsim.algorithms import checkpoint
+from flsim.algorithms.checkpoint import State
+from flsim.base.errors import Diverged, Interrupted, RunFailed
+from flsim.base.logs import log
+from flsim.base.progress import progress, say
 from flsim.results.evaluations import Evaluation, failures
 from flsim.results.store import read_run
-from flsim.runs import Run
-from flsim.tracking import tracking
+from flsim.runs import roundlog
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.trackers import tracking
 from server.metrics import exposed
+from server.pool.evaluations import EvaluationService, ServiceHParams
 from server.stopping import Stop
 
 LOOK = 0.5  # seconds between two looks at whether the run shall end

@@ -19,17 +19,17 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from flsim.config import CentralConfig, Config, FederatedConfig
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.memory import PeakMemory
+from flsim.base.progress import say
 from flsim.data.corpus import Split
-from flsim.errors import InputError, RunFailed
-from flsim.memory import PeakMemory
-from flsim.progress import say
+from flsim.runs.config import CentralConfig, Config, FederatedConfig
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
-from server.central import gpu_shares as central_shares
-from server.cluster import cluster, end_with_parent, nodes
-from server.launch import gpu_shares as federated_shares
+from server.central.launch import gpu_shares as central_shares
+from server.cluster.start import cluster, end_with_parent, nodes
+from server.federated.launch import gpu_shares as federated_shares
 
 TRIES = 2  # of a run whose process died
 LOOK = 1.0  # seconds between two looks at how far runs are

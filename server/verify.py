@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import torch
 
-from flsim import checkpoint, federated
-from flsim.central import CentralState
-from flsim.central.training import train_chunks
-from flsim.checkpoint import State, digest_of, model_of
-from flsim.errors import InputError
-from flsim.federated import ServerState
-from flsim.progress import progress
-from flsim.results import roundlog
-from flsim.runs import Run
-from flsim.train.engines import engine_of
-from server.rounds import requests, sum_of
+from flsim.algorithms import checkpoint, fedavg
+from flsim.algorithms.checkpoint import State, digest_of, model_of
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import InputError
+from flsim.base.progress import progress
+from flsim.runs import roundlog
+from flsim.runs.folder import Run
+from flsim.training.central import CentralState
+from flsim.training.central.training import train_chunks
+from flsim.training.engines import engine_of
+from server.federated.rounds import requests, sum_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _state_before(run: Run, round_: int) -> State:
 
 
 def _rounds(run: Run, state: ServerState, device: str) -> Iterator[ServerState]:
-    """As `server.rounds.train_rounds`, in this process."""
+    """As `server.federated.rounds.train_rounds`, in this process."""
     config, system = run.federated, run.federated.system
     torch.set_num_threads(system.cpus_per_client)
     model = model_of(run.provenance).to(device)
@@ -98,7 +98,7 @@ def _rounds(run: Run, state: ServerState, device: str) -> Iterator[ServerState]:
             for each in requests(run, state)
         ]
         total = sum_of(updates, state)
-        state = federated.apply(state, total, config.training, config.privacy, config.seed, len(run.users))
+        state = fedavg.apply(state, total, config.training, config.privacy, config.seed, len(run.users))
         yield state
 
 

@@ -13,10 +13,10 @@ from filelock import FileLock
 from helpers import TINY, Experiment, Flsim, MakeCorpus, Trained
 
 from flsim import cli
+from flsim.base.files import new_folder
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.files import new_folder
 
 torch.set_num_threads(1)
 

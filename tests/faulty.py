@@ -16,7 +16,7 @@ import pytest
 from helpers import PRIVATE, Experiment, assert_same, finish, start, wait_for_round
 
 import clients.app
-from flsim.checkpoint import digest_of, latest, load
+from flsim.algorithms.checkpoint import digest_of, latest, load
 
 SETTINGS = (*PRIVATE, "training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5")
 OPTIONS = tuple(part for text in SETTINGS for part in ("--set", text))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from reading import check_post, damaged, parts_of, read
 
-from flsim.errors import InputError
-from flsim.rng import stream
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 
 LONGEST_CASE = 1.0  # seconds
 MEMORY = 8 * 2**30  # bytes of address space

@@ -17,11 +17,11 @@ import torch
 from waiting import hear_ctrl_c
 
 from flsim import cli
-from flsim.checkpoint import latest, load
+from flsim.algorithms.checkpoint import latest, load
+from flsim.algorithms.fedavg import ServerState
 from flsim.data.corpus import Corpus
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.federated import ServerState
 from flsim.results.store import read_run
 
 MakeCorpus = Callable[..., Corpus]

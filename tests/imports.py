@@ -8,7 +8,7 @@ from pathlib import Path
 from dumps import alive, children, write_jsonl
 from waiting import hear_ctrl_c, wait_until
 
-from flsim.rng import stream
+from flsim.base.rng import stream
 
 # The real command, in pieces that are small enough for a test; that their sizes change nothing is tested elsewhere.
 # When it has MOST pieces it waits, to be killed or let go: it might be over before a test that watches it has its turn.
@@ -17,8 +17,8 @@ import os, time
 from pathlib import Path
 from flsim.cli import main
 from flsim.data.formats import posts
-from flsim.data.pieces import steps
-from flsim.pool import Pool
+from flsim.data.importing import steps
+from flsim.base.pool import Pool
 posts.PART_BYTES, steps.PIECE, steps.BUCKET, steps.COUNTED = 60_000, 40_000, 60_000, 500
 scratch, most, run = Path(os.environ["SCRATCH"]), float(os.environ["MOST"]), Pool.run
 

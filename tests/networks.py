@@ -6,10 +6,10 @@ from memorization.oracle import LAYOUT, Oracle, Phrase
 from numpy.typing import NDArray
 from scipy.special import erf, expit, log_softmax, softmax
 
-from flsim.model.architectures import build
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import NextWordModel
-from flsim.rng import stream
+from flsim.base.rng import stream
+from flsim.models.architectures import build
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import NextWordModel
 
 Array = NDArray[np.float64]
 CIFG = ModelHParams(3, 5)

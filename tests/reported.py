@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.base.rng import stream
 from flsim.canaries.population import World
-from flsim.config import CentralConfig, Config, DataHParams, FederatedConfig, TrainingHParams, dump
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.results.rows import Row
 from flsim.results.store import write_rows
-from flsim.rng import stream
+from flsim.runs.config import CentralConfig, Config, DataHParams, FederatedConfig, TrainingHParams, dump
 
 GRID = tuple(product((0.1, 0.05), (0.5, 1.0)))
 COUNT, ROUNDS, REFERENCES = 4, (10, 20, 30), 1_000

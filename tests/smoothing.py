@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from flsim.train.cohort import kernels
+from flsim.training.cohort import kernels
 
 EPSILON = 1.0
 

@@ -25,7 +25,7 @@ from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]
 from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 from scipy.stats import linregress, t
 
-from flsim.progress import progress
+from flsim.base.progress import progress
 from flsim.results.figures import COLOURS, DASHES, ROUNDS, write_figure
 
 CONFIG = """

@@ -7,16 +7,16 @@ import torch
 from helpers import InMemory
 from hypothesis import strategies as st
 
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
-from flsim.rng import stream
-from flsim.train.clip import global_norm
-from flsim.train.cohort.stacked import StackedTrainer
-from flsim.train.cohort.steps import steps_of
-from flsim.train.hparams import LocalHParams
-from flsim.train.update import UpdateSum
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.training.clip import global_norm
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.steps import steps_of
+from flsim.training.hparams import LocalHParams
+from flsim.training.update import UpdateSum
 
 LAYOUT = Layout(12, record_words=6)
 
@@ -62,7 +62,7 @@ def train_stacked(
     seed: int = 0,
     clip: float | None = None,
 ) -> UpdateSum:
-    """The whole population as one micro-cohort, with the clip and the sum of `flsim.train.local.train_cohort`."""
+    """The whole population as one micro-cohort, with the clip and the sum of `flsim.training.local.train_cohort`."""
     group = [
         steps_of(population[user], population.layout, hparams, stream(seed, "local", 0, user))
         for user in range(len(population))

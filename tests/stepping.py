@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
-from flsim.central.engines import EngineName
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.hparams import ModelHParams
+from flsim.models.hparams import ModelHParams
+from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central.task import EngineName
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)

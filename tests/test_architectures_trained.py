@@ -11,21 +11,21 @@ from networks import OTHERS, name_of
 from stepping import LAYOUT, same, source, tensors
 from torch import Tensor
 
-from flsim import federated
-from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
-from flsim.central.training import train_chunks
-from flsim.checkpoint import Provenance, load, save
+from flsim.algorithms import fedavg
+from flsim.algorithms.checkpoint import Provenance, load, save
+from flsim.base.errors import InputError
 from flsim.data.records import Records, Subset, batch
 from flsim.defences.sanitization import SanitizationHParams, halves, log_perplexity_differences
-from flsim.errors import InputError
-from flsim.model.architectures import build, restore
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.loss import loss_sum
+from flsim.models.architectures import build, restore
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.record_level import record_gradients
-from flsim.train.engines import LocalEngine, engine_of
-from flsim.train.hparams import LocalHParams
+from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central.training import train_chunks
+from flsim.training.engines import LocalEngine, engine_of
+from flsim.training.hparams import LocalHParams
 
 RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
 others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)
@@ -98,7 +98,7 @@ def test_a_clipped_and_a_noisy_lot(hparams: ModelHParams) -> None:
 @others
 def test_users_train_by_plain_pytorch_whatever_the_engine(hparams: ModelHParams) -> None:
     """One user in one batch is a step of gradient descent; over rounds the loss falls."""
-    local, state = LocalHParams(batch_size=7, learning_rate=1.0), federated.init(LAYOUT.vocabulary_size, hparams, 0)
+    local, state = LocalHParams(batch_size=7, learning_rate=1.0), fedavg.init(LAYOUT.vocabulary_size, hparams, 0)
     engine = engine_of("cohort", build(LAYOUT.vocabulary_size, hparams), LAYOUT, local)
     assert isinstance(engine, LocalEngine)
     users = InMemory(LAYOUT, [RECORDS, RECORDS[:3], []])
@@ -111,11 +111,11 @@ def test_users_train_by_plain_pytorch_whatever_the_engine(hparams: ModelHParams)
         torch.testing.assert_close(
             update.delta[name] / update.weight, -gradient.double(), rtol=1e-4, atol=1e-6, msg=name
         )
-    losses, training = [], federated.FedAvgHParams(cohort=3)
+    losses, training = [], fedavg.FedAvgHParams(cohort=3)
     for round_ in range(16):
         total = engine.train(state.params, users, [0, 1, 2], 0, round_)
         losses.append(total.loss / total.tokens)
-        state = federated.apply(state, total, training, PrivacyHParams(), 0, 3)
+        state = fedavg.apply(state, total, training, PrivacyHParams(), 0, 3)
     assert losses[-1] < 0.9 * losses[0]
 
 

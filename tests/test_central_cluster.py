@@ -17,14 +17,14 @@ from raynodes import free_port, started
 from test_central_run import CENTRAL, LONG, assert_same_state, log_of, settings, state_of, wait_for_step
 from waiting import hear_ctrl_c, wait_until
 
-from flsim.central import CentralState, init, train_central
-from flsim.config import CentralSystemHParams
-from flsim.errors import InputError
-from flsim.runs import Run
-from server.alone import TRAINED
-from server.attempts import refuse_what_does_not_fit
-from server.central import gpu_shares
-from server.together import STORAGE
+from flsim.base.errors import InputError
+from flsim.runs.config import CentralSystemHParams
+from flsim.runs.folder import Run
+from flsim.runs.locks import TRAINED
+from flsim.training.central import CentralState, init, train_central
+from server.central.attempts import refuse_what_does_not_fit
+from server.central.launch import gpu_shares
+from server.central.workers import STORAGE
 
 DEADLINE = 240.0
 

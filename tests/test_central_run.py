@@ -15,17 +15,17 @@ import pytest
 import torch
 from helpers import WORLD, Experiment, Flsim, Trained, assert_table_says_diverged, finish, rows, start
 
-from flsim import central, config
-from flsim.central import CentralState, CentralTraining, train_central
-from flsim.checkpoint import latest, load
-from flsim.errors import InputError
-from flsim.files import held
-from flsim.measuring import evaluate_checkpoint
+from flsim.algorithms.checkpoint import latest, load
+from flsim.base.errors import InputError
+from flsim.base.files import held
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
-from flsim.runs import Run
-from flsim.train.records import Order
-from server import alone
+from flsim.runs import config, locks
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.training import central
+from flsim.training.central import CentralState, CentralTraining, train_central
+from flsim.training.central.records import Order
 
 RECORDS = 24 * 8
 CENTRAL = f"""{WORLD}[training]
@@ -151,7 +151,7 @@ def wait_for_step(run: Path, step: int) -> None:
 
 def wait_until_nobody_trains(run: Path) -> None:
     """A process whose driver is gone ends by itself; it holds the lock until then."""
-    with (run / alone.TRAINED).open() as file:
+    with (run / locks.TRAINED).open() as file:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             with suppress(BlockingIOError):
@@ -167,10 +167,10 @@ def test_a_second_command_changes_nothing_while_a_first_one_looks_after_the_run(
     """Not even what recovery would: the first one's process is about to write the next checkpoint."""
     run = shutil.copytree(trained(), central_experiment.folder / "run")
     (run / "checkpoints" / "round-000001.safetensors").touch()  # damaged
-    (run / alone.DRIVEN).write_text("elsewhere/1")
+    (run / locks.DRIVEN).write_text("elsewhere/1")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "config.toml"}
-    monkeypatch.setattr(alone, "LOCK_DEADLINE", 0.1)
-    with held(run / alone.DRIVEN):
+    monkeypatch.setattr(locks, "LOCK_DEADLINE", 0.1)
+    with held(run / locks.DRIVEN):
         options = ("--out", "run", "--resume")
         refused = central_experiment.call("run", central_experiment.config, *options, check=False)
     assert refused.returncode == 1

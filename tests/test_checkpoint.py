@@ -9,20 +9,21 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from flsim import central, federated
-from flsim.central import CentralHParams, CentralState
-from flsim.checkpoint import Provenance, checkpoint_name, latest, load, round_of, save
-from flsim.errors import InputError
-from flsim.federated import ServerState
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
+from flsim.algorithms import fedavg
+from flsim.algorithms.checkpoint import Provenance, checkpoint_name, latest, load, round_of, save
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import InputError
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
 from flsim.privacy.ledger import Entry, Ledger
+from flsim.training import central
+from flsim.training.central import CentralHParams, CentralState
 
 PROVENANCE = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(3, 5))
 
 
 def state_of(round_: int = 0) -> ServerState:
-    return ServerState(round_, federated.init(12, ModelHParams(3, 5), seed=0).params)
+    return ServerState(round_, fedavg.init(12, ModelHParams(3, 5), seed=0).params)
 
 
 def test_a_state_reads_back_bit_for_bit(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from helpers import Experiment, Flsim, MakeCorpus
 
-from flsim.checkpoint import save
-from flsim.config import load
-from flsim.federated import ServerState, init
-from flsim.measuring import evaluate_checkpoint
-from flsim.model.hparams import ModelHParams
-from flsim.runs import Run
+from flsim.algorithms.checkpoint import save
+from flsim.algorithms.fedavg import ServerState, init
+from flsim.models.hparams import ModelHParams
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
 
 Refuse = Callable[..., str]
 POST = '<row Id="{id}" PostTypeId="1" OwnerUserId="{user}" Body="&lt;p&gt;{text}.&lt;/p&gt;" />\n'

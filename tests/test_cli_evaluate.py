@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from helpers import Experiment, Flsim
 
-from flsim.canaries.listed import read_listed
+from flsim.base.errors import InputError
+from flsim.canaries.from_file import read_listed
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError
 
 PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from helpers import Experiment, Flsim
 
-from flsim.config import load
-from flsim.federated import ServerState
+from flsim.algorithms.fedavg import ServerState
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.runs import Run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
 
 PAPER = ("--users", "392000", "--cohort", "5000", "--rounds", "784", "--delta", "1e-7")
 SMALL = ("--users", "1000", "--cohort", "10", "--rounds", "5", "--delta", "1e-4")

@@ -15,9 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raynodes import free_place, joined, listening, named, tree, without_agents
 from waiting import wait_until
 
-from flsim.errors import InputError, Interrupted
-from flsim.versions import code_digest
-from server.cluster import cluster, nodes
+from flsim.base.errors import InputError, Interrupted
+from flsim.base.versions import code_digest
+from server.cluster.start import cluster, nodes
 
 
 def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experiment: Experiment) -> None:
@@ -87,7 +87,7 @@ def test_a_head_with_a_token_turns_others_away_and_ends_when_we_are_killed() -> 
     place, token = free_place(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "01" * 32}
     code = f"""
 import sys, time
-from server.cluster import cluster
+from server.cluster.start import cluster
 with cluster(cpus=1, head={place!r}):
     print("up", flush=True, file=sys.__stdout__)
     time.sleep(600)
@@ -101,7 +101,7 @@ with cluster(cpus=1, head={place!r}):
         processes = without_agents(tree(psutil.Process(driver.pid)))
         assert named(processes, "gcs_server")
         assert named(processes, "raylet")
-        stranger = f"from server.cluster import cluster\nwith cluster({place!r}): print('it was joined')"
+        stranger = f"from server.cluster.start import cluster\nwith cluster({place!r}): print('it was joined')"
         without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         turned = subprocess.run([sys.executable, "-c", stranger], env=without, capture_output=True, text=True)
         assert f"--address {place}: no Ray cluster answers there" in turned.stderr
@@ -119,8 +119,8 @@ def test_where_nobody_is_or_somebody_else_that_is_said_in_seconds() -> None:
         silent.listen()
         addresses = ["127.0.0.1:9", "auto", f"127.0.0.1:{silent.getsockname()[1]}", "nonsense"]
         code = f"""
-from flsim.errors import InputError, Interrupted
-from server.cluster import cluster
+from flsim.base.errors import InputError, Interrupted
+from server.cluster.start import cluster
 for address in {addresses}:
     try:
         with cluster(address):

@@ -10,7 +10,10 @@ from helpers import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.config import (
+from flsim.base.errors import InputError
+from flsim.data.corpus import Split
+from flsim.data.vocabulary import Layout
+from flsim.runs.config import (
     CentralConfig,
     Config,
     DataHParams,
@@ -20,9 +23,6 @@ from flsim.config import (
     load,
     parse,
 )
-from flsim.data.corpus import Split
-from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
 
 MINIMAL = '[data]\ncorpus = "corpus"\n'
 

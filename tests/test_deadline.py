@@ -7,9 +7,9 @@ from helpers import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim import config
-from flsim.config import FederatedConfig
-from server.deadline import FIRST, FLOOR, Deadline
+from flsim.runs import config
+from flsim.runs.config import FederatedConfig
+from server.federated.deadline import FIRST, FLOOR, Deadline
 
 SECONDS = st.floats(1e-3, 1e6)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_config import train_split
 
-from flsim.config import load, toml
+from flsim.runs.config import load, toml
 
 ROOT = Path(__file__).parents[1]
 

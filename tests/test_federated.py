@@ -8,15 +8,15 @@ from functools import reduce
 import pytest
 import torch
 
-from flsim import federated, optimizers
-from flsim.errors import Diverged
-from flsim.federated import FedAvgHParams, ServerState
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
+from flsim.algorithms import fedavg, server_optimizers
+from flsim.algorithms.fedavg import FedAvgHParams, ServerState
+from flsim.base.errors import Diverged
+from flsim.base.rng import stream
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
-from flsim.rng import stream
-from flsim.train.update import UpdateSum
+from flsim.training.update import UpdateSum
 
 POPULATION = 1_000
 NONE, CLIP = PrivacyHParams(), PrivacyHParams("clip", clip=0.5)
@@ -25,7 +25,7 @@ TRAINING = FedAvgHParams(cohort=20)
 
 
 def state_of(training: FedAvgHParams = TRAINING, privacy: PrivacyHParams = NONE) -> ServerState:
-    return federated.init(12, ModelHParams(3, 5), 0, training, privacy)
+    return fedavg.init(12, ModelHParams(3, 5), 0, training, privacy)
 
 
 def users_of(state: ServerState, count: int, clip: float | None, seed: int = 0) -> list[UpdateSum]:
@@ -52,7 +52,7 @@ def step(
     training: FedAvgHParams = TRAINING,
     seed: int = 0,
 ) -> ServerState:
-    return federated.apply(state, summed(state, users), training, privacy, seed, POPULATION)
+    return fedavg.apply(state, summed(state, users), training, privacy, seed, POPULATION)
 
 
 def moved(before: ServerState, after: ServerState) -> Params:
@@ -110,7 +110,7 @@ def test_noise_is_added_once_to_the_mean_and_the_optimizer_follows() -> None:
         after = step(state, users, DP, training, seed=3)
         noise = noisy_mean(UpdateSum.zero(state.params).delta, 0.5, DP, 20, seed=3, round_=4)
         mean = {name: value / 20 + noise[name] for name, value in summed(state, users).delta.items()}
-        expected, moments = optimizers.apply(state.params, mean, state.moments, training)
+        expected, moments = server_optimizers.apply(state.params, mean, state.moments, training)
         for name in expected:
             torch.testing.assert_close(after.params[name], expected[name], rtol=1e-6, atol=1e-8)
         assert after.moments.keys() == moments.keys()

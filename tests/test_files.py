@@ -11,9 +11,9 @@ from subprocess import PIPE, Popen
 import numpy as np
 import pytest
 
-from flsim import files
-from flsim.errors import InputError
-from flsim.files import digest, held, named_file, naming, new_file, new_folder
+from flsim.base import files
+from flsim.base.errors import InputError
+from flsim.base.files import digest, held, named_file, naming, new_file, new_folder
 
 
 def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_what_a_killed_process_left_vanishes_and_what_a_living_one_makes_stays(t
     code = """
 import os, sys
 from pathlib import Path
-from flsim.files import new_folder
+from flsim.base.files import new_folder
 with new_folder(Path("made")) as folder:
     (folder / "half").write_text("half")
     print(folder, flush=True)

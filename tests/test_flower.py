@@ -11,20 +11,21 @@ import torch
 from helpers import PRIVATE, Experiment, Trained, assert_close, assert_same, final_params, final_state, rows
 from raynodes import free_port, started
 
-from flsim import config, federated
-from flsim.checkpoint import model_of
-from flsim.federated import ServerState
-from flsim.measuring import evaluate_checkpoint
-from flsim.runs import Run
-from flsim.sampling import draw_cohort
-from flsim.train.engines import engine_of
-from flsim.train.update import UpdateSum
+from flsim.algorithms import fedavg
+from flsim.algorithms.checkpoint import model_of
+from flsim.algorithms.fedavg import ServerState
+from flsim.privacy.sampling import draw_cohort
+from flsim.runs import config
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.training.engines import engine_of
+from flsim.training.update import UpdateSum
 
 
 def train_without_flower(run: Run, rounds: int) -> ServerState:
     """The paper's loop, plainly, in this process."""
     config, training, seed = run.federated, run.federated.training, run.config.seed
-    state = federated.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)
+    state = fedavg.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)
     engine = engine_of(config.system.engine, model_of(run.provenance), run.corpus.layout, config.local)
     bounds = [len(run.users) * shard // config.system.shards for shard in range(config.system.shards + 1)]
     for round_ in range(rounds):
@@ -33,7 +34,7 @@ def train_without_flower(run: Run, rounds: int) -> ServerState:
         for first, last in pairwise(bounds):
             members = [user for user in cohort if first <= user < last]
             total = total.merge(engine.train(state.params, run.users, members, seed, round_, state.clip))
-        state = federated.apply(state, total, training, config.privacy, seed, len(run.users))
+        state = fedavg.apply(state, total, training, config.privacy, seed, len(run.users))
     return state
 
 

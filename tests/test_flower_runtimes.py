@@ -18,10 +18,10 @@ from helpers import TINY, Experiment, Trained, assert_same, wait_for_round
 from raynodes import free_port
 from typer.testing import CliRunner
 
-from flsim import config
+from flsim.base.errors import InputError
 from flsim.cli import app as cli
-from flsim.errors import InputError
-from flsim.runs import Run
+from flsim.runs import config
+from flsim.runs.folder import Run
 from server.app import refuse_other_code, run_of
 
 ROOT = Path(__file__).parents[1]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.config import SystemHParams
-from flsim.errors import InputError
-from server.launch import gpu_shares, refuse_tf32_without_gpu
+from flsim.base.errors import InputError
+from flsim.runs.config import SystemHParams
+from server.federated.launch import gpu_shares, refuse_tf32_without_gpu
 
 
 def test_without_gpus_nobody_gets_any() -> None:

@@ -12,8 +12,8 @@ import pytest
 from faulty import fill, small_disk
 from helpers import Experiment, Trained
 
-from flsim.logs import FILE, log, logging_to
-from flsim.progress import say
+from flsim.base.logs import FILE, log, logging_to
+from flsim.base.progress import say
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

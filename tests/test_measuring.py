@@ -8,16 +8,16 @@ import pytest
 import torch
 from helpers import Experiment, MakeCorpus
 
-from flsim.checkpoint import model_of
-from flsim.config import load
-from flsim.errors import InputError
+from flsim.algorithms.checkpoint import model_of
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import InputError
 from flsim.evaluation.metrics import METRICS
-from flsim.federated import ServerState
-from flsim.measuring import evaluate_checkpoint
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
 from flsim.results.store import read_run
-from flsim.runs import Run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
 
 
 def checkpoint_of(experiment: Experiment, name: str, seed: int = 0) -> tuple[Run, Path]:

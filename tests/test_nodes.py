@@ -9,10 +9,10 @@ from helpers import MakeCorpus
 from raynodes import free_place, joined, named, older_release, tree
 from waiting import wait_until
 
-from flsim.errors import InputError, RunFailed
-from flsim.versions import versions
-from server.cluster import cluster
-from server.nodes import Nodes
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.versions import versions
+from server.cluster.nodes import Nodes
+from server.cluster.start import cluster
 
 
 def test_nodes_come_and_go_and_those_that_differ_are_not_used(
@@ -80,6 +80,6 @@ def test_a_process_that_ray_loses_is_no_bad_input(
     (run / "config.toml").write_text("seed = 0\n")
     with cluster(cpus=1):
         nodes = Nodes(run, corpus)
-        monkeypatch.setattr("server.nodes.about", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr("server.cluster.nodes.about", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(RunFailed, match=r"node 127\.0\.0\.1 does not answer: its process died"):
             nodes.check()

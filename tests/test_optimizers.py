@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim import optimizers
-from flsim.errors import InputError
-from flsim.model.language_model import Params
-from flsim.optimizers import ServerOptimizer, ServerOptimizerHParams
-from flsim.rng import stream
+from flsim.algorithms import server_optimizers
+from flsim.algorithms.server_optimizers import ServerOptimizer, ServerOptimizerHParams
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.models.language_model import Params
 
 STEPS = 12
 
@@ -33,9 +33,9 @@ def updates() -> list[Params]:
 
 
 def trained(hparams: ServerOptimizerHParams) -> Params:
-    params, moments = start(), optimizers.init(start(), hparams)
+    params, moments = start(), server_optimizers.init(start(), hparams)
     for update in updates():
-        params, moments = optimizers.apply(params, update, moments, hparams)
+        params, moments = server_optimizers.apply(params, update, moments, hparams)
     return params
 
 
@@ -108,7 +108,7 @@ def test_the_first_step_of_adam_is_as_the_equations_say(beta: float, beta2: floa
     hparams = ServerOptimizerHParams("adam", 0.5, beta, beta2, 0.01)
     params = {"a": torch.zeros(1, dtype=torch.float64)}
     update = {"a": torch.tensor([size], dtype=torch.float64)}
-    after, _ = optimizers.apply(params, update, optimizers.init(params, hparams), hparams)
+    after, _ = server_optimizers.apply(params, update, server_optimizers.init(params, hparams), hparams)
     expected = 0.5 * (1 - beta) * size / (math.sqrt(beta2 * 1e-4 + (1 - beta2) * size**2) + 0.01)
     assert after["a"].item() == pytest.approx(expected, rel=1e-9)
 
@@ -116,12 +116,14 @@ def test_the_first_step_of_adam_is_as_the_equations_say(beta: float, beta2: floa
 def test_parameters_and_moments_keep_their_type_and_the_arguments_their_values() -> None:
     hparams = ServerOptimizerHParams("yogi")
     params = {name: value.float() for name, value in start().items()}
-    moments = optimizers.init(params, hparams)
-    stepped, after = optimizers.apply(params, updates()[0], moments, hparams)
+    moments = server_optimizers.init(params, hparams)
+    stepped, after = server_optimizers.apply(params, updates()[0], moments, hparams)
     assert all(value.dtype == torch.float32 for of in (stepped, *after.values()) for value in of.values())
     assert set(after) == {"m", "v"}
     assert all(torch.equal(value, start()[name].float()) for name, value in params.items())
-    assert all(torch.equal(value, optimizers.init(params, hparams)["v"][name]) for name, value in moments["v"].items())
+    assert all(
+        torch.equal(value, server_optimizers.init(params, hparams)["v"][name]) for name, value in moments["v"].items()
+    )
 
 
 @pytest.mark.parametrize(

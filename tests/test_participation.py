@@ -9,12 +9,12 @@ import pytest
 from helpers import WORLD, Experiment
 
 from flsim import cli
-from flsim.config import load
-from flsim.federated import ServerState
-from flsim.measuring import evaluate_checkpoint
-from flsim.participation import participation
-from flsim.runs import Run
-from server.rounds import requests
+from flsim.algorithms.fedavg import ServerState
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.participation import participation
+from server.federated.rounds import requests
 
 ROUNDS = 9
 FEDERATED = f"{WORLD}[training]\nrounds = 9\ncohort = 6\n"

@@ -13,8 +13,8 @@ import pytest
 from dumps import alive, children
 from waiting import wait_until
 
-from flsim.errors import InputError
-from flsim.pool import Pool, Report, Task, WorkerDied
+from flsim.base.errors import InputError
+from flsim.base.pool import Pool, Report, Task, WorkerDied
 
 
 def square(report: Report, number: int) -> int:
@@ -116,7 +116,7 @@ def test_no_worker_outlives_its_pool() -> None:
 
 SLEEPERS = """
 import time
-from flsim.pool import Pool, Task
+from flsim.base.pool import Pool, Task
 def main():
     with Pool(2) as pool:
         pool.run([Task("sleep", _call, (time.sleep, 600))] * 2, print)

@@ -70,7 +70,7 @@ def test_nobody_who_reads_any_more_stops_no_run() -> None:
     code = """
 import io, sys
 from contextlib import redirect_stdout
-from flsim.progress import progress, say
+from flsim.base.progress import progress, say
 with redirect_stdout(io.StringIO()):
     say("begun")
     sys.stdin.read()  # until the pipe is closed at the other end

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from raynodes import free_place, free_port, started
 from waiting import wait_until
 
-from flsim.runs import Run
+from flsim.runs.folder import Run
 from server.metrics import COUNTERS, GAUGES, HISTOGRAMS, TAGS, exposed
 
 ROOT = Path(__file__).parents[1]

@@ -8,15 +8,15 @@ import torch
 from helpers import Experiment, rows
 from test_measuring import checkpoint_of
 
-from flsim.checkpoint import load
-from flsim.errors import InputError
+from flsim.algorithms.checkpoint import load
+from flsim.base.errors import InputError
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.measuring import evaluate_checkpoint
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.quantization import quantized
-from flsim.quantizing import quantize_run
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.quantization import quantized
 from flsim.results.store import read_run
-from flsim.runs import Run
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.quantizing import quantize_run
 
 
 def evaluated(experiment: Experiment) -> tuple[Run, Path]:

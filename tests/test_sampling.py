@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flsim.errors import InputError
-from flsim.rng import stream
-from flsim.sampling import SAMPLERS, Sampler, cohort_event, draw_cohort, fixed_size_cohort, shard_ranges
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.privacy.sampling import SAMPLERS, Sampler, cohort_event, draw_cohort, fixed_size_cohort, shard_ranges
 
 
 @given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from helpers import Experiment
 
-from flsim.canaries.planted import plant_corpus
-from flsim.config import load
+from flsim.canaries.in_corpus import plant_corpus
 from flsim.data.corpus import Corpus
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
-from flsim.runs import Run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
 
 
 def test_a_defence_is_in_the_name_and_in_the_series_and_a_seed_is_not(experiment: Experiment) -> None:

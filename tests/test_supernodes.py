@@ -15,11 +15,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from flsim.errors import Interrupted, RunFailed
-from server import rounds
-from server.rounds import wait_for_nodes
+from flsim.base.errors import Interrupted, RunFailed
+from server.federated import rounds
+from server.federated.rounds import wait_for_nodes
+from server.pool.supernodes import SuperNodes
 from server.stopping import Stop
-from server.supernodes import SuperNodes
 
 RUN, TASK, FOREVER = 7, 8, 1e9
 

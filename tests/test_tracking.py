@@ -17,17 +17,17 @@ import pytest
 from faulty import fill, small_disk
 from helpers import PRIVATE, Experiment
 
-from flsim import checkpoint, config
-from flsim.errors import InputError
-from flsim.evaluation.service import EvaluationService
-from flsim.federated import ServerState
-from flsim.measuring import evaluate_checkpoint
-from flsim.results import roundlog
+from flsim.algorithms import checkpoint
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import InputError
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
-from flsim.runs import Run
-from flsim.tracking import News, flat
-from server import steps
+from flsim.runs import config, roundlog
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.trackers import News, flat
+from server.central import steps
+from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from flsim import federated
-from flsim.model.hparams import ModelHParams
-from flsim.train.update import UpdateSum
+from flsim.algorithms import fedavg
+from flsim.models.hparams import ModelHParams
+from flsim.training.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, decode_request, encode_reply, encode_requests
 
-PARAMS = federated.init(12, ModelHParams(3, 5), seed=0).params
+PARAMS = fedavg.init(12, ModelHParams(3, 5), seed=0).params
 
 
 @pytest.mark.parametrize(("users", "clip"), [([], None), ([0], 0.2), ([3, 392_000, 5], 1 / 3)])

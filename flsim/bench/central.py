@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from flsim.base.errors import RunFailed
+from flsim.base.progress import say
 from flsim.bench.engine import LAYOUT, DrawnUsers
-from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
 from flsim.data.corpus import Split
 from flsim.data.records import Records, batch
-from flsim.errors import RunFailed
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.progress import say
-from flsim.train.clip import global_norm
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.clip import global_norm
 
 PAPER_STEPS = 37_500_000
 FAR = 0.01  # of what training changed: beyond it two sides have not done the same

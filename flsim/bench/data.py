@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.memory import PeakMemory
+from flsim.base.progress import say
+from flsim.base.rng import stream
 from flsim.bench import writers
-from flsim.errors import InputError, RunFailed
-from flsim.memory import PeakMemory
-from flsim.progress import say
-from flsim.rng import stream
 
 SENTENCES = 2_000_000
 SMALLER = 4  # times fewer sentences, to see whether memory grows

@@ -4,7 +4,6 @@ Each run trains in one process, so that a round is as short as it can be, and wh
 and without syncs alternate: whatever else the machine does meets both alike.
 """
 
-import importlib
 import os
 import tempfile
 import time
@@ -13,11 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
-from flsim import checkpoint
+from flsim.algorithms import checkpoint
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import at_least_one
+from flsim.base.progress import say
 from flsim.canaries.spec import CanaryHParams
-from flsim.config import (
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.models.hparams import ModelHParams
+from flsim.runs.config import (
     CentralConfig,
     CentralSystemHParams,
     CentralTrainingHParams,
@@ -27,12 +31,12 @@ from flsim.config import (
     SystemHParams,
     TrainingHParams,
 )
-from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.errors import at_least_one
-from flsim.model.hparams import ModelHParams
-from flsim.progress import say
-from flsim.runs import Run
-from flsim.train.engines import engine_of
+from flsim.runs.folder import Run
+from flsim.training.engines import engine_of
+from flsim.wire import RoundRequest, ShardReply
+from server.central import steps
+from server.federated import rounds
+from server.supervision import Evaluations
 
 SMALL, PAPER = ModelHParams(embedding=32, units=128), ModelHParams()
 UNIT = "a round of 4 users with 100 words each, of central training a step of 16 records; V = 10,000"
@@ -173,19 +177,19 @@ def _train(settings: Config, path: Path, waits: list[float] | None = None) -> fl
     if isinstance(settings, FederatedConfig):
         _train_rounds(run)
     else:
-        for news in importlib.import_module("server.steps").train(run.path, 0.0):
+        for news in steps.train(run.path, 0.0):
             if news.saved:
                 run.mark("running")  # as the driver does
     return time.perf_counter() - began
 
 
 def _train_rounds(run: Run) -> None:
-    rounds, config = importlib.import_module("server.rounds"), run.federated
+    config = run.federated
     engine = engine_of(config.system.engine, checkpoint.model_of(run.provenance), run.corpus.layout, config.local)
 
-    def send(asked: Sequence[Any]) -> list[Any]:
+    def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
         return [
-            rounds.ShardReply(
+            ShardReply(
                 each.round,
                 each.shard,
                 engine.train(each.params, run.users, each.users.tolist(), config.seed, each.round, each.clip),
@@ -195,4 +199,5 @@ def _train_rounds(run: Run) -> None:
         ]
 
     with rounds.one_thread():
-        rounds.train_rounds(run, run.latest_state(), send, _NoEvaluations())
+        state = cast(ServerState, run.latest_state())
+        rounds.train_rounds(run, state, send, cast(Evaluations, _NoEvaluations()))

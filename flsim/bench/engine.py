@@ -14,16 +14,16 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
-from flsim.rng import stream
-from flsim.train.cohort.engine import CohortEngine
-from flsim.train.cohort.stacked import StackedTrainer
-from flsim.train.cohort.steps import steps_of
-from flsim.train.hparams import LocalHParams, Precision
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.steps import steps_of
+from flsim.training.hparams import LocalHParams, Precision
 
 LAYOUT = Layout(10_000)
 USER_WORDS = 2_000

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.progress import tracked
+from flsim.base.rng import stream
 from flsim.canaries.spec import draw_phrase
 from flsim.data.records import Records, batch
 from flsim.data.synthetic import Language, SyntheticHParams, draw_users
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError, at_least_one
 from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.loss import loss_sum
-from flsim.progress import tracked
-from flsim.rng import stream
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.loss import loss_sum
 
 LAYOUT, SEED, WORDS = Layout(10_000), 0, 5
 RECORDS, CANARY_RECORDS, LEARNING_RATE, MOMENTUM = 24, 8, 0.05, 0.9

@@ -6,7 +6,6 @@ with the evaluator at work and rounds without it alternate, a few seconds apart:
 both alike. A run without any evaluation is trained before each, for comparison.
 """
 
-import importlib
 import os
 import statistics
 import tempfile
@@ -15,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flsim.base.progress import say
 from flsim.canaries.spec import CanaryHParams
-from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.model.hparams import ModelHParams
-from flsim.progress import say
-from flsim.results import roundlog
+from flsim.models.hparams import ModelHParams
 from flsim.results.evaluations import read_evaluations
-from flsim.runs import Run
-from flsim.train.hparams import LocalHParams
+from flsim.runs import roundlog
+from flsim.runs.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
+from flsim.runs.folder import Run
+from flsim.training.hparams import LocalHParams
+from server.federated.launch import simulate
 
 ROUNDS, EVERY = 59, 10
 REPEATS = 2
@@ -111,7 +111,7 @@ def _train(corpus: Path, cores: int, every: int, name: str) -> tuple[list[Round]
         system=SystemHParams(shards=cores, checkpoint_every=EVERY),
     )
     run = Run.create(settings, corpus.parent / name)
-    importlib.import_module("server.launch").simulate(run)
+    simulate(run)
     lines = roundlog.read(run.path)
     evaluations = [each for each in read_evaluations(run.path)[1:] if each.cpu_seconds is not None]
     rounds, end = [], (run.path / roundlog.FILE).stat().st_mtime  # when the last round was logged

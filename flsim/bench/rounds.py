@@ -1,6 +1,5 @@
 """Rounds of the whole system, as `flsim run` does them: Flower, Ray, messages, engine, aggregation, checkpoints."""
 
-import importlib
 import tempfile
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,14 +7,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.spec import CanaryHParams
-from flsim.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.errors import InputError, at_least_one
-from flsim.model.hparams import ModelHParams
-from flsim.results import roundlog
-from flsim.runs import Run
-from flsim.train.hparams import LocalHParams
+from flsim.models.hparams import ModelHParams
+from flsim.runs import roundlog
+from flsim.runs.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
+from flsim.runs.folder import Run
+from flsim.training.hparams import LocalHParams
+from server.federated.launch import simulate
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
 
 def train(run: Run) -> list[dict[str, Any]]:
     """All rounds of a run, on all of this machine's processors; the lines of rounds.jsonl."""
-    importlib.import_module("server.launch").simulate(run)
+    simulate(run)
     return roundlog.read(run.path)
 
 

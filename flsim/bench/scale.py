@@ -1,6 +1,6 @@
 """The data side at the size of the paper: 392,000 users of 2,000 words, 90 canaries, cohorts of 5,000.
 
-Memory is that of this process and all its children (`flsim.memory`).
+Memory is that of this process and all its children (`flsim.base.memory`).
 """
 
 import os
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flsim.base.memory import PeakMemory
+from flsim.base.progress import say
+from flsim.base.rng import stream
 from flsim.canaries.planting import Planting, draw_canaries, plant
 from flsim.canaries.population import Population, World, open_population, write_population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.memory import PeakMemory
-from flsim.progress import say
-from flsim.rng import stream
 
 PAPER_USERS = 392_000
 COHORT = 5_000

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flsim import checkpoint, federated
+from flsim.algorithms import checkpoint, fedavg
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import RunFailed
+from flsim.base.rng import stream
 from flsim.bench.peers.work import Result, UserData, Work
 from flsim.data.records import batch
-from flsim.errors import RunFailed
-from flsim.federated import ServerState
-from flsim.rng import stream
-from flsim.runs import Run
-from flsim.train.batches import epoch_orders
-from flsim.train.engines import EngineName, engine_of
+from flsim.runs.folder import Run
+from flsim.training.batches import epoch_orders
+from flsim.training.engines import EngineName, engine_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,9 +49,7 @@ def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Resul
             began = time.perf_counter()
             total = engine.train(states[name].params, users, range(len(users)), config.seed, round_)
             seconds[name].append(time.perf_counter() - began)
-            states[name] = federated.apply(
-                states[name], total, config.training, config.privacy, config.seed, len(users)
-            )
+            states[name] = fedavg.apply(states[name], total, config.training, config.privacy, config.seed, len(users))
     torch.set_num_threads(threads)
     return {name: Result(states[name].params, seconds[name]) for name in names}
 
@@ -80,4 +78,4 @@ def train_with_peer(name: str, folder: Path, processors: int, python: Sequence[s
 def _start(run: Run) -> ServerState:
     config = run.federated
     vocabulary_size = run.corpus.layout.vocabulary_size
-    return federated.init(vocabulary_size, config.model, config.seed, config.training, config.privacy)
+    return fedavg.init(vocabulary_size, config.model, config.seed, config.training, config.privacy)

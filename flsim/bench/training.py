@@ -18,14 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flsim.base.errors import RunFailed
+from flsim.base.progress import say
 from flsim.bench.peers.work import Result
 from flsim.bench.rounds import BenchHParams, new_run, overhead, train
 from flsim.bench.sides import ROOT, train_with_engines, train_with_peer, work_of
-from flsim.errors import RunFailed
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
-from flsim.progress import say
-from flsim.train.clip import global_norm
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.training.clip import global_norm
 
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 FAR = 1e-4  # of the way that training went: float32's rounding leaves 1e-5 or less

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.errors import InputError
+from flsim.base.files import naming
+from flsim.base.rng import stream
 from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase
 from flsim.data.corpus import Corpus, Split, memory_map
-from flsim.data.windows import windows
-from flsim.errors import InputError
-from flsim.files import naming
-from flsim.rng import stream
+from flsim.data.streaming import windows
 
 REDRAWS = 100
 

@@ -21,15 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from flsim.base.errors import InputError
+from flsim.base.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
+from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records
+from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.data.windows import windows
-from flsim.errors import InputError
-from flsim.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
-from flsim.rng import stream
 
 World = Literal["iid", "non-iid"]
 ABOUT = "population.json"

@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError, at_least_one
-from flsim.rng import stream
 
 
 @dataclass(frozen=True)

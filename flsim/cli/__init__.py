@@ -1,6 +1,5 @@
 """The command line: one call into the platform each. Results on standard output, everything else on standard error."""
 
-import importlib
 import signal
 import sys
 import time
@@ -10,6 +9,7 @@ from typing import Annotated
 import click
 import typer
 
+from flsim.base.errors import InputError, Interrupted, RunFailed
 from flsim.cli.bench import bench
 from flsim.cli.compare import EPILOG as COMPARE_EPILOG
 from flsim.cli.compare import compare
@@ -31,7 +31,6 @@ from flsim.cli.trace import EPILOG as TRACE_EPILOG
 from flsim.cli.trace import trace
 from flsim.cli.verify import EPILOG as VERIFY_EPILOG
 from flsim.cli.verify import verify
-from flsim.errors import InputError, Interrupted, RunFailed
 
 app = typer.Typer(
     name="flsim",
@@ -68,7 +67,7 @@ def demo(
 
     Ends with a table of both worlds, a paired test on exposure, and a plot of RS, BS, exposure and perplexity.
     """
-    from flsim.demo import run_demo
+    from flsim.cli.demo import run_demo
 
     run_demo(out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}"), seed, set_ or ())
 
@@ -96,20 +95,23 @@ def run(
 
     SIGTERM and Ctrl-C write a checkpoint and end; --resume goes on from there to the same result.
     """
-    from flsim.config import CentralConfig, load
-    from flsim.runs import Run
+    from flsim.runs.config import CentralConfig, load
+    from flsim.runs.folder import Run
+    from flsim.runs.locks import discard
+    from server.central import launch as central
+    from server.federated import launch as federated
 
     settings = load(config, set_ or ())
     path = out or Path("runs") / config.stem
     if retrain_lost and not resume:
         raise InputError("--retrain-lost: goes on with a run; give --resume too")
     training = Run.reopen(settings, path) if resume else Run.create(settings, path)
-    server = "server.central" if isinstance(settings, CentralConfig) else "server.launch"
+    launch = central if isinstance(settings, CentralConfig) else federated
     try:
-        importlib.import_module(server).simulate(training, address, cpus, head, retrain_lost)
+        launch.simulate(training, address, cpus, head, retrain_lost)
     except InputError:  # no cluster there, or none large enough
         if not resume:
-            importlib.import_module("server.alone").discard(training)
+            discard(training)
         raise
     table([path])
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flsim.base.errors import InputError
 from flsim.cli.results import Format
-from flsim.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +39,7 @@ def compare(
 
     P-values of several rows are corrected for their number (Holm).
     """
-    from flsim.files import named_file
+    from flsim.base.files import named_file
     from flsim.results import formats
 
     if as_json and format is not Format.md:

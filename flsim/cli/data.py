@@ -48,7 +48,7 @@ def import_(
 
     An import that was interrupted continues when the same command is given again.
     """
-    from flsim.data.importing import ImportHParams, import_corpus
+    from flsim.data.importing.run import ImportHParams, import_corpus
     from flsim.data.inspect import inspect
 
     hparams = ImportHParams(
@@ -132,7 +132,7 @@ def push_(
     from flsim.data.corpus import Corpus
     from flsim.data.remote import push
 
-    push(Corpus.open(corpus, verify=True), uri)
+    push(Corpus.open(corpus, verify=True).path, uri)
 
 
 def show(values: dict[str, Any], as_json: bool, histograms: bool = False) -> None:

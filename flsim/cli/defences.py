@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from flsim.base.errors import at_least_one
 from flsim.cli.data import show
 from flsim.cli.options import Json, Overrides
-from flsim.errors import at_least_one
 
 From = Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus.")]
 Out = Annotated[Path, typer.Option(help="Folder of the new corpus.")]
@@ -60,10 +60,10 @@ def plant(
     The same ones, in the same places, as a run with this configuration would train on. Runs over the new corpus use
     them and plant no others, and what drops records from it keeps count of them.
     """
-    from flsim.canaries.planted import plant_corpus
-    from flsim.config import load
+    from flsim.canaries.in_corpus import plant_corpus
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
+    from flsim.runs.config import load
 
     settings = load(config, set_ or ())
     planted = plant_corpus(Corpus.open(corpus, verify=True), out, settings.canaries, settings.seed)
@@ -114,12 +114,12 @@ def sanitize(
     """
     import torch
 
-    from flsim.central import CentralHParams
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
     from flsim.defences.sanitization import SanitizationHParams
     from flsim.defences.sanitization import sanitize as drop_secrets
-    from flsim.model.hparams import ModelHParams
+    from flsim.models.hparams import ModelHParams
+    from flsim.training.central import CentralHParams
 
     training = CentralHParams(
         epochs=epochs, batch_size=batch_size, optimizer=optimizer.value, learning_rate=learning_rate

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flsim.base.errors import InputError
 from flsim.cli.options import Json
-from flsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Any model: package.module:factory or model.py:factory, which is RUN: name no code that you do not "
-            "trust. The factory returns what has start and step, as flsim.model.language_model.LanguageModel."
+            "trust. The factory returns what has start and step, as flsim.models.language_model.LanguageModel."
         ),
     ] = None,
     canaries: Annotated[
@@ -119,8 +119,8 @@ def _of_run(
     checkpoint: Path, of: Path | None, device: str, calibrate: "Sequence[Path]", changes: dict[str, Any]
 ) -> "Measured":
     from flsim.data.corpus import Corpus
-    from flsim.measuring import evaluate_checkpoint
-    from flsim.runs import Run
+    from flsim.runs.folder import Run
+    from flsim.runs.measuring import evaluate_checkpoint
 
     if not checkpoint.is_file():
         raise InputError(f"{checkpoint}: no such checkpoint")
@@ -135,7 +135,7 @@ def _of_model(
 ) -> "Measured":
     import torch
 
-    from flsim.canaries.listed import read_listed
+    from flsim.canaries.from_file import read_listed
     from flsim.evaluation.audit import audit
     from flsim.evaluation.loading import load_model
 

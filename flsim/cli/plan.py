@@ -1,6 +1,5 @@
 """`flsim plan`: what a run or a sweep will take, before it is trained."""
 
-import importlib
 import json
 import math
 import os
@@ -10,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flsim.base.errors import InputError
 from flsim.cli.options import Json, Overrides
 from flsim.cli.sweep import CorpusOption, Only, Seeds
-from flsim.errors import InputError
 
 if TYPE_CHECKING:
-    from flsim.planning.given import Given
     from flsim.planning.plan import Plan
     from flsim.planning.predicting import Machine, Predictor
+    from flsim.planning.requested import Given
 
 EPILOG = """Example: flsim plan experiments/table1.toml --tier smoke
 
@@ -48,8 +47,8 @@ def plan(
     It takes a minute or two, and leaves nothing behind.
     """
     from flsim.planning.calibration import scratch
-    from flsim.planning.given import given
-    from flsim.planning.page import page
+    from flsim.planning.requested import given
+    from flsim.planning.text import page
 
     if not math.isfinite(effect):
         raise InputError(f"--effect {effect:g}: a number of bits is needed")
@@ -110,15 +109,14 @@ def _machine() -> "Machine":
 
 
 def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predictor":
-    from flsim.config import Config
     from flsim.planning.calibration import calibrate, copies_of, kind_of
     from flsim.planning.cost import Need
     from flsim.planning.predicting import Predictor, fitting
-
-    backend = importlib.import_module("server.sweep")
+    from flsim.runs.config import Config
+    from server.sweep import share
 
     def need(config: Config) -> Need:
-        return Need(*backend.share(config, [{"CPU": machine.cores, "GPU": machine.gpus}]))
+        return Need(*share(config, [{"CPU": machine.cores, "GPU": machine.gpus}]))
 
     def together(kind: str) -> int:
         """Runs of a kind at the same time."""
@@ -130,5 +128,5 @@ def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predi
     copies = copies_of(
         given.planned, together, users.words / users.users, users.records / users.users, users.vocabulary, device
     )
-    measured = calibrate(backend, copies, at_once, given.whole_cluster)
+    measured = calibrate(copies, at_once, given.whole_cluster)
     return Predictor(measured, given.train, machine, need, given.whole_cluster)

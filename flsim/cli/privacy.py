@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flsim.errors import InputError
-from flsim.progress import say
+from flsim.base.errors import InputError
+from flsim.base.progress import say
 
 if TYPE_CHECKING:
     from flsim.privacy.report import Unit
@@ -78,8 +78,8 @@ def _planned(
     sampler: Sampling,
 ) -> "list[Line]":
     from flsim.privacy.ledger import Entry, Ledger
+    from flsim.privacy.sampling import SAMPLERS
     from flsim.privacy.table import calibrated, report
-    from flsim.sampling import SAMPLERS
 
     lines = []
     for name in SAMPLERS:
@@ -92,7 +92,7 @@ def _planned(
 
 def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
     from flsim.privacy.table import report
-    from flsim.runs import Run
+    from flsim.runs.folder import Run
 
     run = Run.open(folder)
     ledger, delta = run.latest_state().ledger, run.delta if delta is None else delta

@@ -18,9 +18,9 @@ def quantize(
 
     A defence that The Secret Sharer (appendix D.3) found to take nothing from what is memorized.
     """
-    from flsim.quantizing import quantize_run
     from flsim.results import tables
     from flsim.results.store import read_run
+    from flsim.runs.quantizing import quantize_run
 
     quantize_run(run, out, bits, device)
     typer.echo(tables.to_markdown(tables.memorization_table([read_run(run), read_run(out)])), nl=False)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 
 TABLE_EPILOG = """Example: flsim table runs/iid runs/non-iid --format csv
 
@@ -56,9 +56,9 @@ def table(
 
     --over-seeds says how sure means are, and compares IID and non-IID.
     """
-    from flsim.files import named_file
+    from flsim.base.files import named_file
     from flsim.results import formats, seeds_table, tables
-    from flsim.results.against import against as marked
+    from flsim.results.against_published import against as marked
     from flsim.results.sweeps import published_of, read_shown
     from flsim.results.worlds import compare_worlds
 

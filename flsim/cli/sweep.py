@@ -1,6 +1,5 @@
 """`flsim sweep`: a table's runs, as many at once as fit, gone on with by the same command."""
 
-import importlib
 import shlex
 import sys
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from flsim.base.errors import RunFailed
+from flsim.base.progress import say
 from flsim.cli.options import Overrides
-from flsim.errors import RunFailed
-from flsim.progress import say
 
 EPILOG = """Example: flsim sweep experiments/table1.toml --tier smoke
 
@@ -43,6 +42,7 @@ def sweep(
     """
     from flsim.data.stores import located
     from flsim.sweeps import definition, folder
+    from server.sweep import sweep as train_sweep
 
     found = definition.load(file)
     at = definition.tier_of(found, tier, str(file))
@@ -54,8 +54,7 @@ def sweep(
     with there.alone():
         train = folder.open_corpus(at, path, there.path).split("train")
         there.write(file, found, tier, planned, shlex.join(["flsim", *sys.argv[1:]]))
-        backend = importlib.import_module("server.sweep")
-        failed = backend.sweep(there, planned, train, address, at_once, at.whole_cluster)
+        failed = train_sweep(there, planned, train, address, at_once, at.whole_cluster)
     if any((there.run(each.name) / "run.json").exists() for each in planned):
         _show(there.path)
     if failed:

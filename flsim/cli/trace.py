@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 
 EPILOG = """Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
@@ -28,12 +28,12 @@ def trace(
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: choose one of them")
-    from flsim.participation import participation
     from flsim.results import trace as traces
     from flsim.results.plots import refuse_other_than_figure
     from flsim.results.store import read_run
     from flsim.results.trace_plot import plot_trace
-    from flsim.runs import Run
+    from flsim.runs.folder import Run
+    from flsim.runs.participation import participation
 
     if out is not None:
         refuse_other_than_figure(out)

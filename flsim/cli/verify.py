@@ -1,6 +1,5 @@
 """`flsim verify`: a round of a run is trained again, and compared with what the run logged."""
 
-import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flsim.errors import RunFailed
+from flsim.base.errors import RunFailed
 
 EPILOG = "Example: flsim verify runs/iid --round 120"
 
@@ -27,10 +26,11 @@ def verify(
     """
     import torch
 
-    from flsim.runs import Run
+    from flsim.runs.folder import Run
+    from server.verify import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = importlib.import_module("server.verify").verify(Run.open(run), round, device)
+    found = train_again(Run.open(run), round, device)
     if json_:
         typer.echo(json.dumps(asdict(found)))
     if found.differs:

@@ -23,43 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.data.manifest import what_is_wrong
+from flsim.base.errors import InputError
+from flsim.base.files import digest, file_digest, from_json, inside, refuse_missing_folder, write_json
+from flsim.data.manifest import FLAT_FILES, SCHEMA, SPLITS, read_manifest
 from flsim.data.records import Records
 from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError
-from flsim.files import digest, file_digest, from_json, inside, refuse_missing_folder, write_json
-
-SCHEMA = 2
-SPLITS = ("train", "heldout", "test")
-FLAT_FILES = ("tokens.u16", "records.i64", "users.i64", "names.json")
-NAMED = ("vocabulary.tsv", *(f"{split}/{name}" for split in SPLITS for name in (*FLAT_FILES, "split.json")))
-
-
-PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
-Sealed = dict[str, tuple[int, str]]
-
-
-def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
-    """A manifest, and bytes and sha256 of each file that it seals.
-
-    Raises:
-        InputError: not a manifest, of another schema, or it does not name what every corpus has.
-    """
-    try:
-        manifest = from_json(text)
-        schema, files = manifest["schema"], dict(manifest["files"])
-        sealed = {name: (int(about["bytes"]), str(about["sha256"])) for name, about in files.items()}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
-    if schema != SCHEMA:
-        raise InputError(f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import it again")
-    if wrong := what_is_wrong(text):
-        raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
-    for name in NAMED:
-        if name not in sealed:
-            raise InputError(f"{source}: its manifest does not name {name}; import the corpus again")
-    return manifest, sealed
 
 
 def memory_map(path: Path, dtype: str) -> NDArray[Any]:
@@ -287,7 +256,7 @@ class SplitWriter:
 
 
 class CorpusWriter:
-    """Writes a corpus into an empty folder (see `flsim.files.new_folder`); `finish` makes it one.
+    """Writes a corpus into an empty folder (see `flsim.base.files.new_folder`); `finish` makes it one.
 
     >>> with CorpusWriter(folder, vocabulary, layout) as writer:             # doctest: +SKIP
     ...     writer.splits["train"].add("ai/8", Records.of([[3, 1], [4]]))

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.data.corpus import SPLITS, Corpus, Split
+from flsim.data.corpus import Corpus, Split
 from flsim.data.histogram import Distribution
+from flsim.data.manifest import SPLITS
+from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout
-from flsim.data.windows import windows
 
 LENGTHS = ("words_per_record", "records_per_user", "words_per_user")
 UNITS = ("posts", "records", "words", "users")

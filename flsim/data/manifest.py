@@ -1,9 +1,19 @@
-"""The types of what a manifest.json says: others are refused when a corpus is opened, not where they are used."""
+"""A corpus' manifest.json: which files it seals, and what it says, checked by type when it is read."""
 
 from typing import Any, NotRequired
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
+
+from flsim.base.errors import InputError
+from flsim.base.files import from_json
+
+SCHEMA = 2
+SPLITS = ("train", "heldout", "test")
+FLAT_FILES = ("tokens.u16", "records.i64", "users.i64", "names.json")
+NAMED = ("vocabulary.tsv", *(f"{split}/{name}" for split in SPLITS for name in (*FLAT_FILES, "split.json")))
+PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
+Sealed = dict[str, tuple[int, str]]
 
 
 class Described(TypedDict):
@@ -50,7 +60,7 @@ class Manifest(TypedDict):
 MANIFEST = TypeAdapter(Manifest)
 
 
-def what_is_wrong(text: str | bytes) -> str:
+def _what_is_wrong(text: str | bytes) -> str:
     """Of a manifest as JSON: the first key whose value is missing or of another type; empty where all is well."""
     try:
         MANIFEST.validate_json(text, strict=True)
@@ -58,3 +68,25 @@ def what_is_wrong(text: str | bytes) -> str:
         first = error.errors(include_input=False, include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return ""
+
+
+def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
+    """A manifest, and bytes and sha256 of each file that it seals.
+
+    Raises:
+        InputError: not a manifest, of another schema, or it does not name what every corpus has.
+    """
+    try:
+        manifest = from_json(text)
+        schema, files = manifest["schema"], dict(manifest["files"])
+        sealed = {name: (int(about["bytes"]), str(about["sha256"])) for name, about in files.items()}
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
+    if schema != SCHEMA:
+        raise InputError(f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import it again")
+    if wrong := _what_is_wrong(text):
+        raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
+    for name in NAMED:
+        if name not in sealed:
+            raise InputError(f"{source}: its manifest does not name {name}; import the corpus again")
+    return manifest, sealed

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from flsim.data.corpus import SPLITS
+from flsim.base.errors import InputError
+from flsim.base.files import new_file
 from flsim.data.histogram import short
 from flsim.data.inspect import LENGTHS
-from flsim.errors import InputError
-from flsim.files import new_file
+from flsim.data.manifest import SPLITS
 
 FORMATS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 OF = {"words_per_record": "records", "records_per_user": "users", "words_per_user": "users"}

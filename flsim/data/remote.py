@@ -19,11 +19,11 @@ from pathlib import Path
 
 from pyarrow.fs import FileSystem, LocalFileSystem
 
-from flsim.data.corpus import NAMED, PLANTED, Corpus, read_manifest
+from flsim.base.errors import InputError
+from flsim.base.files import digest, make_folder, new_file, sync, sync_folder
+from flsim.base.progress import progress, say
+from flsim.data.manifest import NAMED, PLANTED, read_manifest
 from flsim.data.stores import Silent, open_store, reading
-from flsim.errors import InputError
-from flsim.files import digest, make_folder, new_file, sync, sync_folder
-from flsim.progress import progress, say
 
 BLOCK = 8 << 20  # bytes of a request
 STREAMS = 8  # requests at once
@@ -73,18 +73,19 @@ def fetched(uri: str) -> Path:
     return folder
 
 
-def push(corpus: Corpus, uri: str) -> None:
+def push(folder: Path, uri: str) -> None:
     """Copy a corpus into a store: its manifest last, so that nobody sees half of it; the same call goes on.
 
     Raises:
         InputError: another corpus is there, no such bucket, no access, or no answer.
     """
     store, prefix = open_store(uri)
-    files = [*corpus.manifest["files"], "manifest.json"]
+    manifest = (folder / "manifest.json").read_bytes()
+    files = [*read_manifest(manifest, folder)[1], "manifest.json"]
     with reading(uri), progress(f"writing {uri} (files)", len(files)) as advance:
         try:
             with store.open_input_stream(f"{prefix}/manifest.json") as file:
-                if digest(file.read()) != corpus.digest:
+                if digest(file.read()) != digest(manifest):
                     raise InputError(f"{uri}: another corpus is there; name another place, or remove it first")
         except FileNotFoundError:
             pass
@@ -92,7 +93,7 @@ def push(corpus: Corpus, uri: str) -> None:
             target = f"{prefix}/{name}"
             if isinstance(store, LocalFileSystem):
                 store.create_dir(target.rpartition("/")[0])
-            with (corpus.path / name).open("rb") as source, store.open_output_stream(target) as out:
+            with (folder / name).open("rb") as source, store.open_output_stream(target) as out:
                 shutil.copyfileobj(source, out, BLOCK)
             advance(done)
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.data.corpus import SPLITS, Corpus, CorpusWriter, Split, SplitWriter
+from flsim.base.files import new_folder
+from flsim.base.progress import progress
+from flsim.data.corpus import Corpus, CorpusWriter, Split, SplitWriter
+from flsim.data.manifest import SPLITS
 from flsim.data.records import RecordSource
-from flsim.files import new_folder
-from flsim.progress import progress
 
 BLOCK = 2**16  # records in memory at a time, more where a user has more
 

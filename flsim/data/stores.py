@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pyarrow import ArrowException
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, GcsFileSystem, LocalFileSystem, S3FileSystem
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 
 OPTIONS = {
     "s3": ("region", "scheme", "endpoint_override", "anonymous"),

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.files import new_folder
+from flsim.base.pool import Pool, Report, Task
+from flsim.base.progress import progress, tracked
+from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
-from flsim.errors import InputError, at_least_one
-from flsim.files import new_folder
-from flsim.pool import Pool, Report, Task
-from flsim.progress import progress, tracked
-from flsim.rng import stream
 
 SUCCESSORS = 4  # of a word in a topic
 SHORTEST, LONGEST = 5, 12  # words in a record

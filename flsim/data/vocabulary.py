@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from flsim.errors import InputError, at_least_one
+from flsim.base.errors import InputError, at_least_one
 
 SPECIAL_TOKENS = 4
 LAYOUTS = {  # what follows PAD

@@ -12,13 +12,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.progress import progress
+from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import BLOCK
-from flsim.data.windows import piece, windows
+from flsim.data.streaming import piece, windows
 from flsim.defences.dropping import drop_records, train_records
-from flsim.errors import InputError, at_least_one
-from flsim.progress import progress
-from flsim.rng import stream
 
 Within = Literal["corpus", "user"]
 PARTS = 16  # records are grouped by hash in so many parts, so that sorting takes little memory

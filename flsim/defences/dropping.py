@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.canaries.planted import Planted
+from flsim.base.errors import InputError
+from flsim.base.files import refuse_existing
+from flsim.canaries.in_corpus import Planted
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import rewrite_corpus
-from flsim.errors import InputError
-from flsim.files import refuse_existing
 
 
 def train_records(corpus: Corpus, out: Path, at_least: int = 1) -> Split:

@@ -9,9 +9,9 @@ import numpy as np
 from datasketch import MinHash, MinHashLSH
 from numpy.typing import NDArray
 
+from flsim.base.progress import progress
 from flsim.data.corpus import Split
 from flsim.data.rewriting import blocks
-from flsim.progress import progress
 
 PERMUTATIONS = 64
 MISSES = 1_000

@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.central import CentralHParams, CentralTraining, init, train_central
+from flsim.base.errors import Diverged, InputError
+from flsim.base.progress import progress
+from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
 from flsim.data.records import Batch, RecordSource, Subset, batch
 from flsim.defences.dropping import drop_records, train_records
-from flsim.errors import Diverged, InputError
-from flsim.model.architectures import restore
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import NextWordModel
-from flsim.model.loss import predictions
-from flsim.progress import progress
-from flsim.rng import stream
+from flsim.models.architectures import restore
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import NextWordModel
+from flsim.models.loss import predictions
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
 BLOCK = 2**13  # records that are sorted by length together
 CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # in one batch

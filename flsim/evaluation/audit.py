@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from flsim.base.errors import InputError
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
 from flsim.evaluation.evaluate import (
     EvaluationHParams,
     measure_canaries,
@@ -23,7 +23,7 @@ from flsim.evaluation.evaluate import (
     rows_of,
 )
 from flsim.evaluation.utility import predict_by_steps
-from flsim.model.language_model import LanguageModel, State
+from flsim.models.language_model import LanguageModel, State
 from flsim.results.rows import Row
 
 CPU = torch.device("cpu")

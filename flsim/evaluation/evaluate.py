@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 import torch
 
+from flsim.base.errors import Diverged, InputError, at_least_one
+from flsim.base.progress import tracked
+from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged, InputError, at_least_one
 from flsim.evaluation.metrics import METRICS, Metric, Probe, calibrated
 from flsim.evaluation.utility import Predict, predict_with, utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import RandomSampler, references
-from flsim.model.language_model import LanguageModel, NextWordModel
-from flsim.model.quantization import FEWEST, MOST, quantized
-from flsim.progress import tracked
+from flsim.models.language_model import LanguageModel, NextWordModel
+from flsim.models.quantization import FEWEST, MOST, quantized
 from flsim.results.rows import Row
-from flsim.rng import stream
 
 
 @dataclass(frozen=True)

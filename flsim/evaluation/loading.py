@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 
 
 def load_model(spec: str) -> Any:

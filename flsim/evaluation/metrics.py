@@ -16,6 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
 from flsim.memorization.calibrated import calibrated_rank, mean_scores
@@ -28,8 +29,7 @@ from flsim.memorization.importance_sampling import ImportanceHParams, space_expo
 from flsim.memorization.score import log_perplexity
 from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
 from flsim.memorization.template import Template
-from flsim.model.language_model import LanguageModel
-from flsim.rng import stream
+from flsim.models.language_model import LanguageModel
 
 Metric = Literal["space", "extrapolation", "path", "generation", "contexts"]
 FITTED = 2_000  # references that a distribution is fitted to, evenly spread over R

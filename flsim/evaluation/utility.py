@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flsim.base.errors import Diverged
 from flsim.data.records import Batch, Records, Users, batch
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged
-from flsim.model.language_model import LanguageModel, NextWordModel
-from flsim.model.loss import predictions
+from flsim.models.language_model import LanguageModel, NextWordModel
+from flsim.models.loss import predictions
 
 POOL_WORDS = 2**16  # records of as many users as hold these are sorted by length together
 LOGITS = 2**22  # logits in one batch
 
 Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
-"""What `flsim.model.loss.predictions` is of one of our models: (inputs, targets, pad) to (target, nats, choice)."""
+"""What `flsim.models.loss.predictions` is of one of our models: (inputs, targets, pad) to (target, nats, choice)."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from flsim.data.vocabulary import Layout
 from flsim.memorization.score import nats, rows_at_once
 from flsim.memorization.template import Template, cheapest
-from flsim.model.language_model import LanguageModel, State
+from flsim.models.language_model import LanguageModel, State
 
 
 def beam_search(model: LanguageModel, prefix: Tensor, length: int, width: int, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flsim.errors import at_least_one
+from flsim.base.errors import at_least_one
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import TIE
 from flsim.memorization.score import count_at_most, log_perplexity, rows_at_once
-from flsim.model.language_model import LanguageModel
+from flsim.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

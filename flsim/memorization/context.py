@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.memorization.random_sampling import RandomSampling, random_sampling
-from flsim.model.language_model import LanguageModel
+from flsim.models.language_model import LanguageModel
 
 Sampler = Callable[[LanguageModel, Tensor, Tensor, Tensor], RandomSampling]
 

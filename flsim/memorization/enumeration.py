@@ -13,7 +13,7 @@ from torch import Tensor
 from flsim.data.vocabulary import Layout
 from flsim.memorization.random_sampling import TIE
 from flsim.memorization.score import log_perplexity, nats, rows_at_once
-from flsim.model.language_model import LanguageModel, State
+from flsim.models.language_model import LanguageModel, State
 
 MOST_READ = 2**20
 

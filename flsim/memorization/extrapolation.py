@@ -12,10 +12,10 @@ import numpy as np
 import scipy
 from torch import Tensor
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.memorization.exposure import CONFIDENCE, Exposure, exposure_interval
 from flsim.memorization.skew_normal import Floats, SkewNormal, fit
-from flsim.rng import stream
 
 FEWEST = 20
 POOR = 0.01

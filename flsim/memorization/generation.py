@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsim.errors import InputError, at_least_one
+from flsim.base.errors import InputError, at_least_one
 from flsim.memorization.score import nats, rows_at_once
 from flsim.memorization.template import Template, cheapest
-from flsim.model.language_model import LanguageModel
+from flsim.models.language_model import LanguageModel
 
 PIECE = 2**13  # continuations that are sampled together: those that begin alike are read once
 

@@ -13,14 +13,14 @@ import scipy
 import torch
 from torch import Tensor
 
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError, at_least_one
 from flsim.memorization.exposure import CONFIDENCE, Exposure
 from flsim.memorization.proposals import Draws, Floats, best_shares, draw
 from flsim.memorization.random_sampling import TIE
 from flsim.memorization.score import log_perplexity
-from flsim.model.language_model import LanguageModel
-from flsim.rng import stream
+from flsim.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

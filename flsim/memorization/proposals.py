@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flsim.data.vocabulary import Layout
 from flsim.memorization.score import nats, rows_at_once
-from flsim.model.language_model import LanguageModel, State
+from flsim.models.language_model import LanguageModel, State
 
 Floats = NDArray[np.float64]
 Shares = dict[float, float]  # of samples, by the power b of the proposal that they come from

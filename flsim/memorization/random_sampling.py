@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.memorization.score import count_at_most, log_perplexity, nats, rows_at_once
 from flsim.memorization.sift import Clear, Sifter, output_bounds
-from flsim.model.language_model import LanguageModel, LogitModel, State
-from flsim.rng import stream
+from flsim.models.language_model import LanguageModel, LogitModel, State
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score
 TYPICAL = 64  # references that are read in full to know what words tend to cost

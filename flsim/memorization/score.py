@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flsim.errors import Diverged
-from flsim.model.language_model import LanguageModel, State
+from flsim.base.errors import Diverged
+from flsim.models.language_model import LanguageModel, State
 
 CPU_FLOATS, GPU_FLOATS = 2**22, 2**25  # log-probs in one piece; a step holds up to three: 50 MB and 400 MB in float32
 

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.errors import at_least_one
+from flsim.base.errors import at_least_one
 from flsim.memorization.beam_search import beam_searches
 from flsim.memorization.score import nats, rows_at_once
 from flsim.memorization.template import Template, cheapest
-from flsim.model.language_model import LanguageModel
+from flsim.models.language_model import LanguageModel
 
 Path = tuple[int, ...]
 CHILDREN = 32  # of a node, fetched at once; further ones cost another evaluation of the node

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flsim.errors import Diverged
+from flsim.base.errors import Diverged
 from flsim.memorization.bounds import OutputBounds
 from flsim.memorization.score import nats, rows_at_once
-from flsim.model.language_model import LogitModel, State, Stepper
+from flsim.models.language_model import LogitModel, State, Stepper
 
 SUMMED = 256  # words of which a bound on log Z sums the exponentials one by one
 WIDE = 0.5  # nats between the bounds on a log Z beyond which it is computed

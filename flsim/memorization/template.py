@@ -11,8 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from flsim.base.errors import InputError
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
 
 
 @dataclass(frozen=True)

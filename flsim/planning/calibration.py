@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Protocol
 
-from flsim.config import CentralConfig, Config, FederatedConfig, dump
-from flsim.errors import InputError, RunFailed
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.progress import progress
 from flsim.planning.cost import Observed, fit
 from flsim.planning.disk import parameters_of
-from flsim.planning.watching import Watch, watching
-from flsim.progress import progress
-from flsim.results import roundlog
+from flsim.planning.monitor import Watch, watching
 from flsim.results.evaluations import read_evaluations
+from flsim.runs import roundlog
+from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump
 from flsim.sweeps.definition import Planned
+from server.sweep import Job, train_all
 
 TRAIN = 6.0  # seconds, about, that a copy is to train
 FEWEST, MOST = 8, 2_000  # rounds of a copy
@@ -32,31 +32,6 @@ LINES = 6  # saved steps of a central copy
 REFERENCES = 100_000  # of a copy's evaluation, at most
 SPEED = {"cpu": 4e9, "cuda": 1e13}  # operations a second, to guess how short a copy may be
 TRIES = 50  # to remove a folder that processes which are about to end may still write to
-
-
-class Ended(Protocol):
-    """What became of a job, as `server.sweep.Ended`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def failure(self) -> str | None: ...
-
-
-class Backend(Protocol):
-    """What trains: `server.sweep`."""
-
-    def Job(self, name: str, config: Config, file: Path, out: Path, log: Path) -> Any: ...  # noqa: N802 (a class)
-
-    def train_all(
-        self,
-        jobs: Sequence[Any],
-        address: str | None = None,
-        at_once: int | None = None,
-        whole_cluster: bool = False,
-        look: Callable[[], None] = ...,
-    ) -> Iterable[Ended]: ...
 
 
 @dataclass(frozen=True)
@@ -186,13 +161,10 @@ def _length(rounds: float) -> int:
     return int(min(max(rounds, FEWEST), MOST))
 
 
-def calibrate(
-    backend: Backend, copies: Sequence[Copy], at_once: int | None = None, whole_cluster: bool = False
-) -> Calibration:
+def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster: bool = False) -> Calibration:
     """Train the copies in a folder that is gone afterwards, however this ends.
 
     Args:
-        backend: what trains.
         copies: what to train.
         at_once, whole_cluster: as of the sweep.
 
@@ -206,7 +178,7 @@ def calibrate(
             name = f"copy{number}"
             dump(copy.config, folder / f"{name}.toml")
             paths = (folder / f"{name}.toml", folder / name, folder / f"{name}.log")
-            jobs.append(backend.Job(name, copy.config, *paths))
+            jobs.append(Job(name, copy.config, *paths))
             configs[name] = copy
         ended: dict[str, float] = {}
         began = time.time()
@@ -216,7 +188,7 @@ def calibrate(
                 advance(len(ended) + _done(folder / name for name in configs if name not in ended))
 
             try:
-                for each in backend.train_all(jobs, None, at_once, whole_cluster, look):
+                for each in train_all(jobs, None, at_once, whole_cluster, look):
                     if each.failure:
                         raise RunFailed(f"the calibration failed, and says nothing of the sweep: {each.failure}")
                     ended[each.name] = time.time()

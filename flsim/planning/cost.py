@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 
 CUT = 0.1  # of the rounds, at either end: what else the machine did in a moment
 EPSILON = 1e-9  # of resources: shares of GPUs are fractions

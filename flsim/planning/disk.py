@@ -6,9 +6,9 @@ import numpy as np
 
 from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import CanaryHParams, configurations
-from flsim.config import CentralConfig, Config, FederatedConfig
 from flsim.data.corpus import Corpus
-from flsim.model.architectures import build
+from flsim.models.architectures import build
+from flsim.runs.config import CentralConfig, Config, FederatedConfig
 
 # Copies of the parameters that the optimizers keep beside them.
 OF_SERVER = {"sgd": 0, "momentum": 1, "adam": 2, "yogi": 2, "adagrad": 2}

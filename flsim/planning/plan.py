@@ -8,9 +8,9 @@ from typing import Any
 from flsim.data.corpus import Split
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.disk import run_bytes
+from flsim.planning.monitor import Watch
 from flsim.planning.predicting import Machine, Predictor, Time, evaluations_of
 from flsim.planning.scale import Scale, Users
-from flsim.planning.watching import Watch
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.table import report
 from flsim.results import power

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flsim.config import Config
 from flsim.data.corpus import Split
 from flsim.planning.calibration import REFERENCES, Calibration, kind_of, size_of
 from flsim.planning.cost import Cost, Need, Work, fit, most_at_once, run_seconds, saturation, schedule
+from flsim.runs.config import Config
 from flsim.sweeps.definition import Planned, longest_first
 
 SLOW, QUICK = 0.9, 0.1  # quantiles of what was measured, for the longest and the shortest that it may take

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from flsim.canaries.spec import CanaryHParams, configurations
-from flsim.config import CentralConfig, Config, FederatedConfig
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
 from flsim.planning.disk import expected_copies
+from flsim.runs.config import CentralConfig, Config, FederatedConfig
 from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 
 WORLD = "data.world"

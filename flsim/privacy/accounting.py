@@ -30,7 +30,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy.conventions import Convention
 
 # [WBK] Theorem 27 holds at integer orders, and between them only by interpolation.

@@ -7,7 +7,7 @@ from functools import cache
 
 import scipy
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy.conventions import Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 

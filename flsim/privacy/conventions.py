@@ -10,8 +10,8 @@ conversion to (epsilon, delta).
 from dataclasses import dataclass
 from typing import Literal
 
-from flsim.errors import InputError
-from flsim.sampling import Sampler
+from flsim.base.errors import InputError
+from flsim.privacy.sampling import Sampler
 
 Relation = Literal["replace-one", "add-or-remove-one"]
 Sensitivity = Literal["S", "2S"]

@@ -9,10 +9,10 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from flsim.errors import InputError, at_least_one
-from flsim.files import from_json
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.files import from_json
 from flsim.privacy.conventions import Convention, Sensitivity
-from flsim.sampling import Sampler, check_cohort, cohort_event
+from flsim.privacy.sampling import Sampler, check_cohort, cohort_event
 
 if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
     from dp_accounting import DpEvent
@@ -23,7 +23,7 @@ class Entry:
     """Rounds of one kind: a sampled cohort's clipped updates are summed, and Gaussian noise is added to the sum.
 
     Attributes:
-        sampler: how the cohort is drawn, see `flsim.sampling.draw_cohort`.
+        sampler: how the cohort is drawn, see `flsim.privacy.sampling.draw_cohort`.
         population: users to draw from.
         cohort: users drawn; under Poisson sampling, their expected number.
         noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. Where a

@@ -13,9 +13,9 @@ from typing import Literal
 
 import torch
 
-from flsim.errors import InputError
-from flsim.model.language_model import Params
-from flsim.rng import stream
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.models.language_model import Params
 
 Mechanism = Literal["none", "clip", "dp"]
 

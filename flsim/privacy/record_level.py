@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.rng import stream
+from flsim.base.rng import stream
+from flsim.models.cifg import CIFGLanguageModel
 
 
 def record_gradients(

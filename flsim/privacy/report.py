@@ -4,7 +4,7 @@ from typing import Literal
 
 from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Ledger, epsilon
-from flsim.sampling import Sampler
+from flsim.privacy.sampling import Sampler
 
 Unit = Literal["user", "record"]  # what neighbouring data sets differ in; a record is one sentence
 SOUND = {"fixed-size": "replace-one-rdp", "poisson": "poisson-rdp"}

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
+from flsim.base.progress import tracked
 from flsim.privacy.accounting import check_delta
 from flsim.privacy.calibration import calibrate, check_target
 from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.progress import tracked
-from flsim.sampling import Sampler
+from flsim.privacy.sampling import Sampler
 
 SOUND = """\
 Sound: sensitivity 2S under replace-one, as exchanging a user can move the sum

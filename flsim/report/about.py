@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
-from flsim.errors import InputError
 from flsim.report.blocks import Block, Cell, Facts, Fold, Heading, Prose, Table, duration, left, number, plural
 from flsim.report.configurations import by_configuration
 from flsim.report.gather import Gathered, RunView

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.config import Config, load
-from flsim.errors import InputError
-from flsim.results import roundlog
+from flsim.base.errors import InputError
 from flsim.results.copies import without_copies
 from flsim.results.evaluations import read_evaluations
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
 from flsim.results.worlds import IID, NON_IID
+from flsim.runs import roundlog
+from flsim.runs.config import Config, load
 
 WORLDS = {IID: "IID", NON_IID: "Non-IID"}
 

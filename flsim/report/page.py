@@ -9,8 +9,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from flsim.errors import InputError
-from flsim.files import named_file
+from flsim.base.errors import InputError
+from flsim.base.files import named_file
 from flsim.report import about, figures, ledger, maps, settings, summary, tables, worlds
 from flsim.report.blocks import Section, plural
 from flsim.report.gather import Gathered, gather
@@ -31,7 +31,7 @@ def write_report(paths: Sequence[Path], out: Path) -> None:
     """Write a report about run folders and sweeps, whole or not at all.
 
     Raises:
-        InputError: not a .html file, as `flsim.files.named_file`, or as `flsim.report.gather.gather`.
+        InputError: not a .html file, as `flsim.base.files.named_file`, or as `flsim.report.gather.gather`.
     """
     if out.suffix.lower() not in {".html", ".htm"}:
         raise InputError(f"{out}: reports are written as .html; name such a file")

@@ -7,11 +7,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from flsim.config import Config, DataHParams
 from flsim.report.blocks import Block, Fold, Prose, Table, left
 from flsim.report.configurations import percent
 from flsim.report.gather import Gathered
 from flsim.results.tables import user_share
+from flsim.runs.config import Config, DataHParams
 
 
 def settings(of: Gathered) -> list[Block]:

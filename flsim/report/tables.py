@@ -6,10 +6,10 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.report.blocks import Block, Cell, Fold, Heading, Prose, Table, left, number, plural
 from flsim.report.gather import Gathered
-from flsim.results.against import against, agreements
+from flsim.results.against_published import against, agreements
 from flsim.results.seeds_table import seeds_table
 from flsim.results.store import RunResults
 from flsim.results.tables import memorization_table

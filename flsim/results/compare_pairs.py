@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.compare import counts_of, paired_exposure
 from flsim.results.compare_seeds import counts_over_seeds
 from flsim.results.inference import holm

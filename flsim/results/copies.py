@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from flsim.errors import InputError
-from flsim.progress import say
+from flsim.base.errors import InputError
+from flsim.base.progress import say
 from flsim.results.rows import KEY
 from flsim.results.store import RunResults
 

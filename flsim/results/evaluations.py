@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flsim.files import json_lines, naming
+from flsim.base.files import json_lines, naming
 
 FILE = "evaluations.jsonl"
 Outcome = Literal["stored", "diverged", "failed", "retried"]

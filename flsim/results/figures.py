@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from flsim.errors import InputError
-from flsim.files import named_file
+from flsim.base.errors import InputError
+from flsim.base.files import named_file
 
 # Okabe and Ito (2008), distinguishable with any colour vision; yellow left out, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

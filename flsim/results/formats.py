@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.files import named_file
+from flsim.base.files import named_file
 
 
 def note(text: str, width: int = 80) -> str:
@@ -39,6 +39,6 @@ def from_csv(text: str, types: Mapping[str, str]) -> pd.DataFrame:
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
-    """All columns, with their types; read it with `pandas.read_parquet`. Raises as `flsim.files.named_file`."""
+    """All columns, with their types; read it with `pandas.read_parquet`. Raises as `flsim.base.files.named_file`."""
     with named_file(path) as partial:
         table.to_parquet(partial, index=False)

@@ -35,7 +35,7 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import WORLD, is_sweep, read_sweep

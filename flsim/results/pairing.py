@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.store import RunResults, refuse_two_points
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 
 MOST_ROWS = 10**7  # a row that repeats takes no room in a file, and would in memory
 

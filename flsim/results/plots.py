@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.compare import t_interval
 from flsim.results.figures import ROUNDS, line_style, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure

@@ -8,7 +8,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 
 Cell = int | float | str
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.compare import t_interval
 from flsim.results.store import RunResults, refuse_two_points
 

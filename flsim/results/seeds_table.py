@@ -38,8 +38,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.results import columns, formats, layout, shown
-from flsim.results.against import AGAINST
+from flsim.results import columns, display_columns, formats, layout
+from flsim.results.against_published import AGAINST
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 from flsim.results.seeds import Sample, by_series, sample, spread
@@ -181,11 +181,11 @@ def to_latex(table: pd.DataFrame) -> str:
 
 def _said(table: pd.DataFrame) -> str:
     """What is said below a table that is not about one column."""
-    text = shown.progress(table)[1]
+    text = display_columns.progress(table)[1]
     if "left_out" in table:
         for row in table.dropna(subset="left_out").itertuples():
             text += formats.note(f"Left out of {row.setting}: {row.left_out}")
-    return text + shown.agreement(table)
+    return text + display_columns.agreement(table)
 
 
 def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
@@ -199,7 +199,7 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     if table["setting"].duplicated().any():
         labels.append(Column("First run", text_of(table["runs"].str.split(", ").str[0]), is_number=False))
     labels += [Column("n", n, note=MEANS.format("/given" if is_partial else ""))]
-    progress = [unit for unit in [shown.progress(table)[0]] if unit]
+    progress = [unit for unit in [display_columns.progress(table)[0]] if unit]
 
     def half(name: str) -> list[str]:
         return formatted((table[f"{name}_high"] - table[f"{name}_low"]) / 2, "{:.1f}")
@@ -208,7 +208,13 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         Column("Bits", formatted(table["mean_exposure"], "{:.1f}")),
         Column("CI_s", half("seeds"), note=OVER_SEEDS),
         Column("CI_c", half("canaries"), note=OVER_CANARIES),
-        *shown.exposures(table),
+        *display_columns.exposures(table),
     ]
-    memorized = [unit for metric in ("rs", "bs") for unit in shown.memorized(table, metric, "{:.1f}")]
-    return labels, [*progress, *memorized, bits, *shown.utility(table, has_deviations=True), *shown.epsilons(table)]
+    memorized = [unit for metric in ("rs", "bs") for unit in display_columns.memorized(table, metric, "{:.1f}")]
+    return labels, [
+        *progress,
+        *memorized,
+        bits,
+        *display_columns.utility(table, has_deviations=True),
+        *display_columns.epsilons(table),
+    ]

@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flsim.errors import Diverged, InputError
-from flsim.files import from_json, new_file
+from flsim.base.errors import Diverged, InputError
+from flsim.base.files import from_json, new_file
 from flsim.results.evaluations import failures
 from flsim.results.parquet import read_parquet
 from flsim.results.rows import DIVERGED, IDENTITY, KEY, SCHEMA, Row, frame, identity_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.sweeps import WORLD, Sweep, SweepRun
 
 IID, NON_IID = "iid", "non-iid"

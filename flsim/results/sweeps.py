@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flsim.errors import InputError
-from flsim.files import from_json, inside
+from flsim.base.errors import InputError
+from flsim.base.files import from_json, inside
 from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweep_file import SWEEP_FILE

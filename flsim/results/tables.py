@@ -37,7 +37,8 @@ and, where some run diverged, failed, or has checkpoints that could not be evalu
     reason                   why
 
 and, where runs stand for published rows, those: published_table, _data and _setting name the row, published_rs and so
-on are its values (`flsim.results.columns`), and rs_size and so on say how ours agree (`flsim.results.against`).
+on are its values (`flsim.results.columns`), and rs_size and so on say how ours agree (see
+`flsim.results.against_published`).
 
 What was not measured is blank. So is every measurement of a run that diverged.
 """
@@ -48,8 +49,8 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.results import columns, formats, layout, shown
-from flsim.results.against import AGAINST
+from flsim.results import columns, display_columns, formats, layout
+from flsim.results.against_published import AGAINST
 from flsim.results.compare import t_interval
 from flsim.results.formats import formatted, text_of
 from flsim.results.formats import to_csv as to_csv
@@ -197,11 +198,11 @@ def to_latex(table: pd.DataFrame) -> str:
 
 def _said(table: pd.DataFrame) -> str:
     """What is said below a table that is not about one column."""
-    text = shown.progress(table, _is_unfinished(table))[1]
+    text = display_columns.progress(table, _is_unfinished(table))[1]
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
             text += formats.note(f"{row.run} {row.status}: {row.reason}")
-    return text + shown.agreement(table)
+    return text + display_columns.agreement(table)
 
 
 def _is_unfinished(table: pd.DataFrame) -> bool:
@@ -218,10 +219,10 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     bits = [
         Column("Bits", formatted(table["mean_exposure"], "{:.1f}"), note=BITS),
         Column("CI", formatted(half, "{:.1f}"), is_extra=True, note=INTERVAL),
-        *shown.exposures(table),
+        *display_columns.exposures(table),
     ]
-    memorized = [unit for metric in ("rs", "bs") for unit in shown.memorized(table, metric, "{}")]
+    memorized = [unit for metric in ("rs", "bs") for unit in display_columns.memorized(table, metric, "{}")]
     status = [[Column("Status", text_of(table["status"]), is_number=False, is_late=True)]] if unfinished else []
-    progress = [unit for unit in [shown.progress(table, unfinished)[0]] if unit]
-    units = [*progress, *status, *memorized, bits, *shown.utility(table), *shown.epsilons(table)]
+    progress = [unit for unit in [display_columns.progress(table, unfinished)[0]] if unit]
+    units = [*progress, *status, *memorized, bits, *display_columns.utility(table), *display_columns.epsilons(table)]
     return labels, units

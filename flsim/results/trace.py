@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.store import RunResults
 from flsim.results.tables import user_share
 
@@ -29,7 +29,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
     Args:
         run: what was read of the run.
         took_part: a row for each time that a sharer took part, with ``round`` from 1, ``canary``, its id, and ``user``;
-            see `flsim.participation`. Of central training: that a step read a copy of a user's.
+            see `flsim.runs.participation`. Of central training: that a step read a copy of a user's.
         canaries: ids of those to show; all where empty.
 
     Returns:

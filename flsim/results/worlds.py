@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.compare import paired_exposure
 from flsim.results.inference import ROUNDING, paired_t_p, t_interval
 from flsim.results.seeds import by_series, sample

@@ -38,12 +38,12 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
-from flsim.config import Config, parse, toml
+from flsim.base.errors import InputError
 from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
-from flsim.errors import InputError
 from flsim.results.published import matching, published_rows
+from flsim.runs.config import Config, parse, toml
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
 Values = dict[str, Any]

@@ -17,13 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flsim.config import dump
+from flsim.base.errors import InputError
+from flsim.base.files import from_json, make_folder, new_file, write_json
 from flsim.data.corpus import Corpus
 from flsim.data.stores import located
 from flsim.data.synthetic import make_synthetic
-from flsim.errors import InputError
-from flsim.files import from_json, make_folder, new_file, write_json
 from flsim.results.sweeps import FILE, RUNS
+from flsim.runs.config import dump
 from flsim.sweeps.definition import Definition, Planned, Tier
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")

@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flsim.errors import InputError
-from flsim.files import from_json
-from flsim.progress import LINES_EVERY, clock, console, say
+from flsim.base.errors import InputError
+from flsim.base.files import from_json
+from flsim.base.progress import LINES_EVERY, clock, console, say
 from flsim.results.store import read_run
 from flsim.sweeps.folder import SweepFolder
 

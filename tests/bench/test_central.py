@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from flsim import cli
+from flsim.base.errors import RunFailed
 from flsim.bench import central
 from flsim.bench.central import CentralBenchHParams, bench_central, describe
-from flsim.central import CentralHParams
-from flsim.errors import RunFailed
-from flsim.model.hparams import ModelHParams
+from flsim.models.hparams import ModelHParams
+from flsim.training.central import CentralHParams
 
 TINY = CentralBenchHParams(batch_sizes=(2, 8), records=16, turns=2, threads=1, model=ModelHParams(4, 6), users=1)
 

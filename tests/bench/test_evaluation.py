@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from flsim.base.errors import InputError
 from flsim.bench import evaluation
 from flsim.bench.evaluation import bench_evaluation, describe, mid_training
 from flsim.canaries.spec import draw_phrase
-from flsim.errors import InputError
 from flsim.memorization.score import log_perplexity
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from flsim.base.errors import InputError, RunFailed
 from flsim.bench.peers.model import NextWord, train
 from flsim.bench.peers.work import Result, Work
 from flsim.bench.rounds import BenchHParams, new_run
 from flsim.bench.sides import train_with_engines, train_with_peer, work_of
 from flsim.bench.training import FAR, PROCESSORS, bench_training, describe, distances
-from flsim.errors import InputError, RunFailed
-from flsim.model.hparams import ModelHParams
-from flsim.runs import Run
+from flsim.models.hparams import ModelHParams
+from flsim.runs.folder import Run
 
 SMALL = BenchHParams(users=3 + PROCESSORS, words=60, rounds=3, vocabulary_size=60, model=ModelHParams(4, 6))
 

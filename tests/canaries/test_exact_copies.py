@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flsim import cli
-from flsim.canaries.planted import Planted, plant_corpus, settled
+from flsim.base.errors import InputError
+from flsim.canaries.in_corpus import Planted, plant_corpus, settled
 from flsim.canaries.planting import plant
 from flsim.canaries.population import Population, make_twin
 from flsim.canaries.spec import Canary, CanaryHParams, configurations, expected_insertions
-from flsim.config import dump, load
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
-from flsim.errors import InputError
-from flsim.runs import Run
+from flsim.runs.config import dump, load
+from flsim.runs.folder import Run
 
 EXACT = "canaries.insertions=[1, 4, 2]"
 

@@ -12,14 +12,14 @@ from helpers import Experiment, MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.canaries.planted import Planted, plant_corpus, settled
+from flsim.base.errors import InputError
+from flsim.canaries.in_corpus import Planted, plant_corpus, settled
 from flsim.canaries.planting import Overlay, Planting
 from flsim.canaries.spec import Canary, CanaryHParams
-from flsim.config import Config, load
 from flsim.data.corpus import Corpus
 from flsim.data.records import Users
-from flsim.errors import InputError
-from flsim.runs import Run
+from flsim.runs.config import Config, load
+from flsim.runs.folder import Run
 
 HPARAMS = CanaryHParams(p_u=(0.2,), p_e=(0.5, 1.0), count=2)
 

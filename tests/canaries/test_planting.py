@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from flsim.base.errors import InputError
 from flsim.canaries.planting import Planting, draw_canaries, occurring, plant
 from flsim.canaries.population import Population, make_twin, open_population, write_population
 from flsim.canaries.spec import Canary, CanaryHParams, configurations
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
 
 
 def split_of(users: int, records: int, words: int = 8, vocabulary_size: int = 1_000, seed: int = 0) -> Split:

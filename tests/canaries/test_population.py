@@ -9,6 +9,9 @@ from helpers import MakeCorpus
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from flsim.base.errors import InputError
+from flsim.base.files import new_folder
+from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting, plant
 from flsim.canaries.population import (
     Population,
@@ -19,13 +22,10 @@ from flsim.canaries.population import (
     write_population,
 )
 from flsim.canaries.spec import Canary
-from flsim.data import windows as windows_module
+from flsim.data import streaming as windows_module
 from flsim.data.corpus import CorpusWriter, Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError
-from flsim.files import new_folder
-from flsim.rng import stream
 
 Sentences = list[list[int]]
 RECORDS = st.lists(st.lists(st.integers(1, 95), max_size=6), max_size=9)

@@ -12,17 +12,17 @@ from helpers import Experiment, MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flsim.algorithms.fedavg import ServerState
 from flsim.canaries.planting import plant
 from flsim.canaries.population import Population, Twin, make_twin
 from flsim.canaries.spec import Canary
-from flsim.config import load
-from flsim.data import windows as windows_module
+from flsim.data import streaming as windows_module
 from flsim.data.corpus import Split
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
-from flsim.federated import ServerState
-from flsim.runs import Run
-from server.rounds import requests
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from server.federated.rounds import requests
 
 Everything = Counter[tuple[int, ...]]
 USERS = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=7), max_size=9), min_size=1, max_size=9).filter(any)

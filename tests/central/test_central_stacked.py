@@ -11,15 +11,16 @@ from smoothing import smooth_steps
 from stacking import relative_error, rounding
 from stepping import LAYOUT, hparams_strategy, records_strategy, source, start, trained, training_of
 
-from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
-from flsim.central.engines import Engine, engine_of
-from flsim.central.packed import PackedEngine
-from flsim.central.stacked import StackedEngine
-from flsim.errors import InputError
-from flsim.model.hparams import ModelHParams
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.rng import stream
-from flsim.train.cohort.kernels import TorchKernels
+from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central.engines import engine_of
+from flsim.training.central.packed import PackedEngine
+from flsim.training.central.stacked import StackedEngine
+from flsim.training.central.task import Engine
+from flsim.training.cohort.kernels import TorchKernels
 
 RECORDS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
 

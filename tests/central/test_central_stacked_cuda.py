@@ -9,16 +9,16 @@ import pytest
 import torch
 from stacking import relative_error, rounding
 
-from flsim.central import CentralHParams, CentralState, CentralTraining, init, train_central
-from flsim.central.packed import PackedEngine
-from flsim.central.stacked import StackedEngine
+from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
-from flsim.rng import stream
-from flsim.train.clip import global_norm
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central.packed import PackedEngine
+from flsim.training.central.stacked import StackedEngine
+from flsim.training.clip import global_norm
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"

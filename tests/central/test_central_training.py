@@ -16,24 +16,24 @@ from smoothing import smooth_steps
 from stepping import same, start, tensors
 from torch.nn.functional import cross_entropy
 
+from flsim.algorithms.fedavg import FedAvgHParams, ServerState, apply
+from flsim.base.errors import Diverged, InputError
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
-from flsim.central import CentralHParams, CentralState, CentralTraining, train_central
-from flsim.central.engines import EngineName
 from flsim.data.corpus import Split
 from flsim.data.records import Records, RecordSource, batch
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged, InputError
-from flsim.federated import FedAvgHParams, ServerState, apply
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
 from flsim.privacy.accounting import INTEGER_ORDERS
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.train.hparams import LocalHParams
-from flsim.train.local import train_cohort
-from flsim.train.records import Order, poisson_lot, positions_at
+from flsim.training.central import CentralHParams, CentralState, CentralTraining, train_central
+from flsim.training.central.records import Order, poisson_lot, positions_at
+from flsim.training.central.task import EngineName
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)

@@ -13,18 +13,18 @@ from smoothing import smooth_steps
 from stepping import same, tensors
 from torch.multiprocessing.spawn import spawn
 
-from flsim.central import CentralHParams, CentralState, CentralTraining, Log, init, train_central
-from flsim.central.distributed import DistributedEngine, shared
-from flsim.central.engines import EngineName
-from flsim.central.training import train_chunks
+from flsim.base.errors import Diverged, InputError
+from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged, InputError
-from flsim.model.hparams import ModelHParams
+from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.rng import stream
-from flsim.train.records import Order
+from flsim.training.central import CentralHParams, CentralState, CentralTraining, Log, init, train_central
+from flsim.training.central.distributed import DistributedEngine, shared
+from flsim.training.central.records import Order
+from flsim.training.central.task import EngineName
+from flsim.training.central.training import train_chunks
 
 LAYOUT = Layout(12, record_words=6)
 WORKERS, STEPS = 3, 9

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from smoothing import smooth_steps
 from stepping import LAYOUT, hparams_strategy, records_strategy, source, start, trained
 
+from flsim.base.errors import InputError
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population, Twin, _reordered
-from flsim.central import CentralHParams
-from flsim.central.engines import EngineName
-from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.train.dropout import factors
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.training.central import CentralHParams
+from flsim.training.central.task import EngineName
+from flsim.training.dropout import factors
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,13 +11,14 @@ from helpers import MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.data.corpus import SPLITS, Corpus, CorpusWriter
+from flsim.base.files import new_folder
+from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.describe import REASONS, describe
 from flsim.data.histogram import HEIGHT
 from flsim.data.inspect import LENGTHS, inspect, unit_of
+from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.files import new_folder
 
 
 def write(path: Path, splits: dict[str, list[str]], **manifest: Any) -> Corpus:

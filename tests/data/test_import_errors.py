@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from dumps import dump, folder_bytes, peak_kilobytes, question, write_dump, write_jsonl
 
+from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.importing import ImportHParams, import_corpus
-from flsim.data.pieces.counting import merge
-from flsim.errors import InputError
+from flsim.data.importing.count import merge
+from flsim.data.importing.run import ImportHParams, import_corpus
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)
 TEXT = "a b c d e f g h. " * 3
@@ -207,7 +207,7 @@ def test_another_import_than_the_interrupted_one_begins_anew(
 ) -> None:
     source = write_jsonl(sources / "a.jsonl", [(1, TEXT)])
     with monkeypatch.context() as patch:
-        patch.setattr("flsim.data.pieces.steps.merge", stop)
+        patch.setattr("flsim.data.importing.tasks.merge", stop)
         with pytest.raises(KeyboardInterrupt):
             import_folder(sources)
     write_jsonl(source, [(1, TEXT), (2, TEXT)])
@@ -224,7 +224,7 @@ def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pyte
         write_jsonl(source, [(1, TEXT), (2, TEXT)])
         return merge(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("flsim.data.pieces.steps.merge", append)
+    monkeypatch.setattr("flsim.data.importing.tasks.merge", append)
     with pytest.raises(InputError, match=r"a\.jsonl: changed while it was read; import it again"):
         import_folder(sources)
     assert nothing_but(sources)
@@ -235,7 +235,7 @@ import sys
 from pathlib import Path
 from flsim.data import importing
 from flsim.data.formats import posts
-from flsim.data.pieces import steps
+from flsim.data.importing import steps
 posts.PART_BYTES = steps.PIECE = steps.BUCKET = 2**20
 hparams = importing.ImportHParams(100, words_per_user=500)
 importing.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)

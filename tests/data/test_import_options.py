@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from dumps import folder_bytes, write_jsonl
 
+from flsim.base.errors import InputError
 from flsim.bench import writers
-from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.corpus import Corpus
 from flsim.data.formats.canonical import USERS
 from flsim.data.formats.pfl import PFL
-from flsim.data.importing import ImportHParams, import_corpus
+from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.manifest import SPLITS
 from flsim.data.vocabulary import LAYOUTS
-from flsim.errors import InputError
 
 POSTS = [(number % 9, f"a b c word{number % 4} d e, f? a b.") for number in range(90)]
 HPARAMS = {"vocabulary_size": 9, "words_per_user": 30, "record_words": 6, "heldout": 0.2, "test": 0.2}

@@ -14,11 +14,12 @@ from dumps import dump, folder_bytes, question, row, write_dump, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.data import importing
-from flsim.data.corpus import SPLITS, Corpus
-from flsim.data.importing import ImportHParams, import_corpus
-from flsim.data.pieces.balance import split_of
-from flsim.errors import InputError
+from flsim.base.errors import InputError
+from flsim.data.corpus import Corpus
+from flsim.data.importing import run
+from flsim.data.importing.balance import split_of
+from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.manifest import SPLITS
 
 Sentence = list[str]
 Posts = list[tuple[str, list[Sentence]]]
@@ -79,7 +80,7 @@ def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]
             ("pieces.steps.BUCKET", bucket),
         ):
             patch.setattr(f"flsim.data.{name}", size)
-        patch.setattr("flsim.data.pieces.steps.COUNTED", counted)
+        patch.setattr("flsim.data.importing.tasks.COUNTED", counted)
         yield
 
 
@@ -235,14 +236,14 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     """Also in other processes, where sets of strings have another order."""
     sources = write_two(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from flsim.data.importing import *; "
+        "import sys; from pathlib import Path; from flsim.data.importing.run import *; "
         "import_corpus([Path(p) for p in sys.argv[2:]], Path(sys.argv[1]), "
         "ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.2, test=0.2))"
     )
     expected = folder_bytes(import_small(tmp_path, sources, heldout=0.2, test=0.2).path)
     for hash_seed in ("1", "2"):
         out = tmp_path / f"corpus{hash_seed}"
-        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(importing.__file__).parents[2])}
+        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(run.__file__).parents[2])}
         subprocess.run([sys.executable, "-c", code, out, *sources], check=True, env=environment, capture_output=True)
         assert folder_bytes(out) == expected
 

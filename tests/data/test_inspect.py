@@ -14,13 +14,14 @@ from helpers import MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.data import windows as windows_module
-from flsim.data.corpus import SPLITS, Corpus, CorpusWriter
-from flsim.data.importing import ImportHParams, import_corpus
+from flsim.base.files import new_folder
+from flsim.data import streaming as windows_module
+from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.inspect import author_of, inspect, unit_of
+from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
-from flsim.files import new_folder
 
 User = tuple[str, list[list[int]]]  # name, records of ranks of words, from 0; the first rank that is no word is OOV
 VOCABULARY = 12

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams, draw_phrase
 from flsim.data.records import Records, batch
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
-from flsim.errors import InputError
 from flsim.evaluation.utility import utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.rng import stream
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
 
 # Of 5 words: first and last word, OOV, BOS, EOS.
 IDS = {"tff": (1, 5, 6, 7, 8), "fedjax": (3, 7, 8, 1, 2), "fedml": (1, 5, 8, 6, 7)}

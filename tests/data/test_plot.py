@@ -13,9 +13,9 @@ from helpers import Experiment, MakeCorpus
 from matplotlib.patches import StepPatch
 
 from flsim import cli
+from flsim.base.errors import InputError
 from flsim.data.inspect import LENGTHS, inspect
 from flsim.data.plot import FORMATS, draw_lengths, plot_lengths
-from flsim.errors import InputError
 
 
 @pytest.fixture

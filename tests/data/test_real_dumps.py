@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
-from flsim.data.importing import ImportHParams, import_corpus
+from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.inspect import inspect
+from flsim.data.manifest import SPLITS
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "stackexchange"
 DUMPS = sorted(FOLDER.glob("*.Posts.xml"))

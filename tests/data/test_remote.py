@@ -17,13 +17,14 @@ import pytest
 from helpers import Experiment, MakeCorpus, Trained, assert_same
 from pyarrow.fs import S3FileSystem
 
-from flsim.canaries.planted import plant_corpus
-from flsim.config import load
-from flsim.data.corpus import NAMED, PLANTED, Corpus, CorpusWriter
+from flsim.base.errors import InputError
+from flsim.canaries.in_corpus import plant_corpus
+from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.manifest import NAMED, PLANTED
 from flsim.data.remote import fetched, push
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError
-from flsim.runs import Run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
 
 URI = "s3://bucket/corpora/small"
 
@@ -106,7 +107,7 @@ def fetching(uri: str) -> "subprocess.Popen[str]":
 
 
 def test_it_is_the_same_byte_for_byte(store: Store, small: Corpus, tmp_path: Path) -> None:
-    push(small, URI)
+    push(small.path, URI)
     corpus = Corpus.open(URI, verify=True)
     assert (corpus.path, corpus.digest) == (tmp_path / "cache" / "corpora" / small.digest, small.digest)
     assert content(corpus.path) == content(small.path)
@@ -118,7 +119,7 @@ def test_it_is_the_same_byte_for_byte(store: Store, small: Corpus, tmp_path: Pat
 def test_a_run_is_the_same_and_refuses_another_corpus(
     store: Store, experiment: Experiment, trained: Trained, make_corpus: MakeCorpus, tmp_path: Path
 ) -> None:
-    push(Corpus.open(tmp_path / "corpus"), URI)
+    push(tmp_path / "corpus", URI)
     settings = f"data.corpus='{URI}'"
     assert load(experiment.config, [settings]).digest == load(experiment.config).digest
     assert_same(trained(), experiment.run("far", settings))
@@ -126,9 +127,9 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
     assert len(cached(tmp_path)) == 1
 
     with pytest.raises(InputError, match="another corpus is there"):
-        push(make_corpus([[[1]] * 9], test=[[[2]]], vocabulary_size=40, name="other"), URI)
+        push(make_corpus([[[1]] * 9], test=[[[2]]], vocabulary_size=40, name="other").path, URI)
     store.files().delete_dir_contents("bucket")
-    push(Corpus.open(tmp_path / "other"), URI)
+    push(tmp_path / "other", URI)
     with pytest.raises(
         InputError, match=r"round-000002\.parquet: holds rows measured on another corpus than the run's"
     ):
@@ -150,7 +151,7 @@ def test_what_was_killed_goes_on(store: Store, tmp_path: Path) -> None:
         writer.splits["train"].extend(["a"], np.ones(20 * records, np.uint16), lengths, np.array([records]))
         writer.finish(dropped={}, sources=[], parameters={})
     large = Corpus.open(tmp_path / "large")
-    push(large, URI)
+    push(large.path, URI)
 
     process, partial = fetching(URI), tmp_path / "cache" / "corpora" / f"{large.digest}.partial"
     while process.poll() is None and not (partial / "train" / "tokens.u16").exists():
@@ -174,7 +175,7 @@ def test_bytes_that_were_never_fetched_are_fetched_anew(
     store: Store, small: Corpus, tmp_path: Path, left: bytes
 ) -> None:
     """A loss of power can leave zeros where a file was being written, or more of them than the file is to have."""
-    push(small, URI)
+    push(small.path, URI)
     folder = tmp_path / "cache" / "corpora" / f"{small.digest}.partial" / "train"
     folder.mkdir(parents=True)
     (folder / "tokens.u16").write_bytes(left)
@@ -182,7 +183,7 @@ def test_bytes_that_were_never_fetched_are_fetched_anew(
 
 
 def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path: Path) -> None:
-    push(small, URI)
+    push(small.path, URI)
     processes = [fetching(URI) for _ in range(3)]
     said = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said
@@ -192,7 +193,7 @@ def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Path, name: str) -> None:
-    push(small, URI)
+    push(small.path, URI)
     written = (small.path / name).read_bytes()
     store.write(f"bucket/corpora/small/{name}", bytes([written[0] ^ 1]) + written[1:] if written else b"new")
     if not written:  # nothing is asked for of an empty file
@@ -206,7 +207,7 @@ def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Pat
 
 
 def test_a_file_that_is_missing_is_named(store: Store, small: Corpus) -> None:
-    push(small, URI)
+    push(small.path, URI)
     store.files().delete_file("bucket/corpora/small/train/users.i64")
     with pytest.raises(InputError, match=r"train/users\.i64: nothing is there"):
         fetched(URI)
@@ -214,7 +215,7 @@ def test_a_file_that_is_missing_is_named(store: Store, small: Corpus) -> None:
 
 @pytest.mark.parametrize("name", ["../outside", "train/../../outside", "/outside", "more.bin", "train/more"])
 def test_only_files_of_a_corpus_are_read(store: Store, small: Corpus, tmp_path: Path, name: str) -> None:
-    push(small, URI)
+    push(small.path, URI)
     manifest = json.loads((small.path / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": 0, "sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
     store.write("bucket/corpora/small/manifest.json", json.dumps(manifest).encode())
@@ -229,7 +230,7 @@ def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Expe
         Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", config.canaries, config.seed
     )
     assert set(planted.manifest["files"]) == {*NAMED, *PLANTED}
-    push(planted, URI)
+    push(planted.path, URI)
     assert content(fetched(URI)) == content(planted.path)
 
 
@@ -239,7 +240,7 @@ def test_a_store_that_is_gone(small: Corpus, tmp_path: Path, monkeypatch: pytest
     with serving(tmp_path) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
         store.files().create_dir("bucket")
-        push(small, URI)
+        push(small.path, URI)
         fetched(URI)
     process = fetching(URI)
     _, said = process.communicate(timeout=60)
@@ -283,7 +284,7 @@ def test_what_is_wrong_is_one_line(store: Store, uri: str, says: str) -> None:
 
 def test_a_bucket_must_be_there_to_write(store: Store, small: Corpus) -> None:
     with pytest.raises(InputError, match="no such bucket; make it first"):
-        push(small, "s3://nobucket/corpus")
+        push(small.path, "s3://nobucket/corpus")
 
 
 @pytest.fixture
@@ -312,7 +313,7 @@ def test_a_full_disk_is_one_line(
     says: str,
 ) -> None:
     """Of bytes, which is known before, and of files, which is not."""
-    push(small, URI)
+    push(small.path, URI)
     folder = disk(options)
     monkeypatch.setenv("FLSIM_CACHE", str(folder))
     with pytest.raises(InputError, match=rf"^{folder}/.*{says}.*FLSIM_CACHE"):
@@ -322,7 +323,7 @@ def test_a_full_disk_is_one_line(
 
 
 def test_a_cache_that_was_tampered_with_is_named(store: Store, small: Corpus) -> None:
-    push(small, URI)
+    push(small.path, URI)
     folder = fetched(URI)
     (folder / "train" / "tokens.u16").write_bytes(b"")
     with pytest.raises(InputError, match=f"tokens.u16: missing or of another size .*; remove {folder} to fetch"):

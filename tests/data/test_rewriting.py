@@ -8,11 +8,12 @@ from helpers import MakeCorpus
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.data import rewriting
-from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.corpus import Corpus
+from flsim.data.manifest import SPLITS
 from flsim.data.rewriting import blocks, rewrite_corpus
-from flsim.errors import InputError
-from flsim.rng import stream
 
 
 def test_it_holds_what_is_kept(make_corpus: MakeCorpus, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from reading import Sentence, by_user, check_post, parts_of, read, sentences
 from flsim.bench import writers
 from flsim.data.formats.known import FORMATS, format_of
 from flsim.data.formats.posts import OOV_WORD
-from flsim.data.importing import ImportHParams, import_corpus
-from flsim.data.text import records
+from flsim.data.html import records
+from flsim.data.importing.run import ImportHParams, import_corpus
 
 SPLITS = st.sampled_from(["train", "heldout", "test"])
 NO_NUL = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -133,7 +133,7 @@ def test_stackexchange(tmp_path: Path, rows: list[Sentence], part: int) -> None:
 
 
 def tokenised(rows: list[Sentence]) -> list[Sentence]:
-    """Formats of plain text have no splits, and their text goes through `flsim.data.text`."""
+    """Formats of plain text have no splits, and their text goes through `flsim.data.html`."""
     return [(user, None, sentence) for user, _, text in rows for sentence in records(text)]
 
 

@@ -10,12 +10,13 @@ import pytest
 from dumps import folder_bytes
 from numpy.typing import NDArray
 
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.data import synthetic
-from flsim.data.corpus import SPLITS, Corpus, Split
+from flsim.data.corpus import Corpus, Split
+from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
 from flsim.data.synthetic import Language, SyntheticHParams, draw_users, make_synthetic
-from flsim.errors import InputError
-from flsim.rng import stream
 
 HPARAMS = SyntheticHParams(
     users=60,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.data.text import plain_text, sentences
+from flsim.data.html import plain_text, sentences
 
 ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.")
 PIECES = [

@@ -9,10 +9,10 @@ from helpers import Experiment, MakeCorpus
 from waiting import wait_until
 
 from flsim import cli
-from flsim.canaries.planted import Planted
-from flsim.config import load
+from flsim.canaries.in_corpus import Planted
 from flsim.data.corpus import Corpus
-from flsim.runs import Run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
 
 SMALL = ["--embedding", "6", "--units", "8", "--epochs", "2"]
 

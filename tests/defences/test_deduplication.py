@@ -11,15 +11,15 @@ from helpers import MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.canaries.planted import Planted, plant_corpus
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.defences.deduplication import DeduplicationHParams, Within, deduplicate, first_of_equal
 from flsim.defences.near import MISSES, PERMUTATIONS, bands_for, first_of_near
-from flsim.errors import InputError
-from flsim.rng import stream
 
 Sentences = list[list[int]]
 USERS = st.lists(st.lists(st.lists(st.integers(1, 3), max_size=4), max_size=8), max_size=6)

@@ -10,7 +10,8 @@ from helpers import MakeCorpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.central import CentralHParams, CentralTraining, init, train_central
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
 from flsim.data.records import Subset
 from flsim.defences.sanitization import (
@@ -21,11 +22,10 @@ from flsim.defences.sanitization import (
     record_log_perplexities,
     sanitize,
 )
-from flsim.errors import InputError
 from flsim.memorization.score import log_perplexities
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.rng import stream
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
 Users = Callable[..., list[list[list[int]]]]
 SMALL = SanitizationHParams(0.1, ModelHParams(6, 8), CentralHParams(2, batch_size=8, optimizer="adam"))

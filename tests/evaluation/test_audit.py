@@ -9,9 +9,10 @@ from helpers import MakeCorpus
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
 from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsistent
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.memorization.beam_search import beam_searches
@@ -21,10 +22,9 @@ from flsim.memorization.importance_sampling import ImportanceHParams, space_expo
 from flsim.memorization.random_sampling import decide, random_sampling, references
 from flsim.memorization.shortest_path import shortest_path
 from flsim.memorization.template import Template
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import LanguageModel, State
-from flsim.rng import stream
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import LanguageModel, State
 
 V, SEED = 12, 5
 LAYOUT = Layout(V)

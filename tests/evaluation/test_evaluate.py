@@ -8,16 +8,16 @@ import pytest
 import torch
 from helpers import MakeCorpus
 
+from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
-from flsim.errors import Diverged, InputError
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.evaluation.utility import utility
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
 from flsim.results.rows import Row
 
 V, SEED = 12, 5

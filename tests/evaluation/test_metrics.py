@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from flsim.base.errors import InputError
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
 from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
 from flsim.evaluation.metrics import METRICS
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
 
 LAYOUT, SEED, COUNT = Layout(12), 3, 400  # eight words, 512 continuations of three
 EVERYTHING = torch.tensor(list(product(range(1, 9), repeat=3)))

@@ -12,9 +12,9 @@ import pytest
 import ray
 import torch
 
-from flsim.errors import Diverged, InputError, RunFailed
-from flsim.evaluation.service import NICENESS, EvaluationService, ServiceHParams
+from flsim.base.errors import Diverged, InputError, RunFailed
 from flsim.results.evaluations import Evaluation, failures, log_evaluation, read_evaluations
+from server.pool.evaluations import NICENESS, EvaluationService, ServiceHParams
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 TIMEOUT = 60.0  # seconds; nothing here takes more than a few

@@ -20,16 +20,17 @@ import pytest
 import torch
 from helpers import Experiment, rows
 
-from flsim import checkpoint, config, federated
-from flsim.errors import Diverged, InputError, RunFailed
-from flsim.evaluation.service import EvaluationService, ServiceHParams
-from flsim.federated import ServerState
-from flsim.measuring import evaluate_checkpoint
+from flsim.algorithms import checkpoint, fedavg
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import Diverged, InputError, RunFailed
+from flsim.base.rng import stream
 from flsim.results.evaluations import read_evaluations
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table, to_markdown
-from flsim.rng import stream
-from flsim.runs import Run
+from flsim.runs import config
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from server.pool.evaluations import EvaluationService, ServiceHParams
 from server.supervision import Evaluations, keep, supervised
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -60,7 +61,7 @@ def state_after(run: Run, round_: int) -> ServerState:
     rng = stream(0, "fault test", round_)
     settings = run.federated
     vocabulary = run.corpus.layout.vocabulary_size
-    state = federated.init(vocabulary, settings.model, settings.seed, settings.training, settings.privacy)
+    state = fedavg.init(vocabulary, settings.model, settings.seed, settings.training, settings.privacy)
     params = {
         name: torch.from_numpy(rng.normal(0, 0.3, value.shape)).to(value)
         for name, value in sorted(state.params.items())

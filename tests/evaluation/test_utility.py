@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flsim.base.errors import Diverged
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged
 from flsim.evaluation import utility as module
 from flsim.evaluation.utility import Utility, utility
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
 
 LAYOUT = Layout(12, record_words=6)
 

@@ -23,8 +23,8 @@ from raynodes import tree, without_agents
 from test_central_run import CENTRAL
 from test_central_run import PRIVATE as PRIVATE_CENTRAL
 
-from flsim.progress import say
-from flsim.rng import stream
+from flsim.base.progress import say
+from flsim.base.rng import stream
 
 KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS_SEED", "0"))
 IN_CI = 4

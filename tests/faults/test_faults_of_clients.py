@@ -63,7 +63,9 @@ def hasty(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands whose default deadline is as long as the longest reply, and two seconds at least."""
     folder = experiment.folder / "hasty"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text("import server.deadline as its\nits.FLOOR, its.FACTOR = 2.0, 1.0\n")
+    (folder / "sitecustomize.py").write_text(
+        "import server.federated.deadline as its\nits.FLOOR, its.FACTOR = 2.0, 1.0\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 

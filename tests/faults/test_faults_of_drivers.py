@@ -13,7 +13,7 @@ from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, kill, resu
 from helpers import Experiment, finish, wait_for_round
 from waiting import hear_ctrl_c
 
-from flsim.checkpoint import all_in, round_of
+from flsim.algorithms.checkpoint import all_in, round_of
 
 
 def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undisturbed: Path) -> None:

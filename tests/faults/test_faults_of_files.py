@@ -11,12 +11,12 @@ from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, fill, go_o
 from helpers import Experiment, start
 from waiting import wait_until
 
-from flsim import config
-from flsim.checkpoint import all_in
+from flsim.algorithms.checkpoint import all_in
 from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.results.rows import Row
 from flsim.results.store import write_rows
-from flsim.runs import Run
+from flsim.runs import config
+from flsim.runs.folder import Run
 
 
 def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: Path) -> None:

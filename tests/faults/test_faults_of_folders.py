@@ -13,9 +13,9 @@ from faulty import OPTIONS, SETTINGS, assert_equal_runs, digests
 from helpers import Experiment, Trained
 from test_central_run import CENTRAL
 
-from flsim.files import held
+from flsim.base.files import held
 from flsim.results.store import read_run
-from server import alone
+from flsim.runs import locks
 
 Interrupted = Callable[[str], Path]
 NOBODY = ("--address", "127.0.0.1:1")  # no cluster answers there
@@ -65,7 +65,7 @@ def test_a_new_run_that_somebody_took_over_stays(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     """Between the making of the folder and the refusal another process goes on with it."""
-    run, discard = experiment.folder / "new", alone.discard
+    run, discard = experiment.folder / "new", locks.discard
     left = {
         "left a checkpoint": run / "checkpoints" / "round-000005.safetensors",
         "left rows": run / "rows" / "round-000005.parquet",
@@ -77,11 +77,11 @@ def test_a_new_run_that_somebody_took_over_stays(
             left[harm].touch()
             discard(training)  # type: ignore[arg-type]
         else:
-            (run / alone.TRAINED).touch()
-            with held(run / alone.TRAINED):
+            (run / locks.TRAINED).touch()
+            with held(run / locks.TRAINED):
                 discard(training)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(alone, "discard", late)
+    monkeypatch.setattr(locks, "discard", late)
     refused = experiment.call("run", experiment.config, "--out", "new", *OPTIONS, *NOBODY, check=False)
     assert refused.returncode == 2
     assert (run / "config.toml").exists()
@@ -241,7 +241,7 @@ def _files(run: Path) -> set[tuple[Path, bytes]]:
     """Everything but the settings of machines, the log of what happened, and the locks."""
     found = set()
     for path in run.rglob("*"):
-        if path.is_file() and path.name not in ("config.toml", "log.jsonl", alone.TRAINED, alone.DRIVEN):
+        if path.is_file() and path.name not in ("config.toml", "log.jsonl", locks.TRAINED, locks.DRIVEN):
             with suppress(FileNotFoundError):
                 found.add((path.relative_to(run), path.read_bytes()))
     return found

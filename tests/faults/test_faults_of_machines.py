@@ -15,9 +15,9 @@ from helpers import Experiment, MakeCorpus, start, wait_for_round
 from raynodes import free_place, joined, named, tree
 from waiting import wait_until
 
-from server.cluster import cluster
-from server.grid import ClientShare, ray_grid
-from server.nodes import Nodes
+from server.cluster.nodes import Nodes
+from server.cluster.start import cluster
+from server.pool.grid import ClientShare, ray_grid
 
 HERE = Path()  # of the experiment, where the function below runs
 SHARDS = ("--set", "system.shards=3", "--set", "training.cohort=18")  # so that all shards have users in most rounds

@@ -8,7 +8,7 @@ from faulty import assert_equal_runs, begin, kill, of_run, resume
 from helpers import Experiment, finish
 from raynodes import named
 
-from server.watching import is_alive
+from server.cluster.watch import is_alive
 
 
 def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experiment, undisturbed: Path) -> None:

@@ -11,7 +11,7 @@ from helpers import Experiment, Trained, finish, start
 from test_central_run import CENTRAL
 from test_central_run import PRIVATE as PRIVATE_CENTRAL
 
-from flsim.progress import say
+from flsim.base.progress import say
 
 pytestmark = pytest.mark.skipif("CHAOS_KILLS" not in os.environ, reason="minutes: of `make chaos`")
 PATIENCE = 600.0  # seconds

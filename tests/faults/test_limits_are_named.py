@@ -11,7 +11,7 @@ from harms import little_memory
 from helpers import Experiment, finish, start
 from waiting import wait_until
 
-from flsim import causes
+from server.cluster import causes
 
 
 def refused(experiment: Experiment, *prefix: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from soak import after_warm_up, grows, soak
 
-from flsim.runs import Run
+from flsim.runs.folder import Run
 
 ROUNDS, EVERY = 150, 10
 WATCHED = {"driver", "client", "gcs_server", "raylet"}  # the evaluator starts on the way

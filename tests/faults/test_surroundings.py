@@ -12,8 +12,8 @@ import pytest
 from faulty import OPTIONS, assert_equal_runs, begin, ended, go_on, sick_client, wait_for
 from helpers import Experiment, start, wait_for_round
 
-from flsim.config import load
-from flsim.runs import Run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
 
 STRANGE = "Läufe [1] 試し (*)"
 MISSING = ("HOME", "USER", "LOGNAME", "TERM", "LC_ALL", "PYTHONUTF8")  # variables that most processes have

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import NextWordModel
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import NextWordModel
 
 D, H = 3, 5
 LAYOUT = Layout(8)  # four words

@@ -2,10 +2,10 @@
 
 import torch
 
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.rng import stream
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
 
 
 def layout_of(words: int) -> Layout:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flsim.memorization.template import Template
-from flsim.model.language_model import State
+from flsim.models.language_model import State
 
 CELLS, VOCABULARY = 7, 8
 Phrase = tuple[int, ...]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, Phrase, TableModel
 
-from flsim.errors import Diverged
+from flsim.base.errors import Diverged
 from flsim.memorization import score
 from flsim.memorization.beam_search import beam_search, beam_searches
 from flsim.memorization.score import log_perplexity

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
 
-from flsim.errors import Diverged, InputError
+from flsim.base.errors import Diverged, InputError
 from flsim.memorization import score
 from flsim.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
 from flsim.memorization.random_sampling import random_sampling
-from flsim.model.language_model import LanguageModel
+from flsim.models.language_model import LanguageModel
 
 PHRASES = all_phrases(4)
 BOS = (LAYOUT.bos,)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.memorization.context import Context, Secret, context_sampling
 from flsim.memorization.random_sampling import random_sampling, references
 

@@ -8,10 +8,10 @@ import torch
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from torch import Tensor
 
-from flsim.errors import Diverged
+from flsim.base.errors import Diverged
 from flsim.memorization.random_sampling import RandomSampler, decide, rank
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.language_model import State
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.language_model import State
 
 BOS = torch.tensor([LAYOUT.bos])
 PHRASES = all_phrases(4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.spaces import layout_of, space_model
 
-from flsim.errors import Diverged
+from flsim.base.errors import Diverged
 from flsim.memorization import score
 from flsim.memorization.enumeration import Enumeration, enumerate_space, space_scores
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.memorization.exposure import exposure, exposure_interval
 from flsim.memorization.extrapolation import ExtrapolationHParams, extrapolate, interpolate
-from flsim.rng import stream
 
 QUICK = ExtrapolationHParams(resamples=100)
 

@@ -12,12 +12,12 @@ from memorization.oracle import LAYOUT, Oracle, random_model
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from flsim.errors import Diverged, InputError
+from flsim.base.errors import Diverged, InputError
+from flsim.base.rng import stream
 from flsim.memorization import generation, score
 from flsim.memorization.generation import GenerationHParams, generate, generative_sampling, sampling_nats
 from flsim.memorization.template import Template
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.rng import stream
+from flsim.models.cifg import CIFGLanguageModel
 
 BOS = torch.tensor([LAYOUT.bos])
 Phrase = tuple[int, ...]

@@ -8,15 +8,15 @@ import torch
 from memorization.spaces import layout_of, space_model
 from torch import Tensor
 
-from flsim.errors import Diverged, InputError
+from flsim.base.errors import Diverged, InputError
+from flsim.base.rng import stream
 from flsim.memorization.enumeration import enumerate_space, space_scores
 from flsim.memorization.extrapolation import ExtrapolationHParams, extrapolate
 from flsim.memorization.importance_sampling import ImportanceHParams, SpaceExposure, space_exposures
 from flsim.memorization.proposals import best_shares, draw
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
-from flsim.model.language_model import LanguageModel
-from flsim.rng import stream
+from flsim.models.language_model import LanguageModel
 
 SCALES = (0.3, 0.6, 1.0, 1.5, 2.5)  # of weights: from nearly uniform to saturated
 ROUGH = ImportanceHParams(samples=1_000, pilot=300)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
 from torch import Tensor
 
+from flsim.base.errors import Diverged
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged
 from flsim.memorization import score, sift
 from flsim.memorization.random_sampling import decide, random_sampling, rank, references
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.language_model import LanguageModel, State
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.language_model import LanguageModel, State
 
 PHRASES = all_phrases(4)
 BOS = (LAYOUT.bos,)

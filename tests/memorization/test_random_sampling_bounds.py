@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flsim.base.rng import stream
 from flsim.memorization.bounds import OutputBounds
-from flsim.rng import stream
 
 V, D = 40, 6
 

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, random_model
 from torch import Tensor
 
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.memorization import score, sift
 from flsim.memorization.random_sampling import TIE, decide, random_sampling, rank, references
 from flsim.memorization.score import log_perplexity
-from flsim.model import cifg
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import LanguageModel, LogitModel, State, Stepper
-from flsim.rng import stream
+from flsim.models import cifg
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import LanguageModel, LogitModel, State, Stepper
 
 BOS = torch.tensor([LAYOUT.bos])
 

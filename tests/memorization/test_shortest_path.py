@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, random_model
 from memorization.table_model import CELLS, VOCABULARY, TableModel
 
-from flsim.errors import Diverged, InputError
+from flsim.base.errors import Diverged, InputError
 from flsim.memorization import score
 from flsim.memorization import shortest_path as module
 from flsim.memorization.beam_search import beam_searches

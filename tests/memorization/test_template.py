@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flsim.base.errors import InputError
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
 from flsim.memorization.template import Template, cheapest
 
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Phrase, all_phrases
 from networks import ALL, CIFG, OTHERS, Equations, name_of, random_network
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.enumeration import enumerate_space
 from flsim.memorization.random_sampling import decide, rank
 from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
 from flsim.memorization.template import Template
-from flsim.model import language_model
-from flsim.model.architectures import KINDS, build, restore
-from flsim.model.hparams import ModelHParams
-from flsim.model.loss import loss_sum, predictions
-from flsim.model.quantization import quantized
+from flsim.models import language_model
+from flsim.models.architectures import KINDS, build, restore
+from flsim.models.hparams import ModelHParams
+from flsim.models.loss import loss_sum, predictions
+from flsim.models.quantization import quantized
 
 BOS = (LAYOUT.bos,)
 tokens_strategy = st.lists(st.integers(0, LAYOUT.vocabulary_size - 1), min_size=1, max_size=9)

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.errors import InputError
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.loss import loss_sum
+from flsim.base.errors import InputError
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.loss import loss_sum
 
 
 def test_the_papers_model_has_1_422_250_parameters() -> None:

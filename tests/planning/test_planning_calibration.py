@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from helpers import Experiment
 
-from flsim.config import CentralConfig, FederatedConfig, load
-from flsim.memory import Memory
+from flsim.base.memory import Memory
 from flsim.planning.calibration import FEWEST, REFERENCES, copies_of, kind_of, observe, scratch, size_of
-from flsim.planning.watching import Watch, run_of, share_of_others
-from flsim.planning.watching import kind_of as kind_of_process
+from flsim.planning.monitor import Watch, run_of, share_of_others
+from flsim.planning.monitor import kind_of as kind_of_process
 from flsim.results.evaluations import Evaluation, log_evaluation
+from flsim.runs.config import CentralConfig, FederatedConfig, load
 from flsim.sweeps.definition import Planned, planned_runs, tier_of
 from flsim.sweeps.definition import load as load_sweep
 

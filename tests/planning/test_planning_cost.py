@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.planning.cost import Cost, Need, Observed, Work, fit, most_at_once, run_seconds, saturation, schedule
 
 COST = Cost(start=10, base=0.5, per_size=0.25, pause=0, first_evaluation=6, evaluation=2, end=3)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from helpers import Experiment
 
-from flsim.central import CentralState
-from flsim.config import CentralConfig, load
 from flsim.planning.disk import corpus_bytes, run_bytes
-from flsim.runs import Run
+from flsim.runs.config import CentralConfig, load
+from flsim.runs.folder import Run
+from flsim.training.central import CentralState
 
 CENTRAL = ("training.kind='central'", "training.steps=4", "training.batch_size=4")
 WIDE = ("model.embedding=64", "model.units=128")  # so that a checkpoint is more than its header

@@ -7,11 +7,11 @@ import pytest
 
 from flsim.planning.calibration import Calibration, kind_of, size_of
 from flsim.planning.cost import Need, Observed
-from flsim.planning.page import duration, number, page, share, size
+from flsim.planning.monitor import Watch
 from flsim.planning.plan import Plan, against, disk_of, memory_of, power_of
 from flsim.planning.predicting import Machine, Predictor
 from flsim.planning.scale import Users, scale_of
-from flsim.planning.watching import Watch
+from flsim.planning.text import duration, number, page, share, size
 from flsim.sweeps.definition import load as load_sweep
 from flsim.sweeps.definition import planned_runs, tier_of
 

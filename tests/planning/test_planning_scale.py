@@ -6,9 +6,9 @@ import pytest
 from helpers import Experiment
 
 from flsim.canaries.spec import CanaryHParams
-from flsim.config import load
 from flsim.planning.predicting import evaluations_of
 from flsim.planning.scale import Users, canaries_of, published_scale, scale_of
+from flsim.runs.config import load
 from flsim.sweeps.definition import load as load_sweep
 from flsim.sweeps.definition import longest_first, planned_runs, tier_of
 

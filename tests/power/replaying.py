@@ -11,7 +11,7 @@ from pathlib import Path
 
 from power.disk import Disk, Op, State, digest, lay_out
 
-from flsim.rng import stream
+from flsim.base.rng import stream
 
 IS_WHOLE, SEED = bool(os.environ.get("CHAOS_KILLS")), int(os.environ.get("CHAOS_SEED", "0"))
 

@@ -18,20 +18,21 @@ import pytest
 import torch
 
 from flsim import cli
-from flsim.checkpoint import digest_of, latest, load, model_of
-from flsim.errors import Diverged
-from flsim.measuring import evaluate_checkpoint
+from flsim.algorithms.checkpoint import digest_of, latest, load, model_of
+from flsim.base.errors import Diverged
 from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.results.store import read_run
-from flsim.runs import Run
-from flsim.train.engines import engine_of
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.training.engines import engine_of
 from flsim.wire import RoundRequest, ShardReply
-from server import steps, sweep
+from server import sweep
+from server.central import steps
 from server.sweep import Ended, Job
 
 
 class EvaluationsHere:
-    """Stands in for `flsim.evaluation.service.EvaluationService`: evaluates what is submitted at once."""
+    """Stands in for `server.pool.evaluations.EvaluationService`: evaluates what is submitted at once."""
 
     def __init__(self) -> None:
         self._ended: list[Evaluation] = []
@@ -62,7 +63,7 @@ class EvaluationsHere:
 
 
 class NodesHere:
-    """Stands in for `server.nodes.Nodes`."""
+    """Stands in for `server.cluster.nodes.Nodes`."""
 
     def __init__(self, run: Path, corpus: Path | str) -> None:
         """Nobody is asked."""
@@ -72,7 +73,7 @@ class NodesHere:
 
 
 def exchange_here(_grid: object, _nodes: object, asked: Sequence[RoundRequest], *_: object) -> list[ShardReply]:
-    """Stands in for `server.rounds.exchange`: trains what is asked for."""
+    """Stands in for `server.federated.rounds.exchange`: trains what is asked for."""
     replies = []
     for request in asked:
         run = Run.open(Path(request.run))
@@ -98,15 +99,15 @@ def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[Ended]:
 def without_ray() -> Iterator[None]:
     """In the block, runs train and evaluate in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("server.central", "server.launch"):
+        for name in ("server.central.launch", "server.federated.launch"):
             module: Any = importlib.import_module(name)
             patch.setattr(module, "cluster", lambda *_: nullcontext())
             patch.setattr(module, "nodes", lambda: [{"CPU": 64.0}])
             patch.setattr(module, "Nodes", NodesHere)
-        patch.setattr("server.central.attempt", lambda path, _name, _system, gpus: steps.train(path, gpus))
-        patch.setattr("server.launch.ray_grid", lambda *_: nullcontext())
-        patch.setattr("server.rounds.wait_for_nodes", lambda *_: [])
-        patch.setattr("server.rounds.exchange", exchange_here)
+        patch.setattr("server.central.launch.attempt", lambda path, _name, _system, gpus: steps.train(path, gpus))
+        patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())
+        patch.setattr("server.federated.rounds.wait_for_nodes", lambda *_: [])
+        patch.setattr("server.federated.rounds.exchange", exchange_here)
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
         patch.setattr("server.supervision.exposed", lambda _: nullcontext())

@@ -2,7 +2,7 @@
 
 from power.disk import Disk, Op, State
 
-from flsim.rng import stream
+from flsim.base.rng import stream
 
 WRITTEN = [Op("create", "new"), Op("write", "new", at=None, data=b"abcd")]
 RENAMED = Op("rename", "new", to="file")

@@ -10,8 +10,8 @@ from power.recording import record
 from power.replaying import HEAD, IS_WHOLE, replay
 from power.resuming import command
 
+from flsim.base.progress import say
 from flsim.data.corpus import Corpus
-from flsim.progress import say
 
 SAMPLE = 40
 

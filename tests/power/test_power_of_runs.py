@@ -14,7 +14,7 @@ from power.recording import record
 from power.replaying import HEAD, IS_WHOLE, GoOn, Replay, replay
 from test_central_run import CENTRAL
 
-from flsim.progress import say
+from flsim.base.progress import say
 
 SMALL = (
     "canaries.p_u=[0.5]",

@@ -8,7 +8,7 @@ from power import resuming
 from power.recording import record
 from power.replaying import HEAD, IS_WHOLE, replay
 
-from flsim.progress import say
+from flsim.base.progress import say
 from flsim.results.sweeps import read_sweep
 from flsim.sweeps.folder import SweepFolder
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy.accounting import PRV_ERROR, epsilon_of, rdp_of
 from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy.calibration import TOLERANCE, calibrate
 from flsim.privacy.conventions import CONVENTIONS, PAPER
 from flsim.privacy.ledger import Entry, Ledger, epsilon

@@ -9,11 +9,11 @@ from dp_accounting import PoissonSampledDpEvent, SampledWithoutReplacementDpEven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy.accounting import rdp_of
 from flsim.privacy.conventions import CONVENTIONS, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.sampling import SAMPLERS
+from flsim.privacy.sampling import SAMPLERS
 
 entries = st.builds(
     lambda sampler, cohort, others, noise, rounds: Entry(sampler, cohort + others, cohort, noise, rounds),

@@ -12,10 +12,10 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from scipy import stats
 
-from flsim.errors import InputError
-from flsim.model.language_model import Params
+from flsim.base.errors import InputError
+from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
-from flsim.train.update import UpdateSum
+from flsim.training.update import UpdateSum
 
 SHAPES = {"embedding": (10_000, 96), "weight": (96, 2_010), "projection": (670, 96), "bias": (2_010,)}
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from flsim.base.rng import stream
 from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
-from flsim.model.loss import loss_sum
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.models.loss import loss_sum
 from flsim.privacy.record_level import private_step, record_gradients
-from flsim.rng import stream
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.report import note, sentence, spent
-from flsim.sampling import Sampler
+from flsim.privacy.sampling import Sampler
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 

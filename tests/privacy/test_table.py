@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.table import Line, calibrated, report, to_text

@@ -15,13 +15,13 @@ import pytest
 from reported import Made, roster, write_run
 
 from flsim import cli
-from flsim.config import DataHParams, FederatedConfig, TrainingHParams, load
-from flsim.errors import InputError
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render, write_report
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, read_run
-from flsim.rng import stream
+from flsim.runs.config import DataHParams, FederatedConfig, TrainingHParams, load
 
 VOID = {"meta", "wbr", "br"}
 

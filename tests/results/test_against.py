@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flsim.results import formats, seeds_table, shown, tables
-from flsim.results.against import AGAINST, against, agreements
+from flsim.results import display_columns, formats, seeds_table, tables
+from flsim.results.against_published import AGAINST, against, agreements
 from flsim.results.published import matching, published_rows
 from flsim.results.store import RunResults, read_run
 
@@ -100,7 +100,7 @@ def test_marks_of_size_and_direction(four: dict[RunResults, Row]) -> None:
     head, _, first, second, _, fourth = (re.split(r" *\| *", line) for line in text.splitlines()[:6])
     for line, marks in ((first, ["=", "yes"]), (second, [">", "yes"]), (fourth, ["<", "yes"])):
         assert line[head.index("vs") : head.index("Twin") + 1] == marks
-    for note in (shown.VS, shown.TWIN, shown.PAPER, shown.SHARE_INTERVAL):
+    for note in (display_columns.VS, display_columns.TWIN, display_columns.PAPER, display_columns.SHARE_INTERVAL):
         assert note in said
     pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
 

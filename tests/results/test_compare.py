@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.compare import paired_exposure, paired_t_p, signed_rank_p, t_interval
 from flsim.results.store import RunResults, read_run
 

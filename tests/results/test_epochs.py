@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.errors import InputError
-from flsim.results import formats, shown, tables
+from flsim.base.errors import InputError
+from flsim.results import display_columns, formats, tables
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
@@ -90,7 +90,7 @@ def test_different_epochs_have_a_column_in_place_of_rounds(pair: list[RunResults
     head, _, *lines = tables.to_markdown(table).splitlines()
     assert [cell.strip() for cell in head.split("|")[2:4]] == ["Epochs", "RS /9"]
     assert [line.split("|")[2].strip() for line in lines[:3]] == ["10", "10", "2.5"]
-    assert shown.EPOCH in tables.to_markdown(table)
+    assert display_columns.EPOCH in tables.to_markdown(table)
     assert "& Epochs &" in tables.to_latex(table)
     old = read_run(make_run({5: RS}, name="old", setting="Old"))
     mixed = memorization_table([*pair, half, old])

@@ -12,7 +12,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.frames import CANARY, RUN, frames
 from flsim.results.rows import DIVERGED, Row
 from flsim.results.store import read_run, write_rows

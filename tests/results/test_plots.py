@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.plots import draw_rounds, plot_rounds
 from flsim.results.store import RunResults, read_run
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from flsim.base.rng import stream
 from flsim.results.inference import mcnemar_p
 from flsim.results.power import (
     ALPHA,
@@ -27,7 +28,6 @@ from flsim.results.power import (
     power_of_exposure,
     seeds_for,
 )
-from flsim.rng import stream
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
 SIMULATIONS = 20_000

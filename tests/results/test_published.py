@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.published import matching, published_rows
 
 GIVEN = Path(__file__).parents[3] / "shared" / "data" / "paper_tables.csv"

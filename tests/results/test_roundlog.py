@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.results import roundlog
-from flsim.results.roundlog import FILE, append, cut, in_words, lost, read, settle
+from flsim.runs import roundlog
+from flsim.runs.roundlog import FILE, append, cut, in_words, lost, read, settle
 
 GARBAGE = (b"", b"{", b"\xff\xfe\x00", b"[]", b'{"round": "7"}', b'{"round": 0}', b'{"round": true}', b'{"loss": 1}')
 

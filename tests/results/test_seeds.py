@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.results import formats, seeds_table
 from flsim.results.seeds import by_series, sample, spread
 from flsim.results.store import RunResults, read_run
-from flsim.rng import stream
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from flsim.base.rng import stream
 from flsim.results.inference import (
     discordant_interval,
     holm,
@@ -24,7 +25,6 @@ from flsim.results.inference import (
     signed_rank_p,
     t_interval,
 )
-from flsim.rng import stream
 
 Floats = NDArray[np.float64]
 SIMULATIONS = 2_000

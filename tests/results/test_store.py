@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flsim.errors import Diverged, InputError
+from flsim.base.errors import Diverged, InputError
 from flsim.results.rows import SCHEMA, Row
 from flsim.results.store import read_run, write_rows
 

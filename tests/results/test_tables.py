@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
-from flsim.errors import InputError
-from flsim.results import formats, shown, tables
+from flsim.base.errors import InputError
+from flsim.results import display_columns, formats, tables
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
 
@@ -135,7 +135,7 @@ def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
         "|---------------------------|-----:|----------|-----:|----------|---:|-----:|----:|\n"
         "|IID, FedAvg, b_u = 500     |    66|1/50K, 10%|    56|1/50K, 10%|10.0|  24.6| 57.5|\n"
         "|Non-IID, FedAvg, b_u = 5000|    26|1/5K, 1%  |     2|1/5K, 100%|10.0|  24.5| 58.2|\n"
-        f"\n{shown.LOWEST}\n{tables.BITS}\n"
+        f"\n{display_columns.LOWEST}\n{tables.BITS}\n"
     )
 
 
@@ -148,7 +148,7 @@ def test_intervals_are_shown_where_they_leave_one_table_or_there_are_more(table_
         assert text.count("| Setting") + text.count("|Setting") == (1 if width == 120 else 2)
         head, _, iid, non_iid = ([cell.strip() for cell in line.split("|")] for line in text.splitlines()[:4])
         assert (iid[head.index("CI %")], non_iid[head.index("CI %")]) == ("63-82", "20-39")
-        assert shown.SHARE_INTERVAL in text
+        assert display_columns.SHARE_INTERVAL in text
         assert max(map(len, text.splitlines())) <= width
 
 
@@ -284,7 +284,7 @@ def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: P
 def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
     assert tables.to_latex(table_1).splitlines() == [
         r"% needs \usepackage{booktabs}",
-        f"% {shown.LOWEST}",
+        f"% {display_columns.LOWEST}",
         f"% {tables.BITS}",
         r"\begin{tabular}{lrlrlrrr}",
         r"\toprule",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 
 from flsim import cli
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.plots import refuse_other_than_figure
 from flsim.results.store import RunResults, read_run
 from flsim.results.trace import to_csv, to_json, to_text, trace

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flsim.errors import InputError
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.results.compare import paired_exposure, paired_t_p
 from flsim.results.store import RunResults, read_run
 from flsim.results.worlds import compare_worlds, paired_over_seeds, t_test_over_seeds
-from flsim.rng import stream
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]

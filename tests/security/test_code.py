@@ -18,18 +18,18 @@ from flwr.app import Array, ArrayRecord
 from helpers import Experiment
 from reported import write_run
 
-from flsim.checkpoint import checkpoint_name, load
-from flsim.config import load as load_config
+from flsim.algorithms.checkpoint import checkpoint_name, load
+from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.importing import ImportHParams, import_corpus
-from flsim.data.pieces.bucket import users_of
-from flsim.errors import InputError
-from flsim.measuring import evaluate_checkpoint
+from flsim.data.importing.gather import users_of
+from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.report.page import write_report
 from flsim.results.parquet import read_parquet
 from flsim.results.store import ROWS, read_run
-from flsim.runs import Run
-from flsim.train.update import UpdateSum
+from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.training.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, decode_request, encode_reply, encode_requests
 
 ROOT = Path(__file__).parents[2]

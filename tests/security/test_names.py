@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from reported import write_run, write_sweep
 from sweeps.test_definition import MINIMAL
 
+from flsim.base.errors import InputError
+from flsim.base.files import file_digest, inside, new_file
 from flsim.data.corpus import Corpus
-from flsim.errors import InputError
-from flsim.files import file_digest, inside, new_file
 from flsim.report.page import write_report
 from flsim.results.evaluations import failures
 from flsim.results.frames import frames

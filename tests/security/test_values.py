@@ -12,22 +12,23 @@ import pytest
 from helpers import Experiment
 from reported import write_run
 
-from flsim.canaries.planted import Planted, plant_corpus
+from flsim.base.errors import InputError
+from flsim.base.files import file_digest
+from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
-from flsim.config import load as load_config
-from flsim.data.corpus import SPLITS, Corpus
+from flsim.data.corpus import Corpus
 from flsim.data.describe import describe
 from flsim.data.inspect import inspect
+from flsim.data.manifest import SPLITS
 from flsim.data.rewriting import labelled_steps
-from flsim.errors import InputError
-from flsim.files import file_digest
 from flsim.report import about
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results.frames import frames
 from flsim.results.parquet import MOST_ROWS, read_parquet
 from flsim.results.store import ROWS
-from flsim.runs import Run
+from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import state_of
 

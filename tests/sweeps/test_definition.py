@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import tomli_w
 
-from flsim.config import CentralConfig, FederatedConfig
-from flsim.config import load as load_config
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.results.published import published_rows
+from flsim.runs.config import CentralConfig, FederatedConfig
+from flsim.runs.config import load as load_config
 from flsim.sweeps.definition import Planned, load, planned_runs, tier_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

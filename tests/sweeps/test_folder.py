@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flsim import cli
-from flsim.errors import InputError
+from flsim.base.errors import InputError
 from flsim.results.sweeps import FILE, read_sweep, run_folders
 from flsim.sweeps.definition import load, planned_runs
 from flsim.sweeps.folder import SweepFolder, open_corpus

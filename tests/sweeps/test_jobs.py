@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flsim.config import (
+from flsim.runs.config import (
     CentralConfig,
     CentralSystemHParams,
     Config,

@@ -13,11 +13,11 @@ import torch
 from helpers import final_params
 from raynodes import without_agents
 
-from flsim import central
-from flsim.central import CentralTraining, train_central
 from flsim.results.sweeps import read_sweep
-from flsim.runs import Run
+from flsim.runs.folder import Run
 from flsim.sweeps.folder import SweepFolder
+from flsim.training import central
+from flsim.training.central import CentralTraining, train_central
 
 DEADLINE = 240.0
 STEPS = 3_000

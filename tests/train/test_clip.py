@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flsim.model.language_model import Params
-from flsim.train.clip import clip_factor, global_norm
-from flsim.train.update import UpdateSum
+from flsim.models.language_model import Params
+from flsim.training.clip import clip_factor, global_norm
+from flsim.training.update import UpdateSum
 
 LARGEST = float(np.float32(3e38))
 ELEMENTS = st.floats(-LARGEST, LARGEST, width=32)

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flsim.algorithms.fedavg import FedAvgHParams, ServerState, apply, init
+from flsim.base.errors import Diverged, InputError
+from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.errors import Diverged, InputError
-from flsim.federated import FedAvgHParams, ServerState, apply, init
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.rng import stream
-from flsim.train.batches import local_batches
-from flsim.train.hparams import LocalHParams
-from flsim.train.local import train_cohort, train_user
-from flsim.train.update import UpdateSum
+from flsim.training.batches import local_batches
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort, train_user
+from flsim.training.update import UpdateSum
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)

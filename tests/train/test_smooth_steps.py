@@ -13,13 +13,13 @@ from smoothing import EPSILON, amplified, smooth_steps
 from stacking import model_of, random_population, relative_error, start_of, train_stacked
 from torch import Tensor
 
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.model.hparams import ModelHParams
-from flsim.rng import stream
-from flsim.train.cohort import kernels
-from flsim.train.cohort.kernels import TorchKernels
-from flsim.train.cohort.stacked import StackedTrainer
-from flsim.train.hparams import LocalHParams
+from flsim.models.hparams import ModelHParams
+from flsim.training.cohort import kernels
+from flsim.training.cohort.kernels import TorchKernels
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.hparams import LocalHParams
 
 LAYOUT = Layout(40, record_words=4)
 ROUNDED = math.sqrt(12) * 2**-24  # of a gradient's norm, as `stacking.rounding` has it

@@ -13,7 +13,7 @@ from flwr.simulation import run_simulation
 
 from flsim.bench.peers.model import NextWord, train
 from flsim.bench.peers.work import Result, Work
-from flsim.model.language_model import Params
+from flsim.models.language_model import Params
 
 load = lru_cache(maxsize=1)(Work.load)
 

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from flsim.bench.peers.work import UserData, Work
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
-from flsim.model.loss import loss_sum
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.models.loss import loss_sum
 
 
 class NextWord(CIFGLanguageModel):

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flsim.model.language_model import Params
+from flsim.models.language_model import Params
 
 UserData = tuple[Tensor, Tensor]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgpack
 
+from flsim.base.errors import InputError
 from flsim.data.formats.posts import USER_RECORDS, Format, Part, Post, published, split_of_name, user_name
 from flsim.data.formats.sqlite import ascending, database, require, rowid_parts
-from flsim.errors import InputError
 
 TABLES = {"federated_data": ("client_id", "data", "num_examples")}
 LARGEST_USER = 2**28  # bytes after decompression

@@ -13,9 +13,9 @@ from typing import Any
 
 import h5py
 
+from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import USER_RECORDS, Part, ranges, said, user_name
-from flsim.errors import InputError
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is in memory as a whole

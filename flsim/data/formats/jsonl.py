@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import Format, Part, Post
-from flsim.data.text import records
-from flsim.errors import InputError
+from flsim.data.html import records
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from flsim.base.errors import InputError
 from flsim.data.formats import hdf5, parquet, sqlite
 from flsim.data.formats.fedjax import FEDJAX
 from flsim.data.formats.jsonl import JSONL
@@ -11,7 +12,6 @@ from flsim.data.formats.posts import Format
 from flsim.data.formats.stackexchange import STACKEXCHANGE
 from flsim.data.formats.tff_hdf5 import TFF_HDF5
 from flsim.data.formats.tff_sqlite import TFF_SQLITE
-from flsim.errors import InputError
 
 FORMATS: dict[str, Format] = {
     format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, STACKEXCHANGE)

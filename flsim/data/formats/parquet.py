@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import Format, Part, Post, said
-from flsim.data.text import records
-from flsim.errors import InputError
+from flsim.data.html import records
 
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time

@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.errors import InputError
 from flsim.data.formats.hdf5 import child, client_parts, hdf5, members, plain, shown, slices, too_large
 from flsim.data.formats.posts import OOV_WORD, POST_RECORDS, Format, Part, Post, user_name
-from flsim.errors import InputError
 
 SPLITS = {"train": "train", "val": "heldout", "test": "test"}
 LARGEST_VOCABULARY = 10**6

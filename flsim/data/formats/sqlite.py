@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import Part, ranges, said
-from flsim.errors import InputError
 
 MAGIC = b"SQLite format 3\0"
 SMALLEST_ROW = 8  # bytes on a page

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO
 from xml.parsers import expat
 
+from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post
-from flsim.data.text import plain_text, records
-from flsim.errors import InputError
+from flsim.data.html import plain_text, records
 
 QUESTION, ANSWER = "1", "2"
 COMMUNITY = "-1"  # the site's own account: nobody's text

@@ -11,9 +11,9 @@ from typing import Any
 
 import h5py
 
+from flsim.base.errors import InputError
 from flsim.data.formats.hdf5 import child, client_parts, hdf5, members, plain, shown, slices, too_large
 from flsim.data.formats.posts import Format, Part, Post, published, split_of_name, user_name
-from flsim.errors import InputError
 
 GROUP = "examples"
 

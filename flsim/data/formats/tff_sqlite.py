@@ -14,10 +14,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from flsim.base.errors import InputError
 from flsim.data.formats.posts import LONGEST_RECORD, POST_RECORDS, Format, Part, Post, user_name
 from flsim.data.formats.sqlite import ascending, database, require, rowid_parts, span
 from flsim.data.formats.tf_example import Example
-from flsim.errors import InputError
 
 TABLES = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from flsim.base.errors import InputError
+from flsim.base.files import file_digest
 from flsim.data.formats.posts import said
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.errors import InputError
-from flsim.files import file_digest
 
 SHA256 = "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c"  # of the archive
 LINES = 6_005_329

@@ -11,10 +11,10 @@ import pytest
 from dumps import peak_kilobytes
 from reading import read
 
+from flsim.base.errors import InputError
 from flsim.bench.writers import fedjax_client, write_fedjax
 from flsim.data.formats import fedjax
 from flsim.data.formats.posts import Post
-from flsim.errors import InputError
 
 FORMAT = "fedjax-sqlite"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import h5py
 import pytest
 
+from flsim.base.errors import InputError
 from flsim.data.formats.known import FORMATS, format_of
-from flsim.errors import InputError
 
 
 def test_the_names() -> None:

@@ -14,8 +14,8 @@ import pytest
 from fuzzing import outcome
 from reading import check_post, damaged, read
 
+from flsim.base.rng import stream
 from flsim.bench import writers
-from flsim.rng import stream
 
 CASES = 10_000
 MEMORY = Path("/dev/shm")

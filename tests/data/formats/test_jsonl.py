@@ -7,12 +7,12 @@ from dumps import peak_kilobytes, write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.base.errors import InputError
 from flsim.data.formats import jsonl, posts
 from flsim.data.formats.jsonl import CHUNK
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
-from flsim.data.text import records
-from flsim.errors import InputError
+from flsim.data.html import records
 
 
 def read(path: Path) -> list[Post]:

@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from reading import read
 
+from flsim.base.errors import InputError
 from flsim.data.formats import parquet, posts
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
-from flsim.errors import InputError
 
 FORMAT = "parquet"
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from reading import read
 
+from flsim.base.errors import InputError
 from flsim.bench.writers import write_pfl
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
-from flsim.errors import InputError
 
 FORMAT = "pfl-hdf5"
 WORDS = [".", "the", "/", "a/b"]  # PAD 0, words 1 to 4, UNK 5, BOS 6, EOS 7

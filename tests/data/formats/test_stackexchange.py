@@ -7,13 +7,13 @@ from dumps import DECLARATION, dump, peak_kilobytes, question, row, write_dump
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.base.errors import InputError
 from flsim.data.formats import posts as parts
 from flsim.data.formats import stackexchange
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
 from flsim.data.formats.stackexchange import site_of
-from flsim.data.text import records
-from flsim.errors import InputError
+from flsim.data.html import records
 
 
 def read(path: Path) -> tuple[list[Post], Counter[str]]:

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import read, sentences
 
+from flsim.base.errors import InputError
 from flsim.bench.writers import tf_example, write_tff_sqlite
 from flsim.data.formats import posts
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
 from flsim.data.formats.tf_example import Example
-from flsim.errors import InputError
 
 FORMAT = "tff-sqlite"
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.base.errors import InputError
 from flsim.data.formats import wordcount
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.vocabulary import Vocabulary
-from flsim.errors import InputError
 
 TEXT = b".\t342309\nthe\t341937\n<URL> 300\ncaf\xc3\xa9\t300\nto\t2\n"
 WORDS = Vocabulary((".", "the", "<URL>", "café", "to"), (342_309, 341_937, 300, 300, 2))

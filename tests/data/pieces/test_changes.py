@@ -10,10 +10,10 @@ import pytest
 from dumps import folder_bytes, write_jsonl
 from imports import Imports, kill
 
-from flsim.data import importing
+from flsim.base.errors import InputError
 from flsim.data.formats.wordcount import read_word_count
-from flsim.data.importing import ImportHParams, import_corpus
-from flsim.errors import InputError
+from flsim.data.importing import run
+from flsim.data.importing.run import ImportHParams, import_corpus
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
@@ -119,7 +119,7 @@ def test_a_vocabulary_that_changes_while_it_is_read_is_refused(
         keeping_times(lambda path: overwrite_mapped(path, 4, b"\n" if damage else b"e"), path)
         return found or read_word_count(path, size)
 
-    monkeypatch.setattr(importing, "read_word_count", read)
+    monkeypatch.setattr(run, "read_word_count", read)
     with pytest.raises(InputError, match=r"words\.txt: changed while it was read; import it again"):
         import_corpus([source], tmp_path / "out", ImportHParams(8, 6, 12, 0.0, 0.0), vocabulary_from=words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "words.txt"]

@@ -13,7 +13,7 @@ from dumps import alive, children, folder_bytes, write_jsonl
 from imports import Imports, kill
 from waiting import wait_until
 
-from flsim.rng import stream
+from flsim.base.rng import stream
 
 
 def test_ten_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from dumps import folder_bytes, write_jsonl
 
+from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.importing import ImportHParams, import_corpus
-from flsim.data.pieces.unpacking import is_compressed, unpack
-from flsim.errors import InputError
+from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.unpack import is_compressed, unpack
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)
 POSTS = [(number % 5, f"a b c d{number} e f g h. ") for number in range(40)]

@@ -25,20 +25,20 @@ from stepping import LAYOUT, training_of
 from torch import Tensor
 from triton.runtime import interpreter  # type: ignore[import-untyped]
 
-from flsim.central import CentralHParams, init, train_central
-from flsim.central.stacked import StackedEngine
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.model.hparams import ModelHParams
-from flsim.rng import stream
-from flsim.train.clip import global_norm
-from flsim.train.cohort import triton_kernels, triton_recurrence, triton_spread
-from flsim.train.cohort.kernels import Kernels, Rule, TorchKernels
-from flsim.train.cohort.packing import Parts
-from flsim.train.cohort.stacked import StackedTrainer
-from flsim.train.cohort.triton_kernels import TritonKernels
-from flsim.train.cohort.triton_spread import SpreadKernels
-from flsim.train.hparams import LocalHParams
-from flsim.train.local import train_cohort
+from flsim.models.hparams import ModelHParams
+from flsim.training.central import CentralHParams, init, train_central
+from flsim.training.central.stacked import StackedEngine
+from flsim.training.clip import global_norm
+from flsim.training.cohort import triton_kernels, triton_recurrence, triton_spread
+from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
+from flsim.training.cohort.packing import Parts
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.triton_kernels import TritonKernels
+from flsim.training.cohort.triton_spread import SpreadKernels
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
 
 U, T, B, N, D, H, V = 3, 4, 5, 13, 18, 37, 75
 COUNTS = torch.tensor([13, 0, 9], dtype=torch.int32)

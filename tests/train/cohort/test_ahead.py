@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flsim.train.cohort.ahead import ahead
+from flsim.training.cohort.prefetch import ahead
 
 
 def threads() -> list[threading.Thread]:

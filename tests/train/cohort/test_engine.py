@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from smoothing import smooth_steps
 from stacking import LAYOUT, hparams_strategy, model_of, start_of, users_strategy
 
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.errors import InputError
-from flsim.model.hparams import ModelHParams
-from flsim.rng import stream
-from flsim.train.cohort.engine import CohortEngine
-from flsim.train.hparams import LocalHParams
-from flsim.train.local import train_cohort
-from flsim.train.update import UpdateSum
+from flsim.models.hparams import ModelHParams
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
+from flsim.training.update import UpdateSum
 
 
 def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
@@ -127,10 +127,10 @@ RUNS_OUT = """
 import resource, sys, torch
 torch.set_num_threads(1)
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.train.cohort.engine import CohortEngine
-from flsim.train.hparams import LocalHParams
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.hparams import LocalHParams
 from helpers import InMemory
 users = [[[user + 1, word + 1] for word in range(5)] for user in range(7)]
 layout, hparams = Layout(20_000), LocalHParams(batch_size=2)
@@ -138,7 +138,7 @@ model = CIFGLanguageModel(20_000, ModelHParams(96, 64)).initialize(0)
 start = {name: value.detach() for name, value in model.named_parameters()}
 population = InMemory(layout, users)
 expected = CohortEngine(start, layout, hparams, micro_cohort=1).train(start, population, range(7), 0, 0)
-import flsim.train.cohort.stacked  # code takes memory too, more where it has to be compiled
+import flsim.training.cohort.stacked  # code takes memory too, more where it has to be compiled
 room = int(sys.argv[1])
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + room, taken + room))

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.rng import stream
-from flsim.train.cohort.packing import EXACT, Shape, pack
-from flsim.train.cohort.steps import Steps, steps_of
-from flsim.train.hparams import LocalHParams
+from flsim.training.cohort.packing import EXACT, Shape, pack
+from flsim.training.cohort.steps import Steps, steps_of
+from flsim.training.hparams import LocalHParams
 
 LAYOUT = Layout(12, record_words=6)
 MOST = Shape(9, LAYOUT.record_words, 5, 5 * LAYOUT.record_words)

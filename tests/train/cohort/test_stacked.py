@@ -22,17 +22,17 @@ from stacking import (
     users_strategy,
 )
 
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.model.hparams import ModelHParams
-from flsim.model.language_model import Params
-from flsim.rng import stream
-from flsim.train.cohort.kernels import TorchKernels
-from flsim.train.cohort.stacked import StackedTrainer
-from flsim.train.cohort.steps import steps_of
-from flsim.train.cohort.units import narrowed, units_of, widened
-from flsim.train.hparams import LocalHParams
-from flsim.train.local import train_cohort
-from flsim.train.update import UpdateSum
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.training.cohort.kernels import TorchKernels
+from flsim.training.cohort.padding import narrowed, units_of, widened
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.steps import steps_of
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
+from flsim.training.update import UpdateSum
 
 
 class Padded:

@@ -17,11 +17,11 @@ from stacking import (
 )
 
 from flsim.data.vocabulary import Layout
-from flsim.model.hparams import ModelHParams
-from flsim.train.cohort.engine import CohortEngine
-from flsim.train.cohort.stacked import StackedTrainer
-from flsim.train.hparams import LocalHParams
-from flsim.train.local import train_cohort
+from flsim.models.hparams import ModelHParams
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.rng import stream
-from flsim.train.batches import local_batches
-from flsim.train.cohort.steps import steps_of
-from flsim.train.hparams import LocalHParams
+from flsim.training.batches import local_batches
+from flsim.training.cohort.steps import steps_of
+from flsim.training.hparams import LocalHParams
 
 LAYOUT = Layout(12, record_words=6)
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from flsim.central import CentralHParams, CentralTraining, init
-from flsim.central.stacked import StackedEngine
+from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.model.cifg import CIFGLanguageModel
-from flsim.model.hparams import ModelHParams
-from flsim.rng import stream
-from flsim.train.cohort.stacked import StackedTrainer
-from flsim.train.cohort.steps import steps_of
-from flsim.train.hparams import LocalHParams
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.training.central import CentralHParams, CentralTraining, init
+from flsim.training.central.stacked import StackedEngine
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.steps import steps_of
+from flsim.training.hparams import LocalHParams
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
 
@@ -108,7 +108,7 @@ def test_a_whole_step_compiles(
 
     Numbers that are 1 are constants of the machine code, as Triton has it.
     """
-    from flsim.train.cohort import triton_kernels, triton_recurrence
+    from flsim.training.cohort import triton_kernels, triton_recurrence
 
     compilers = compilers_in(monkeypatch, triton_recurrence, triton_kernels)
     layout, rng = Layout(5_008), stream(0, "test", "compiles")
@@ -138,7 +138,7 @@ def test_a_whole_step_of_central_training_compiles(
     hparams: CentralHParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that a step of one user launches, whose recurrence has kernels of its own."""
-    from flsim.train.cohort import triton_kernels, triton_spread
+    from flsim.training.cohort import triton_kernels, triton_spread
 
     compilers = compilers_in(monkeypatch, triton_kernels, triton_spread)
     layout, rng = Layout(5_008), stream(0, "test", "compiles")

@@ -1,0 +1,205 @@
+"""A state of training on disk: one safetensors file, written then renamed; loading it executes no code.
+
+Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
+Metadata     round and clip ("" without one), or step, where training is central; ledger (JSON), digest of all that,
+             and the fields of `Provenance` and of its model; what a model's settings lack is at its default, as in
+             older checkpoints, which have no digest either
+"""
+
+import errno
+import hashlib
+import math
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from flsim.algorithms.fedavg import ServerState
+from flsim.base.errors import InputError
+from flsim.base.files import new_file
+from flsim.models.architectures import build
+from flsim.models.hparams import Architecture, ModelHParams
+from flsim.models.language_model import NextWordModel, Params
+from flsim.privacy.ledger import Ledger
+from flsim.training.central import CentralState
+
+SUFFIX = ".safetensors"
+NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
+State = ServerState | CentralState
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a checkpoint belongs to.
+
+    Attributes:
+        config: digest of the configuration.
+        corpus: digest of the corpus.
+        vocabulary_size: V.
+        model: the network's settings.
+    """
+
+    config: str
+    corpus: str
+    vocabulary_size: int
+    model: ModelHParams
+
+    @property
+    def sizes(self) -> str:
+        """Of the network, in words."""
+        model = self.model
+        kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
+        heads = f", heads {model.heads}" if model.architecture == "transformer" else ""
+        sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
+        return kind + sizes + heads
+
+
+def checkpoint_name(round_: int) -> str:
+    return f"round-{round_:06d}{SUFFIX}"
+
+
+def round_of(path: Path) -> int:
+    """The round that a checkpoint's name says. Raises InputError where it says none."""
+    round_ = _round_named(path)
+    if round_ is None:
+        raise InputError(f"{path}: is not named as a checkpoint is, such as {checkpoint_name(10)}; rename it")
+    return round_
+
+
+def _round_named(path: Path) -> int | None:
+    named = NAME.fullmatch(path.name)
+    is_ours = named and path.name == checkpoint_name(int(named[1]))
+    return int(named[1]) if named and is_ours else None
+
+
+def save(folder: Path, state: State, provenance: Provenance) -> Path:
+    """Write a state as ``folder/round-000010.safetensors``; it is whole or absent. Returns the path."""
+    path = folder / checkpoint_name(state.round)
+    about = asdict(provenance)
+    metadata = {name: str(value) for name, value in (about | about.pop("model")).items()}
+    if isinstance(state, CentralState):
+        metadata |= {"step": str(state.step)}
+    else:
+        clip = "" if state.clip is None else repr(state.clip)  # repr of a float reads back bit for bit
+        metadata |= {"round": str(state.round), "clip": clip}
+    metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
+    with new_file(path) as partial:
+        try:
+            save_file(_tensors(state), partial, metadata)
+        except SafetensorError as error:  # of a disk that is full, too
+            raise OSError(errno.EIO, f"the checkpoint cannot be written ({_first_line(error)})", str(path)) from error
+    return path
+
+
+def digest_of(state: State) -> str:
+    """sha256, in hexadecimal, of everything in a state: two states that train on to the same bits have the same."""
+    about = (state.round, None if isinstance(state, CentralState) else state.clip, state.ledger.to_json())
+    whole = hashlib.sha256(repr(about).encode())
+    for name, value in sorted(_tensors(state).items()):
+        array = value.detach().cpu().numpy()
+        whole.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        whole.update(array.data if array.ndim else array.tobytes())
+    return whole.hexdigest()
+
+
+def _tensors(state: State) -> Params:
+    moments = {f"{moment}/{name}": value for moment, of in state.moments.items() for name, value in of.items()}
+    return {name: value.contiguous() for name, value in (state.params | moments).items()}
+
+
+def load(path: Path) -> tuple[State, Provenance]:
+    """Read a state.
+
+    Raises:
+        InputError: there is no such file, it is not a whole checkpoint of ours, or its name is that of another round.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        provenance = Provenance(
+            metadata["config"],
+            metadata["corpus"],
+            int(metadata["vocabulary_size"]),
+            _model_named_in(metadata),
+        )
+        params = _tensors_under("", tensors)
+        moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
+        state = _state_of(metadata, params, moments)
+        expected = _shapes(provenance, params)
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({_first_line(error)})") from error
+    counts = dict.fromkeys(expected, ())  # torch's Adam and RMSProp count their steps once for each parameter
+    for slot, of in {"": params, **moments}.items():
+        shapes = {name: value.shape for name, value in of.items()}
+        if shapes != (counts if slot == "step" else expected):
+            raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
+    if "digest" in metadata and metadata["digest"] != digest_of(state):
+        raise InputError(f"{path}: its digest is not the one that it was written with; it is damaged")
+    if _round_named(path) not in (None, state.round):
+        raise InputError(f"{path}: holds round {state.round}, which is not the one in its name; rename it")
+    return state, provenance
+
+
+def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
+    """Of the model that a checkpoint names, found without its memory. Raises ValueError where it cannot be of them."""
+    model, most = provenance.model, sum(value.numel() for value in params.values())
+    sizes = (provenance.vocabulary_size, model.embedding, model.units)
+    if not all(0 < size <= most for size in sizes) or model.layers > len(params):
+        raise ValueError("its tensors are not those of the model that it names")
+    with torch.device("meta"):
+        return {name: value.shape for name, value in model_of(provenance).named_parameters()}
+
+
+def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
+    sizes = {name: int(metadata[name]) for name in ("layers", "heads") if name in metadata}
+    architecture = cast(Architecture, metadata.get("architecture", "cifg"))
+    return ModelHParams(int(metadata["embedding"]), int(metadata["units"]), architecture, **sizes)
+
+
+def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Params]) -> State:
+    ledger = Ledger.from_json(metadata["ledger"])
+    if not 0 <= int(metadata["step"] if "step" in metadata else metadata["round"]) < 2**63:
+        raise ValueError("its round cannot be")
+    if "step" in metadata:
+        return CentralState(int(metadata["step"]), params, moments, ledger)
+    clip = float(metadata["clip"]) if metadata["clip"] else None
+    if clip is not None and not 0 < clip < math.inf:
+        raise ValueError(f"its clip is {clip:g}")
+    return ServerState(int(metadata["round"]), params, moments, clip, ledger)
+
+
+def _prefix(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _tensors_under(prefix: str, tensors: Params) -> Params:
+    return {name.rpartition("/")[2]: value for name, value in tensors.items() if _prefix(name) == prefix}
+
+
+def model_of(provenance: Provenance) -> NextWordModel:
+    """A model of the checkpoint's settings, all zeros."""
+    return build(provenance.vocabulary_size, provenance.model)
+
+
+def all_in(folder: Path) -> list[Path]:
+    """All checkpoints, by their rounds; files of other names are none."""
+    return sorted((path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is not None), key=round_of)
+
+
+def strangers_in(folder: Path) -> list[Path]:
+    """Files that look like checkpoints and are named otherwise, such as copies; nothing reads them."""
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is None and path.name[0] != ".")
+
+
+def latest(folder: Path) -> Path | None:
+    """The checkpoint of the most rounds, if there is any."""
+    return max(all_in(folder), default=None, key=round_of)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0] or type(error).__name__

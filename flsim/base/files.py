@@ -1,0 +1,234 @@
+"""Files and folders that are whole or absent: written beside their place, then renamed into it."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from glob import escape
+from pathlib import Path, PurePath
+from typing import Any
+
+from flsim.base.errors import InputError
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `path` on success and vanishes on any exception.
+
+    One that a process left, which was killed, vanishes when a folder of that name is next begun.
+
+    Raises:
+        InputError: `path` exists already, or its parent cannot be written.
+    """
+    refuse_existing(path)
+    with ExitStack() as stack:
+        try:
+            make_folder(path.parent)
+            for abandoned in path.parent.glob(f".{escape(path.name)}.partial-*"):
+                with suppress(OSError), held(abandoned):
+                    shutil.rmtree(abandoned)
+            partial = _begun(path, stack)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be created ({error.strerror})") from error
+        with naming(path, errno.ENOSPC, errno.EDQUOT):  # what is read meanwhile may fail in other ways
+            yield partial
+            sync_folder(partial)
+        refuse_existing(path)
+        partial.rename(path)
+        sync(path.parent)
+
+
+def _begun(path: Path, stack: ExitStack) -> Path:
+    """Make a hidden folder beside `path`, which is held, and removed, by the stack.
+
+    Before it is held, another process may take it for abandoned; then one more is made.
+    """
+    while True:
+        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+        partial.mkdir()
+        try:
+            stack.enter_context(held(partial))
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        except OSError:
+            pass  # a filesystem without locks
+        if partial.exists():
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            return partial
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Say that a file or folder is in use, as long as this process lives. Raises OSError where another one does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove half-written files in a folder, and below it, whose processes have ended."""
+    for partial in (*folder.glob("**/.*.partial-*"), *folder.glob("**/.tmp??????")):  # safetensors begins with those
+        with suppress(OSError), held(partial):
+            partial.unlink()
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises InputError where `path` exists: nothing of the user's is ever overwritten."""
+    if path.exists():
+        raise InputError(f"{path}: exists already; name another folder, or remove it first")
+
+
+def refuse_missing_folder(path: Path) -> None:
+    """Raises InputError where `path`, or a folder that it is in, is not there: nothing in it is damaged, then."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        raise InputError(
+            f"{missing[-1]}: no such folder; was it moved or renamed? Put it back, or name where it is now"
+        )
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents, durably; nothing happens where it exists."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file's bytes, or the names in a folder, are on the disk and survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Return once the folder and all that is in it is on the disk."""
+    for part in [path, *path.rglob("*")]:
+        sync(part)
+
+
+def inside(folder: Path, name: object) -> Path:
+    """The path of what a file of data names, which is below the folder, also when symbolic links are followed.
+
+    Raises:
+        InputError: it leads elsewhere, or no file can have that name.
+    """
+    try:
+        parts = PurePath(str(name)).parts
+        if isinstance(name, str) and parts and ".." not in parts:
+            path = folder / name
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.lstat()
+            if path.resolve().is_relative_to(folder.resolve()):
+                return path
+    except (OSError, RuntimeError, ValueError):  # too long, a link to itself, a zero byte
+        pass
+    raise InputError(f"{folder}: {name!r:.80} is no file within that folder, as it must be; get the folder again")
+
+
+def from_json(text: str | bytes) -> Any:
+    """Raises ValueError for what is not JSON, also where that is nested so deeply that Python gives up."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON lines; none where it is absent. A line that is cut short or damaged is left out."""
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with suppress(ValueError):
+            yield from_json(line)
+
+
+@contextmanager
+def naming(path: Path, *numbers: int) -> Iterator[None]:
+    """Have every OSError that leaves the block name a file; one that names none, as a failed write, is about `path`.
+
+    With `numbers` only errors of these are. The error that leaves is the one that was raised. A subclass without an
+    error number, such as that of a damaged archive, is not about writing, and stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None and str(error).endswith(" written"):  # numpy's: "10 requested and 7 written"
+            error.errno, error.strerror = errno.EIO, str(error)
+        if error.errno in (numbers or errno.errorcode) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path`; what is written there replaces `path` in one step, durably.
+
+    The file is there, empty, and ours: in a folder that others may write to, nobody's link is followed.
+    """
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    partial.touch(exist_ok=False)
+    with ExitStack() as stack:
+        stack.callback(partial.unlink, missing_ok=True)
+        with suppress(OSError):  # a filesystem without locks
+            stack.enter_context(held(partial))
+        with naming(path):
+            yield partial
+            sync(partial)
+        partial.replace(path)
+        sync(path.parent)  # a name is only durable once its folder is synced
+
+
+@contextmanager
+def named_file(path: Path) -> Iterator[Path]:
+    """`new_file` where a person named the place.
+
+    Raises:
+        InputError: it is a folder, its folder is not there, or it cannot be written.
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
+    with ExitStack() as stack:
+        try:
+            partial = stack.enter_context(new_file(path))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror}); name another file") from error
+        yield partial
+
+
+def write_json(path: Path, value: Any) -> None:
+    with new_file(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def digest(*parts: bytes | str) -> str:
+    """sha256, in hexadecimal, of the parts' digests: where one part ends matters."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
+    return whole.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256, in hexadecimal. A process reads a file once, and again only where it was written meanwhile."""
+    about = path.stat()
+    return _digest_of(path, about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+@lru_cache(maxsize=1_024)
+def _digest_of(path: Path, *signature: int) -> str:  # noqa: ARG001 (it tells one state of the file from the next)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

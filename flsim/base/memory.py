@@ -1,0 +1,88 @@
+"""Peak memory of a process and all its descendants, sampled from /proc.
+
+It is proportional set size: a page that k processes share counts 1/k in each, so that the sum is what is resident.
+Anonymous memory, which nothing else can have, is kept apart from pages of mapped files, which the system takes back
+when it needs them.
+"""
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from flsim.base.errors import InputError
+
+SAMPLE_EVERY = 0.1  # seconds
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes.
+
+    Attributes:
+        anonymous: of the processes' own.
+        file: of mapped files, shared memory included.
+    """
+
+    anonymous: int = 0
+    file: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.anonymous + self.file
+
+    @classmethod
+    def of(cls, process: int) -> "Memory":
+        """What a process and its descendants hold now; nothing, where it has ended."""
+        sizes = {"Pss_Anon:": 0, "Pss_File:": 0, "Pss_Shmem:": 0}
+        below: list[Memory] = []
+        with suppress(OSError):
+            folder = Path("/proc") / str(process)
+            for line in (folder / "smaps_rollup").read_text().splitlines()[1:]:
+                name, kilobytes = line.split()[:2]
+                if name in sizes:
+                    sizes[name] = 1024 * int(kilobytes)
+            for task in (folder / "task").iterdir():
+                below += [cls.of(int(child)) for child in (task / "children").read_text().split()]
+        anonymous, file, shared = sizes.values()
+        return cls(anonymous + sum(one.anonymous for one in below), file + shared + sum(one.file for one in below))
+
+
+class PeakMemory:
+    """While it is open, the largest that was seen; `anonymous`, `file` and `total` may be of different moments.
+
+    Args:
+        process: its number.
+        every: seconds between two samples.
+
+    Raises:
+        InputError: this system has no /proc/self/smaps_rollup.
+    """
+
+    def __init__(self, process: int, every: float = SAMPLE_EVERY) -> None:
+        if not Path("/proc/self/smaps_rollup").exists():
+            raise InputError("memory is read from /proc/self/smaps_rollup, which this system has not")
+        self.anonymous = self.file = self.total = 0
+        self._process, self._every = process, every
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while True:
+            now = Memory.of(self._process)
+            self.anonymous = max(self.anonymous, now.anonymous)
+            self.file = max(self.file, now.file)
+            self.total = max(self.total, now.total)
+            if self._over.wait(self._every):
+                return

@@ -1,0 +1,220 @@
+"""Tasks in worker processes.
+
+What `concurrent.futures` leaves open, and an import of hours needs: workers end with their parent, even one that got
+SIGKILL; a task whose worker died is known by name, and tried once more; a worker imports the task's module and not the
+caller's main one (so a script needs no `if __name__ == "__main__"`); Ctrl-C reaches the parent alone; a task that says
+nothing for too long, wherever it hangs, is ended.
+"""
+
+import faulthandler
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import IO, Any
+
+from flsim.base.errors import InputError
+
+Report = Callable[[float], None]
+TRIES = 2
+HUNG = 1  # the exit code that faulthandler gives
+
+
+class WorkerDied(InputError):  # noqa: N818 (what happened, as with RunFailed)
+    """The process that worked on a task died, every time that it was tried."""
+
+
+def ignore(_amount: float) -> None:
+    """For whom progress within tasks does not matter."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call ``function(report, *arguments)``; `report` says how much more of the task is done.
+
+    Attributes:
+        label: what it works on, for a person.
+        function: found by its name in its module.
+        arguments: they and what is returned can be pickled.
+        silence: seconds without a report after which its worker is taken to hang, and is ended. A task with such a
+            limit never runs in the caller's own process.
+    """
+
+    label: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    silence: float | None = None
+
+
+class Pool:
+    """Runs tasks in so many processes, which start when they are first needed; a single one is the caller's own."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, tuple[_Worker, int]] = {}
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
+            worker.end()
+
+    def run(self, tasks: Sequence[Task], done: Callable[[int, Any], None], report: Report = ignore) -> None:
+        """Run all tasks, handing them out in order.
+
+        Args:
+            tasks: the tasks.
+            done: called with a task's index and what it returned, as tasks are done.
+            report: called with whatever tasks report.
+
+        Raises:
+            WorkerDied: a task's worker died `TRIES` times.
+            Exception: what the first task in order raised, of those that failed; later ones may not have been run.
+        """
+        if self.workers == 1 and not any(task.silence for task in tasks):
+            for index, task in enumerate(tasks):
+                done(index, task.function(report, *task.arguments))
+            return
+        waiting = list(range(len(tasks)))[::-1]
+        deaths: Counter[int] = Counter()
+        failed: dict[int, BaseException] = {}
+        while True:
+            while waiting and not failed and len(self._busy) < self.workers:
+                worker = self._idle.pop() if self._idle else _Worker()
+                self._busy[worker.connection] = (worker, waiting[-1])
+                worker.start(tasks[waiting.pop()])
+            running = [index for _, index in self._busy.values()]
+            if failed and min(failed) < min(running, default=len(tasks)):
+                raise failed[min(failed)]
+            if not running:
+                return
+            for connection in wait(list(self._busy)):
+                worker, index = self._busy[connection]  # type: ignore[index]
+                kind, value = worker.receive()
+                if kind == "report":
+                    report(value)
+                    continue
+                del self._busy[worker.connection]
+                if kind == "died":
+                    worker.end()
+                    deaths[index] += 1
+                    waiting.append(index)
+                    if deaths[index] == TRIES:
+                        failed[index] = WorkerDied(f"{tasks[index].label}: {value}")
+                    continue
+                self._idle.append(worker)
+                if kind == "failed":
+                    failed[index] = value
+                else:
+                    done(index, value)
+
+
+class _Worker:
+    """The parent's side of a worker process."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from flsim.base.pool import serve; serve({theirs.fileno()})"
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the child inherits
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()]
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+
+    def start(self, task: Task) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died: `receive` says so
+            self.connection.send((task.function, task.arguments, task.silence))
+
+    def receive(self) -> tuple[str, Any]:
+        """``report``, ``done`` or ``failed`` with a value, or ``died`` with the reason."""
+        try:
+            kind, value = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            code = self._process.wait()
+            how = f"signal {-code}" if code < 0 else "it hung" if code == HUNG else f"exit code {code}"
+            return "died", (
+                f"the process that worked on it died, {TRIES} times ({how}): too little memory for it, or a damaged "
+                "file; the same command continues"
+            )
+        return kind, value
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.connection.close()
+
+
+def serve(descriptor: int) -> None:
+    """A worker's life: tasks come through the connection until the parent ends."""
+    connection: Connection[Any, Any] = Connection(descriptor)
+    tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
+
+    def send(kind: str, value: Any) -> None:
+        try:
+            connection.send((kind, value))
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)
+
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 (faulthandler wants a file)
+        while True:
+            function, arguments, silence = tasks.get()
+
+            def report(amount: float, silence: float | None = silence) -> None:
+                _end_after(silence, nowhere)
+                send("report", amount)
+
+            try:
+                _end_after(silence, nowhere)
+                result = function(report, *arguments)
+                faulthandler.cancel_dump_traceback_later()
+                send("done", result)
+            except Exception as error:
+                faulthandler.cancel_dump_traceback_later()
+                send("failed", _portable(error))
+
+
+def _end_after(silence: float | None, nowhere: IO[str]) -> None:
+    """End this process unless called again in time: by a thread of C, which a library that hangs cannot hold up."""
+    if silence:
+        faulthandler.dump_traceback_later(silence, exit=True, file=nowhere)
+
+
+def _receive(connection: "Connection[Any, Any]", tasks: "queue.SimpleQueue[Any]") -> None:
+    """Also while a task is busy, so that a worker whose parent is gone ends at once."""
+    try:
+        while True:
+            tasks.put(connection.recv())
+    except BaseException as error:
+        if not isinstance(error, EOFError | ConnectionResetError):
+            traceback.print_exc()
+        os._exit(1)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as the parent can receive it."""
+    if not isinstance(error, InputError | OSError):
+        error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error

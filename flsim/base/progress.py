@@ -1,0 +1,115 @@
+"""Progress on standard error: a bar where someone watches, plain lines elsewhere. Standard output is for results."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.table import Column
+from rich.text import Text
+
+from flsim.base.logs import log
+
+Item = TypeVar("Item")
+
+
+class _Console(Console):
+    """Nobody who reads any more, or a full disk: that stops no run."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # rich would exit, and do away with standard output
+
+
+console = _Console(stderr=True, highlight=False)
+LINES_EVERY = 15.0  # seconds between two plain lines
+
+
+class Advance(Protocol):
+    """Says that `done` of the total is done, with a short note.
+
+    `work` is how much work that was since the progress began, where the rate is to be that of something else than of
+    what is counted.
+    """
+
+    def __call__(self, done: float, note: str = "", work: float | None = None) -> None: ...
+
+
+def say(message: str, **about: Any) -> None:
+    """One line for a person, and for the log with what it is about, such as round and shard."""
+    console.print(message, markup=False, soft_wrap=True)
+    log.info(message, extra=about)
+
+
+@contextmanager
+def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iterator[Advance]:
+    """Show how far a long job is, how fast, and how long it takes from here.
+
+    Args:
+        title: what the job is.
+        total: how much there is to do; 0 where nobody knows.
+        start: how much of it was done before.
+        unit: of the rate.
+
+    >>> with progress("training", total=100, unit="rounds") as advance:      # doctest: +SKIP
+    ...     advance(1, "loss 6.91")
+    """
+    last = began = time.monotonic()
+
+    def status(done: float, note: str, work: float | None) -> list[str]:
+        seconds = time.monotonic() - began
+        rate = (done - start if work is None else work) / seconds if seconds else 0.0
+        left = (total - done) * seconds / (done - start) if done > start and total > done else 0.0
+        said = [f"{done:,.0f} of {total:,.0f}" if total else f"{done:,.0f}"]
+        said += [f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"] if rate and unit else []
+        said += [f"{clock(left)} left"] if left else []
+        return [*said, note] if note else said
+
+    if console.is_terminal:
+        columns = (_OneLine("title"), BarColumn(bar_width=10), TimeElapsedColumn(), _OneLine("status"))
+        with Progress(*columns, console=console) as bars:
+            task = bars.add_task("", total=total or None, completed=int(start), title=title, status="")
+
+            def advance_bar(done: float, note: str = "", work: float | None = None) -> None:
+                bars.update(task, completed=done, status=", ".join(status(done, note, work)))
+
+            yield advance_bar
+        return
+
+    def advance(done: float, note: str = "", work: float | None = None) -> None:
+        nonlocal last
+        if 0 < total <= done or time.monotonic() - last >= LINES_EVERY:
+            last = time.monotonic()
+            counted, *more = status(done, note, work)
+            say(f"{title}: {', '.join([counted, f'{last - began:.0f} s', *more])}")
+
+    yield advance
+
+
+class _OneLine(ProgressColumn):
+    """A field of a task, cut where the terminal ends."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(Column(no_wrap=False))
+        self._field = field
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+
+
+def tracked(title: str, items: Sequence[Item], unit: str = "") -> Iterator[Item]:
+    """The items, with progress as they are done."""
+    with progress(title, len(items), unit=unit) as advance:
+        for done, item in enumerate(items, start=1):
+            yield item
+            advance(done)

@@ -1,0 +1,43 @@
+"""Versions of everything that decides a run's numbers: equal ones, on equal processors, give equal bits."""
+
+import importlib.util
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from flsim.base.files import digest
+
+PACKAGES = ("flsim", "clients", "server")  # whose code runs on all nodes
+LIBRARIES = ("torch", "numpy", "scipy", "pyarrow", "safetensors", "flwr", "ray")
+
+
+def versions() -> dict[str, str]:
+    """Of Python, the machine's architecture, installed libraries, and our own code: its digest, as `code_digest`."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {**found, "flsim": code_digest()}
+
+
+def code_digest() -> str:
+    """sha256 over names and bytes of the source files of `PACKAGES`, as this process imports them."""
+    parts: list[bytes | str] = []
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            folder = Path(spec.origin).parent
+            for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).parts):
+                parts += [f"{name}/{path.relative_to(folder).as_posix()}", path.read_bytes()]
+    return digest(*parts)
+
+
+def processor() -> str:
+    """The model of the processor, as Linux names it; empty where it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,109 @@
+"""Canaries that a person lists in a file: phrases that may be in a model's training data, and others that are not."""
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flsim.base.errors import InputError
+from flsim.base.files import from_json
+from flsim.canaries.spec import Canary
+from flsim.data.vocabulary import Layout, Vocabulary
+
+KEYS = {"id", "words", "tokens", "p_u", "p_e"}
+
+
+def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
+    """The canaries of a CSV file with a header, or of a JSON file with a list of objects.
+
+    Args:
+        path: .csv or .json. Each canary has an id, and either words or tokens, which are ids, separated by spaces (in
+            JSON also a list); maybe p_u and p_e, probabilities as in `Canary`, NaN where not given.
+        layout: which ids are words.
+        vocabulary: ids of words; without it canaries must be tokens.
+
+    Raises:
+        InputError: the file cannot be read as such, ids repeat, or a phrase is not made of the vocabulary's words.
+    """
+    rows = _read(path)
+    if not rows:
+        raise InputError(f"{path}: lists no canary")
+    canaries = tuple(_canary(f"{path}, canary {index}", row, layout, vocabulary) for index, row in enumerate(rows, 1))
+    ids = [canary.id for canary in canaries]
+    for id_ in ids:
+        if ids.count(id_) > 1:
+            raise InputError(f"{path}: canary {id_} is listed twice; give each its own id")
+    return canaries
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix.lower() == ".csv":
+            return [
+                {key: value for key, value in row.items() if key and value not in (None, "")}
+                for row in csv.DictReader(text.splitlines(), strict=True)
+            ]
+        if path.suffix.lower() == ".json":
+            rows = from_json(text)
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise InputError(f"{path}: must be a list of objects, each a canary")
+            return rows
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except InputError:
+        raise
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as {path.suffix.lower()} ({error})") from error
+    raise InputError(f"{path}: canaries are read from .csv or .json; name one of these")
+
+
+def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Vocabulary | None) -> Canary:
+    unknown = sorted(set(row) - KEYS)
+    if unknown:
+        raise InputError(f"{where}: has {unknown[0]}; known are {', '.join(sorted(KEYS))}")
+    id_ = str(row.get("id", "")).strip()
+    if not id_:
+        raise InputError(f"{where}: has no id")
+    if ("words" in row) == ("tokens" in row):
+        raise InputError(f"{where}: must have either words or tokens")
+    tokens = _tokens(where, row["tokens"]) if "tokens" in row else _encoded(where, row["words"], vocabulary)
+    for token in tokens:
+        if not layout.first_word <= token <= layout.last_word:
+            raise InputError(f"{where}: token {token} is no word; words are {layout.first_word} to {layout.last_word}")
+    return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
+
+
+def _encoded(where: str, given: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+    if vocabulary is None:
+        raise InputError(f"{where}: is of words, and no word is known; give a vocabulary or a corpus, or list tokens")
+    words = given.split() if isinstance(given, str) else given
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise InputError(f"{where}: words must be text, or a list of texts")
+    for word in words:
+        if word not in vocabulary.ids:
+            raise InputError(f'{where}: "{word}" is not in the vocabulary')
+    return tuple(vocabulary.encode(words))
+
+
+def _tokens(where: str, given: Any) -> tuple[int, ...]:
+    try:
+        listed = [int(text) for text in given.split()] if isinstance(given, str) else given
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list) or not all(type(token) is int for token in listed):
+        raise InputError(f"{where}: tokens must be whole numbers, found {given}")
+    return tuple(listed)
+
+
+def _probability(where: str, row: Mapping[str, Any], name: str) -> float:
+    if row.get(name) is None:
+        return math.nan
+    try:
+        value = float(row[name])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value <= 1:
+        raise InputError(f"{where}: {name} must be a probability above 0 and at most 1, found {row[name]}")
+    return value

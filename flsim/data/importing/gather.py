@@ -1,0 +1,231 @@
+"""Step 2 of an import: a range of authors, gathered from all parts, becomes balanced users.
+
+Authors who are too short are dropped, the others cut into users, their sentences cut at `record_words` words. What is
+left goes to disk with token ids of its own: line i of the words of a bucket is its token i.
+"""
+
+import json
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.files import new_file
+from flsim.base.pool import Report
+from flsim.data.importing.balance import cut, split_of, written
+from flsim.data.importing.settings import ImportHParams
+from flsim.data.importing.spill import Range, hash_of, read_lines, write_lines
+from flsim.data.manifest import SPLITS
+
+BATCH = 2**20  # bytes of text, or tokens, that are looked at at one time
+
+
+def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
+    """Balance the authors of a range of hashes.
+
+    Args:
+        ranges: their lines.
+        path: balanced users go to this file, see `users_of`, and the words with their counts in train users to one of
+            the same name and .words.
+        hparams: how.
+
+    Returns:
+        ``read`` and ``dropped``, as everywhere; ``read_users``, authors by split of the source; ``authors``, those who
+        are long enough, by their split; ``longest``, words and name of the longest who is not; ``words``, the number of
+        different words.
+    """
+    authors = _authors(ranges)
+    bounds = np.cumsum([0, *(author.records for author in authors)])
+    tokens, lengths, words = _encode(authors)
+    starts = np.cumsum(lengths) - lengths
+    written_words = np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
+    author_words = np.add.reduceat(written_words, bounds[:-1])
+    long = author_words >= hparams.words_per_user
+    chosen = _choose(authors, bounds, long, written_words, hparams)
+
+    short = np.repeat(~long, np.diff(bounds))
+    remainder = ~(short | chosen.kept)
+    tokens = tokens[np.repeat(chosen.kept, lengths) & (_places(lengths) < hparams.record_words)]
+    dropped = {
+        "users_too_short": int(np.count_nonzero(~long)),
+        "records_of_short_users": int(np.count_nonzero(short)),
+        "words_of_short_users": int(lengths[short].sum()),
+        "remainder_records": int(np.count_nonzero(remainder)),
+        "remainder_words": int(lengths[remainder].sum()),
+        "words_truncated": int(lengths[chosen.kept].sum()) - len(tokens),
+    }
+    split_of_record = chosen.splits[chosen.kept]
+    record_words = np.minimum(lengths[chosen.kept], hparams.record_words)
+    split_of_token = np.repeat(split_of_record, record_words)
+    tokens, different = _write_words(path.with_name(f"{path.name}.words"), tokens, split_of_token, words)
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for number, split in enumerate(SPLITS):
+        arrays |= {
+            f"{split}.tokens": tokens[split_of_token == number],
+            f"{split}.record_words": record_words[split_of_record == number].astype(np.uint32),
+            f"{split}.user_records": np.array(chosen.user_records[split], np.uint32),
+            f"{split}.names": np.frombuffer(json.dumps(chosen.names[split]).encode(), np.uint8),
+        }
+    with new_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    return {
+        "read": {"users": len(authors)},
+        "dropped": dropped,
+        "read_users": Counter(author.split for author in authors),
+        "authors": chosen.authors,
+        "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
+        "words": different,
+    }
+
+
+@dataclass(frozen=True)
+class _Author:
+    split: str
+    name: str
+    texts: list[bytes]
+
+    @property
+    def records(self) -> int:
+        return sum(text.count(b"\t") + 1 for text in self.texts)
+
+
+def _authors(ranges: list[Range]) -> list[_Author]:
+    """In the order of the sha256 of their names; what an author wrote, in the order of the sources."""
+    texts: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    for line in read_lines(ranges):
+        author, _, text = line.partition(b"\t")
+        texts[author].append(text)
+    by_author = ((json.loads(author), lines) for author, lines in texts.items())
+    authors = [_Author(split, name, lines) for (split, name), lines in by_author]
+    return sorted(authors, key=lambda author: (hash_of(author.name), author.name, author.split))
+
+
+def _encode(authors: list[_Author]) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
+    """What the authors wrote, which they then no longer hold.
+
+    Returns:
+        Token ids in order of first occurrence, uint32 [words]; words of each record, int64 [records]; the words.
+    """
+    ids: defaultdict[str, int] = defaultdict()
+    ids.default_factory = ids.__len__
+    tokens: list[NDArray[np.uint32]] = []
+    lengths: list[NDArray[np.int64]] = []
+    for batch in _batches(authors):
+        text = b"\t".join(batch).decode()
+        words = text.replace("\t", " ").split(" ")
+        tokens.append(np.fromiter(map(ids.__getitem__, words), np.uint32, len(words)))
+        lengths.append(np.array([record.count(" ") + 1 for record in text.split("\t")], np.int64))
+    return np.concatenate(tokens), np.concatenate(lengths), list(ids)
+
+
+def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for author in authors:
+        for text in author.texts:
+            batch.append(text)
+            size += len(text)
+            if size > BATCH:
+                yield batch
+                batch, size = [], 0
+        author.texts.clear()
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Which records are kept, bool [records]; the splits of those, uint8 [records]; and the users, by split."""
+
+    kept: NDArray[np.bool_]
+    splits: NDArray[np.uint8]
+    names: dict[str, list[str]]
+    user_records: dict[str, list[int]]
+    authors: Counter[str]
+
+
+def _choose(
+    authors: list[_Author],
+    bounds: NDArray[np.int64],
+    long: NDArray[np.bool_],
+    written_words: NDArray[np.int64],
+    hparams: ImportHParams,
+) -> _Chosen:
+    """Cut the long authors into users."""
+    records = len(written_words)
+    chosen = _Chosen(
+        np.zeros(records, np.bool_),
+        np.zeros(records, np.uint8),
+        {split: [] for split in SPLITS},
+        {split: [] for split in SPLITS},
+        Counter(),
+    )
+    for index in np.flatnonzero(long):
+        author, first, last = authors[index], bounds[index], bounds[index + 1]
+        split = author.split or split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
+        ends = cut(written_words[first:last], hparams.words_per_user)
+        chosen.kept[first : first + ends[-1]] = True
+        chosen.splits[first:last] = SPLITS.index(split)
+        chosen.names[split] += (f"{author.name}#{number}" for number in range(len(ends)))
+        chosen.user_records[split] += np.diff(ends, prepend=0).tolist()
+        chosen.authors[split] += 1
+    return chosen
+
+
+def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Each token's place in its record, from 0: uint32 [words]."""
+    places = np.arange(lengths.sum(), dtype=np.uint32)
+    places -= np.repeat((np.cumsum(lengths) - lengths).astype(np.uint32), lengths)
+    return places
+
+
+def _write_words(
+    path: Path, tokens: NDArray[np.uint32], split_of_token: NDArray[np.uint8], words: list[str]
+) -> tuple[NDArray[np.uint32], int]:
+    """Write the words that occur, in the order of a hash, each with its count in train users.
+
+    Returns:
+        The tokens, their ids now the words' places in that order; and the number of words.
+    """
+    counts = np.zeros((len(SPLITS), len(words)), np.int64)
+    for split in range(len(SPLITS)):
+        for first in range(0, len(tokens), BATCH):
+            batch = slice(first, first + BATCH)
+            counts[split] += np.bincount(tokens[batch][split_of_token[batch] == split], minlength=len(words))
+    occurring = np.flatnonzero(counts.any(axis=0))
+    spelled = [words[index].encode() for index in occurring]
+    hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
+    order = np.argsort(hashes, kind="stable")
+    ids = np.zeros(len(words), np.uint32)
+    ids[occurring[order]] = np.arange(len(order))
+    train = counts[SPLITS.index("train")][occurring[order]]
+    lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), train.tolist(), strict=True))
+    write_lines(path, hashes[order].tolist(), lines)
+    return ids[tokens], len(order)
+
+
+@dataclass(frozen=True)
+class Users:
+    """Balanced users of one split, in a bucket; token ids are places in the bucket's words."""
+
+    names: list[str]
+    tokens: NDArray[np.uint32]
+    record_words: NDArray[np.uint32]
+    user_records: NDArray[np.uint32]
+
+
+def users_of(path: Path) -> dict[str, Users]:
+    """The balanced users that `balance_bucket` wrote, by split."""
+    with np.load(path) as arrays:
+        return {
+            split: Users(
+                json.loads(arrays[f"{split}.names"].tobytes()),
+                *(arrays[f"{split}.{name}"] for name in ("tokens", "record_words", "user_records")),
+            )
+            for split in SPLITS
+        }

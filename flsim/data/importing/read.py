@@ -1,0 +1,92 @@
+"""Step 1 of an import: a part of a source becomes files of lines, a line for what an author wrote in that part.
+
+A line is the author's split (where the source says so) and name in JSON, then the sentences, separated by tabs, which
+neither JSON nor a word contains. Lines are in the order of the sha256 of names.
+"""
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from flsim.base.pool import Report
+from flsim.data.formats.known import format_of
+from flsim.data.formats.posts import Format, Part
+from flsim.data.importing.spill import hash_of, write_lines
+
+LINE = 2**12  # sentences
+ALIVE = 100  # posts between two signs of life
+
+
+def detect(_report: Report, data: Path, source: Path) -> str:
+    """The name of a file's format."""
+    return format_of(data, source).name
+
+
+def parts_of(
+    _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str]
+) -> tuple[list[Part], list[str]]:
+    """The parts of a file, and warnings about the whole of it."""
+    return format.parts(data, source, columns), format.check(data, source)
+
+
+def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int) -> dict[str, Any]:
+    """Read a part.
+
+    Args:
+        format: of the part.
+        part: the part.
+        stem: what is read goes to files of this name and .0, .1, and so on.
+        piece: characters of sentences in a file; more are held in memory only for the last post.
+
+    Returns:
+        ``files``, their number; ``read`` and ``dropped``, unit or reason -> count; ``splits``, split of the source ->
+        sentences, dropped ones included, "" where the source does not say.
+
+    Raises:
+        InputError: the part cannot be read as its format.
+    """
+    authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
+    dropped: Counter[str] = Counter()
+    splits: Counter[str] = Counter()
+    posts = words = files = characters = 0
+    for post in format.read(part, dropped):
+        posts += 1
+        if posts % ALIVE == 0:
+            report(0)
+        dropped["posts_without_words"] += not post.sentences
+        if not post.sentences:
+            continue
+        authors[post.split, post.user] += post.sentences
+        splits[post.split or ""] += len(post.sentences)
+        characters += sum(map(len, post.sentences))
+        if characters > piece:
+            words += _write(stem.with_name(f"{stem.name}.{files}"), authors)
+            files, characters = files + 1, 0
+            authors.clear()
+    if authors:
+        words += _write(stem.with_name(f"{stem.name}.{files}"), authors)
+        files += 1
+    read = Counter(posts=posts, records=splits.total(), words=words)
+    for reason, count in dropped.items():
+        read[reason.split("_")[0]] += count * (reason != "posts_without_words")
+    usual = max(splits, key=lambda split: splits[split], default="")  # a part is of one split, but where two meet
+    splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
+    return {"files": files, "read": read, "dropped": dropped, "splits": splits}
+
+
+def _write(path: Path, authors: dict[tuple[str | None, str], list[str]]) -> int:
+    """Write a file. Returns the number of words in it."""
+    ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
+    hashes, lines = [], []
+    words = 0
+    for author_hash, split, name in ordered:
+        head = json.dumps([split, name])
+        sentences = authors.pop((split or None, name))
+        for first in range(0, len(sentences), LINE):
+            text = "\t".join(sentences[first : first + LINE])
+            words += text.count(" ") + text.count("\t") + 1
+            hashes.append(author_hash)
+            lines.append(f"{head}\t{text}\n".encode())
+    write_lines(path, hashes, lines)
+    return words

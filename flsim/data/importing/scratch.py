@@ -1,0 +1,244 @@
+"""A folder beside the output where a long job keeps finished pieces, so that it can go on after it was killed.
+
+The folder is named after the output, is locked while a job runs (the lock goes with the process, however that ends),
+and holds one folder for each plan: what the pieces are a function of. Nobody writes outside the folder of their plan,
+so a worker that outlives its parent for a moment does no harm.
+
+Pieces may be hours of work, and only three kinds of them are removed: those of an import that is complete, those of one
+whose input this very call found to be bad, and what is left of a removal. Pieces of another plan stay, since sources or
+parameters that were mistyped once would otherwise cost what is there; they are named, and a person removes them.
+
+What is in the folder survives a loss of power in the order that it was written in: a piece's data before its result,
+the corpus in its place before the pieces go.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.files import digest, make_folder, refuse_existing, sync, sync_folder, write_json
+from flsim.base.pool import Pool, Task, WorkerDied, ignore
+from flsim.base.progress import progress, say
+
+CONTINUES = "the same command continues"
+REMOVED = "removed-"
+MADE = "corpus"  # the complete output, among the pieces, before it is put into its place
+
+
+class Continues(InputError):  # noqa: N818 (what it does, once it is put right)
+    """What stops an import says nothing against its pieces."""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The locked folder of one output.
+
+    Attributes:
+        out: the output.
+        folder: what is kept until the output is there.
+        own: folders of the plans of this call.
+    """
+
+    out: Path
+    folder: Path
+    own: list[Path] = field(default_factory=list)
+
+    def plan(self, plan: dict[str, Any]) -> "Pieces":
+        """The pieces of a plan: those that are there already if it was interrupted. Those of any other plan stay."""
+        text = json.dumps(plan, sort_keys=True)
+        pieces = Pieces(self.out, self.folder / digest(text)[:16])
+        self.own.append(pieces.folder)
+        if pieces.folder.exists():
+            for partial in pieces.folder.glob(".*.partial-*"):
+                partial.unlink(missing_ok=True)
+            found = len(list(pieces.folder.glob("*.json"))) - 1
+            if found > 0:
+                say(f"{self.out}: continues an import that was interrupted; {found:,} pieces of it are there")
+            return pieces
+        if others := list(_needed(self.folder)):
+            say(
+                f"{self.out}: begins anew; the interrupted import had other sources or parameters. Its pieces stay in "
+                f"{others[0]}; remove that folder unless it shall go on"
+            )
+        make_folder(pieces.folder)
+        write_json(pieces.folder / "plan.json", plan)
+        return pieces
+
+    def remove(self) -> None:
+        """Remove pieces of this call, and those of which nothing is needed.
+
+        The lock goes last: whoever finds none has the folder to themselves.
+        """
+        kept = {*_needed(self.folder)} - {*self.own}
+        for path in self.folder.iterdir():
+            if path.is_dir() and path not in kept:
+                _remove(path)
+            elif not path.is_dir() and path.name != "lock":
+                path.unlink(missing_ok=True)
+        if kept:
+            say(f"{self.folder}: holds pieces of another import that was interrupted; remove it if they are not needed")
+            return
+        (self.folder / "lock").unlink()
+        with suppress(OSError):  # the next import has its lock in it
+            self.folder.rmdir()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What is finished of a plan, in a folder; a task is finished once its result is there."""
+
+    out: Path
+    folder: Path
+
+    def run(
+        self,
+        pool: Pool,
+        title: str,
+        tasks: dict[str, Task],
+        unit: str = "",
+        work: Callable[[Any], float] | None = None,
+        sizes: dict[str, int] | None = None,
+        reporting: bool = False,
+    ) -> list[Any]:
+        """Run those tasks that are not finished.
+
+        Args:
+            pool: to run them in.
+            title: of the progress.
+            tasks: by names for files; what they return is JSON.
+            unit: of the rate.
+            work: how much of that unit a result stands for.
+            sizes: how much of the whole each task is; by default they are alike.
+            reporting: whether tasks themselves report that, bit by bit; progress counts those that are done otherwise.
+
+        Returns:
+            All tasks' results, in order.
+        """
+        results = {name: self._result(name) for name in tasks if (self.folder / f"{name}.json").exists()}
+        missing = [name for name in tasks if name not in results]
+        whole = sizes or dict.fromkeys(tasks, 1)
+        reached: float = sum(whole[name] for name in results)
+        worked = 0.0
+        with progress(title, sum(whole.values()), reached, unit) as advance:
+
+            def report(amount: float) -> None:
+                nonlocal reached
+                reached += amount
+                advance(reached, work=worked if work else None)
+
+            def done(index: int, result: Any) -> None:
+                nonlocal worked
+                name = missing[index]
+                write_json(self.folder / f"{name}.json", result)
+                results[name] = result
+                worked += work(result) if work else 0
+                if not reporting:
+                    report(whole[name])
+
+            pool.run([tasks[name] for name in missing], done, report if reporting else ignore)
+        return [results[name] for name in tasks]
+
+    def finish(self, made: Path) -> None:
+        """Put a complete folder into the output's place, durably and in one step.
+
+        Raises:
+            Continues: something is there by now.
+        """
+        sync_folder(made)
+        try:
+            refuse_existing(self.out)
+        except InputError as error:
+            raise Continues(f"{self.out}: exists by now; remove it or rename it") from error
+        (self.folder / "finished").touch()
+        made.rename(self.out)
+        sync(self.out.parent)  # before pieces go: a name is only durable once its folder is synced
+        sync(self.folder)
+
+    def _result(self, name: str) -> Any:
+        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@contextmanager
+def scratch(out: Path) -> Iterator[Scratch]:
+    """The scratch folder of an output: gone after success or bad input, kept after anything else.
+
+    Raises:
+        InputError: `out` exists, cannot be created, or is being made by another process.
+        RunFailed: the disk is full.
+    """
+    folder = out.with_name(f".{out.name}.importing")
+    if not folder.exists() or any(_needed(folder)):
+        refuse_existing(out)
+    lock = _lock(out, folder)
+    try:
+        place = Scratch(out, folder)
+        try:
+            refuse_existing(out)
+            yield place
+        except WorkerDied:
+            raise
+        except Continues:
+            say(f"{folder}: stays; once what is wrong is put right, {CONTINUES}")
+            raise
+        except InputError:
+            place.remove()
+            raise
+        except KeyboardInterrupt:
+            say(f"{folder}: interrupted; {CONTINUES}")
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise RunFailed(f"{folder}: {error.strerror}; make room on that disk, then {CONTINUES}") from error
+        else:
+            place.remove()
+    finally:
+        os.close(lock)
+
+
+def _remove(pieces: Path) -> None:
+    """Renamed first, so that half of them are never taken for all after a kill or a loss of power."""
+    removed = pieces if pieces.name.startswith(REMOVED) else pieces.rename(pieces.with_name(REMOVED + pieces.name))
+    sync(removed.parent)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _needed(folder: Path) -> Iterator[Path]:
+    """Yield folders of pieces that wait for the rest of their import; what is left of a finished one only goes."""
+    for path in folder.iterdir():
+        finished = (path / "finished").exists() and not (path / MADE).exists()
+        if path.is_dir() and not path.name.startswith(REMOVED) and not finished:
+            yield path
+
+
+def _lock(out: Path, folder: Path) -> int:
+    """A locked descriptor of the folder's lock file; children do not inherit it."""
+    path = folder / "lock"
+    while True:
+        try:
+            make_folder(folder)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError as error:
+            raise InputError(f"{out}: cannot be created ({error.strerror})") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise InputError(
+                f"{out}: another import into it is running; wait for it, or name another folder"
+            ) from error
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)

@@ -1,0 +1,42 @@
+"""What an import is set by."""
+
+from dataclasses import dataclass
+
+from flsim.base.errors import InputError, at_least_one
+from flsim.data.vocabulary import Layout
+
+
+@dataclass(frozen=True)
+class ImportHParams:
+    """How a corpus is made of posts; the defaults are those of Thakkar et al. (2020).
+
+    Attributes:
+        vocabulary_size: token ids, the four special ones included.
+        record_words: a record is a sentence cut at this many words.
+        words_per_user: authors who wrote fewer words are dropped; the others are cut into users who wrote at least so
+            many. Punctuation is not counted, and sentences are counted whole.
+        heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Not for
+            authors whose split the source gives.
+        test: expected share of authors kept out of training, to measure utility; again where the source does not say.
+        seed: decides which authors are kept out.
+        layout: of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
+    """
+
+    vocabulary_size: int = 10_000
+    record_words: int = 20
+    words_per_user: int = 2_000
+    heldout: float = 0.1
+    test: float = 0.1
+    seed: int = 0
+    layout: str = "tff"
+
+    def __post_init__(self) -> None:
+        Layout(self.vocabulary_size, self.record_words, self.layout)
+        at_least_one(words_per_user=self.words_per_user)
+        for name in ("heldout", "test"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be a share of authors from 0 up to 1, found {getattr(self, name)}")
+        if self.heldout + self.test >= 1:
+            raise InputError(
+                f"heldout + test must be less than 1, or nobody is left to train on, found {self.heldout + self.test}"
+            )

@@ -1,0 +1,245 @@
+"""The steps of an import, see `flsim.data.importing.run`: what their tasks are, and what is counted."""
+
+import shutil
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flsim.base.errors import InputError
+from flsim.base.pool import Pool, Task
+from flsim.base.progress import say, tracked
+from flsim.data.corpus import CorpusWriter
+from flsim.data.formats import canonical
+from flsim.data.formats.known import FORMATS, is_fragile
+from flsim.data.formats.posts import OOV_WORD, Format, Part
+from flsim.data.importing.count import count_words, merge, words_of
+from flsim.data.importing.gather import balance_bucket, users_of
+from flsim.data.importing.read import detect, parts_of, read_part
+from flsim.data.importing.scratch import MADE, Pieces
+from flsim.data.importing.settings import ImportHParams
+from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
+from flsim.data.importing.spill import cuts, ranges_of
+from flsim.data.manifest import SPLITS
+from flsim.data.vocabulary import Layout, Vocabulary
+
+PIECE = 2**24  # characters of sentences in a file of step 1
+BUCKET = 2**23  # bytes of sentences for a task of step 2
+COUNTED = 2**20  # words of buckets for a task of step 3
+SILENCE = 300.0  # seconds, of a fragile reader
+
+
+@dataclass(frozen=True)
+class Given:
+    """A vocabulary that was given, and the file that it was given in."""
+
+    vocabulary: Vocabulary
+    path: Path
+    sha256: str
+    warnings: list[str]
+
+    @property
+    def parameter(self) -> dict[str, str]:
+        """As the manifest has it."""
+        return {"name": self.path.name, "sha256": self.sha256}
+
+
+def _without_folders(warning: str, sources: list[Source], given: Given | None) -> str:
+    """Where files lie is nobody's business, and no property of the corpus."""
+    for path in [*(source.path for source in sources), *([given.path] if given else [])]:
+        warning = warning.replace(str(path), path.name)
+    return warning
+
+
+def _silence(format: Format) -> float | None:
+    return SILENCE if format.fragile else None
+
+
+class Steps:
+    """The steps of one import, and what they counted."""
+
+    def __init__(self, pieces: Pieces, pool: Pool, hparams: ImportHParams) -> None:
+        self.pieces, self.pool, self.hparams = pieces, pool, hparams
+        self.read: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.split_records: Counter[str] = Counter()
+        self.split_users: Counter[str] = Counter()
+
+    def make(self, sources: list[Source], format: str | None, columns: tuple[str, str], given: Given | None) -> Path:
+        """All steps. Returns the folder of the complete corpus."""
+        formats = [FORMATS[format]] * len(sources) if format else self.detect(sources)
+        for source, each in zip(sources, formats, strict=True):
+            if format is None:
+                say(f"{source.path}: {each.name}")
+        notes = list(dict.fromkeys(each.lost for each in formats if each.lost))
+        sources, files, warnings = self.read_parts(sources, formats, columns)
+        buckets, words = self.balance(sources, files)
+        warnings += canonical.warnings({each.name for each in formats}, self.split_users, self.split_records)
+        warnings += given.warnings if given else []
+        for said in (*notes, *warnings):
+            say(said)
+        vocabulary = given.vocabulary if given else self.count(sources, buckets, words)
+        made = self.pieces.folder / MADE
+        with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
+            shutil.rmtree(made)
+        made.mkdir()
+        with CorpusWriter(made, vocabulary, self.layout) as writer:
+            oov_words = self.write(writer, vocabulary, buckets)
+            writer.finish(
+                dropped=dict(self.dropped),
+                sources=[
+                    {"name": source.path.name, "format": each.name, **(source.digest or {})}
+                    for source, each in zip(sources, formats, strict=True)
+                ],
+                parameters={
+                    **asdict(self.hparams),
+                    "read": dict(self.read),
+                    "oov_words": oov_words,
+                    "vocabulary_from": given and given.parameter,
+                },
+                warnings=[_without_folders(warning, sources, given) for warning in warnings],
+                notes=notes,
+            )
+        return made
+
+    def detect(self, sources: list[Source]) -> list[Format]:
+        """The formats that the sources are of."""
+        found: dict[int, str] = {}
+        tasks = [
+            Task(str(source.path), detect, (source.data, source.path), SILENCE if is_fragile(source.data) else None)
+            for source in sources
+        ]
+        with blaming_changes(sources):
+            self.pool.run(tasks, found.__setitem__)
+        return [FORMATS[found[index]] for index in range(len(sources))]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.hparams.vocabulary_size, self.hparams.record_words, self.hparams.layout)
+
+    def read_parts(
+        self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
+    ) -> tuple[list[Source], list[Path], list[str]]:
+        """Step 1. Returns the sources with their digests, the files of sentences in order, and warnings."""
+        sources = hashed(sources, self.pieces, self.pool)
+        refuse_twice(sources)
+        with blaming_changes(sources):
+            files, warnings = self._read(sources, formats, columns)
+            if not files:
+                raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts")
+        return sources, files, warnings
+
+    def _read(
+        self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
+    ) -> tuple[list[Path], list[str]]:
+        """Read all parts. Returns the files of sentences in order, and warnings."""
+        described: dict[int, tuple[list[Part], list[str]]] = {}
+        self.pool.run(
+            [
+                Task(f"{source.path}", parts_of, (each, source.data, source.path, columns), _silence(each))
+                for source, each in zip(sources, formats, strict=True)
+            ],
+            described.__setitem__,
+        )
+        tasks = {}
+        for index, (source, each) in enumerate(zip(sources, formats, strict=True)):
+            parts = described[index][0]
+            for number, part in enumerate(parts):
+                name = f"part-{index}-{number}"
+                label = f"{source.path}: part {number + 1} of {len(parts)}"
+                tasks[name] = Task(label, read_part, (each, part, self.pieces.folder / name, PIECE), _silence(each))
+        results = self.pieces.run(
+            self.pool, "reading", tasks, "sentences", lambda result: result["read"].get("records", 0)
+        )
+        warnings = [warning for index in sorted(described) for warning in described[index][1]]
+        files = []
+        for name, result in zip(tasks, results, strict=True):
+            self.read.update(result["read"])
+            self.dropped.update(result["dropped"])
+            self.split_records.update(result["splits"])
+            files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
+        return files, warnings
+
+    def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
+        """Step 2. Returns the buckets in order, and how many words they have, those in several buckets counted so.
+
+        Now that all was read, sources are hashed once more beside it.
+        """
+        (size,) = cuts(files, 1)[:, 1:].sum(axis=0).tolist()
+        count = 1 + size // BUCKET
+        bounds = cuts(files, count)
+        tasks = {}
+        for index in range(count):
+            if ranges := ranges_of(files, bounds, index):
+                name = f"bucket-{index}"
+                label = f"authors, range {index + 1} of {count}"
+                tasks[name] = Task(label, balance_bucket, (ranges, self.pieces.folder / name, self.hparams))
+        authors: Counter[str] = Counter()
+        longest = (0, "")
+        words = 0
+        again = checks(sources)
+        results = self.pieces.run(
+            self.pool,
+            "balancing",
+            {**again, **tasks},
+            "authors",
+            lambda result: result.get("read", {}).get("users", 0),
+            dict.fromkeys(again, 0) | dict.fromkeys(tasks, 1),
+        )
+        for result in results[len(again) :]:
+            self.read.update(result["read"])
+            self.dropped.update(result["dropped"])
+            self.split_users.update(result["read_users"])
+            authors.update(result["authors"])
+            longest = max(longest, tuple(result["longest"]))
+            words += result["words"]
+        self._refuse_too_few(sources, authors, longest)
+        return [self.pieces.folder / name for name in tasks], words
+
+    def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
+        if not authors:
+            words, name = longest
+            raise InputError(
+                f"{names_of(sources)}: no user has {self.hparams.words_per_user:,} words; the longest, {name!r}, has "
+                f"{words:,}: import more text, or use words_per_user of at most {words}"
+            )
+        if not authors["train"]:
+            raise InputError(
+                f"{names_of(sources)}: no train users, since heldout and test took all of the {authors.total()} long "
+                "enough; use smaller shares, or another seed, or a source of train users too"
+            )
+
+    def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
+        """Step 3."""
+        files = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
+        count = 1 + words // COUNTED
+        bounds = cuts(files, count)
+        tasks = {
+            f"words-{index}": Task(
+                f"words, range {index + 1} of {count}",
+                count_words,
+                (ranges_of(files, bounds, index), self.layout.words),
+            )
+            for index in range(count)
+        }
+        counted = self.pieces.run(self.pool, "counting words", tasks)
+        try:
+            return Vocabulary.of(merge(counted, self.layout.words), self.hparams.vocabulary_size, self.hparams.layout)
+        except InputError as error:
+            raise InputError(f"{names_of(sources)}: {error}") from error
+
+    def write(self, writer: CorpusWriter, vocabulary: Vocabulary, buckets: list[Path]) -> dict[str, int]:
+        """Step 4. Returns words outside the vocabulary, by split."""
+        oov = writer.layout.oov
+        ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
+        oov_words = dict.fromkeys(SPLITS, 0)
+        for bucket in tracked("writing", buckets):
+            words = words_of(bucket.with_name(f"{bucket.name}.words"))
+            table = np.fromiter((ids.get(word, oov) for word in words), np.uint16, len(words))
+            for split, users in users_of(bucket).items():
+                tokens = table[users.tokens]
+                oov_words[split] += int(np.count_nonzero(tokens == oov))
+                writer.splits[split].extend(users.names, tokens, users.record_words, users.user_records)
+        return oov_words

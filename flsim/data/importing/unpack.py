@@ -1,0 +1,109 @@
+"""Sources that cannot be read in parts, compressed files and pipes, become files in the scratch folder."""
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from flsim.base.errors import InputError
+from flsim.base.files import new_file
+from flsim.base.pool import Report
+
+CHUNK = 2**20  # bytes
+
+_OPENERS: dict[bytes, Callable[[Any], IO[bytes]]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),  # type: ignore[dict-item, return-value]
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"\x5d\x00\x00": lzma.LZMAFile,
+}  # the last is LZMA alone, as TensorFlow Federated publishes: properties, then a dictionary size that is round
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether `unpack` knows how the file is compressed."""
+    with path.open("rb") as file:
+        return file.read(8).startswith(tuple(_OPENERS))
+
+
+class _Hashed:
+    """A file to read from, its bytes hashed and reported."""
+
+    def __init__(self, file: IO[bytes], report: Report) -> None:
+        self._file, self._report = file, report
+        self._sha256 = hashlib.sha256()
+        self.bytes = self._unsaid = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._sha256.update(data)
+        self.bytes += len(data)
+        self._unsaid += len(data)
+        if self._unsaid >= CHUNK or not data:
+            self._report(self._unsaid)
+            self._unsaid = 0
+        return data
+
+    def described(self) -> dict[str, Any]:
+        while self.read(CHUNK):
+            pass
+        return {"bytes": self.bytes, "sha256": self._sha256.hexdigest()}
+
+
+def hash_file(report: Report, path: Path) -> dict[str, Any]:
+    """Bytes and sha256 of a file."""
+    with path.open("rb") as file:
+        return _Hashed(file, report).described()
+
+
+def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, Any]:
+    """Unpack a compressed file to `out`, whole or not at all, in bounded memory. Reports bytes of the compressed file.
+
+    Args:
+        report: of progress.
+        packed: the compressed file.
+        source: the same as the user named it.
+        out: where to.
+
+    Returns:
+        Bytes and sha256 of the compressed file.
+
+    Raises:
+        InputError: it is cut short or damaged.
+    """
+    with packed.open("rb") as file:
+        head = file.read(8)
+        opener = next(opener for magic, opener in _OPENERS.items() if head.startswith(magic))
+        file.seek(0)
+        hashed = _Hashed(file, report)
+        try:
+            with opener(hashed) as unpacked:
+                copy(unpacked, out)
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(f"{source}: cut short or damaged ({_one_line(error)}); fetch it again") from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise InputError(f"{source}: damaged ({_one_line(error)}); fetch it again") from error
+        return hashed.described()
+
+
+def copy_pipe(report: Report, pipe: Path, out: Path) -> dict[str, Any]:
+    """Copy what comes out of a pipe. Reports bytes. Returns bytes and sha256."""
+    with pipe.open("rb") as file:
+        hashed = _Hashed(file, report)
+        copy(hashed, out)
+        return hashed.described()
+
+
+def copy(file: Any, out: Path) -> None:
+    with new_file(out) as partial, partial.open("wb") as written:
+        while data := file.read(CHUNK):
+            written.write(data)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

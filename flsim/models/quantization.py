@@ -1,0 +1,29 @@
+"""Weights of few bits: The Secret Sharer's question whether a smaller model can still hold a secret."""
+
+import torch
+
+from flsim.models.architectures import restore
+from flsim.models.language_model import NextWordModel
+
+FEWEST, MOST = 2, 16
+
+
+@torch.no_grad()
+def quantized(model: NextWordModel, bits: int) -> NextWordModel:
+    """A copy whose tensors each have at most 2^bits different values: evenly spaced, from the least to the greatest.
+
+    Carlini et al. (2019), appendix D.3: the weights of a trained network, 256 values. 0 stays 0.
+
+    Args:
+        model: trained; it stays as it is.
+        bits: from `FEWEST` to `MOST`.
+    """
+    copy = restore(dict(model.named_parameters()), model.hparams)
+    levels = 2**bits - 1
+    for value in copy.parameters():
+        low, high = value.min().clamp(max=0), value.max().clamp(min=0)
+        scale = float(high - low) / levels
+        if scale:
+            zero = round(-float(low) / scale)
+            value.copy_(torch.fake_quantize_per_tensor_affine(value, scale, zero, 0, levels))
+    return copy

@@ -1,0 +1,168 @@
+"""Columns that people read of a table of runs or over seeds, with the published values beside ours."""
+
+from typing import Any
+
+import pandas as pd
+
+from flsim.results import formats
+from flsim.results.against_published import AGAINST, COUNTED, agreements, measured
+from flsim.results.formats import formatted, text_of
+from flsim.results.layout import Column
+
+LOWEST = "Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary."
+COPIES = " Copies: the fewest with a memorized canary, where their number was set."
+SHARE = "RS %, BS %: shares of {} canaries."
+SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, taken as independent."
+PAPER = "Paper: what was published for the column before it."
+MARKS = {"same": "=", "lower": "<", "higher": ">"}
+VS = "vs: = the published share lies in our 95% interval, < ours is lower, > higher."
+PAIRS = "Pairs: of a row with each other row, how many differ in the published direction."
+TWIN = "Twin: whether IID less Non-IID has the published sign; a tie has none."
+EPSILON = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}."
+RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}."
+ROUND = "Round: completed rounds; of central training (b_r), steps.\n"
+EPOCH = "Epochs: records read, of rounds or (b_r) of steps, over how many records there are.\n"
+ALL_EPOCHS = "All after {} epochs: each reads as many records as there are.\n"
+
+
+def memorized(table: pd.DataFrame, metric: str, template: str) -> list[list[Column]]:
+    """The units of RS or BS: a count, or, beside published ones, a share; each with its interval; and the lowest."""
+    name = metric.upper()
+    bounds = [
+        "" if pd.isna(low) else f"{100 * low:.0f}-{100 * high:.0f}"
+        for low, high in zip(table[f"{metric}_share_low"], table[f"{metric}_share_high"], strict=True)
+    ]
+    interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
+    counts = sorted(set(table["canaries"]))
+    if not {"published_rs", "published_bs", "published_extracted"} & {*table}:
+        out_of = [f"/{count}" if len(counts) > 1 else "" for count in table["canaries"]]
+        cells = [cell and cell + rest for cell, rest in zip(formatted(table[metric], template), out_of, strict=True)]
+        heading = f"{name} /{counts[0]}" if len(counts) == 1 else name
+        return [[Column(heading, cells), interval, *_lowest(table, metric, "Lowest")]]
+    source = "extracted" if metric == "bs" and "published_bs" not in table else metric
+    share, theirs = measured(table, metric)[0], measured(table, source)[1]
+    unit = [
+        Column(f"{name} %", formatted(share, "{:.1f}", 100), note=SHARE.format(" or ".join(map(str, counts)))),
+        interval,
+        *_paper(formatted(theirs, "{:.1f}", 100)),
+        *marks(table, source),
+    ]
+    lowest = _lowest(table, metric, f"{name} lowest")
+    return [unit, lowest] if lowest else [unit]
+
+
+def _lowest(table: pd.DataFrame, metric: str, heading: str) -> list[Column]:
+    if f"{metric}_lowest" not in table:
+        return []
+    cells = text_of(table[f"{metric}_lowest"])
+    note = LOWEST + (COPIES if any(" cop" in cell for cell in cells) else "")
+    return [
+        Column(heading, cells, is_number=False, is_late=True, note=note),
+        *_published(table, f"{metric}_lowest", "{}", is_number=False),
+    ]
+
+
+def marks(table: pd.DataFrame, metric: str) -> list[Column]:
+    """Whether rows agree with the published ones, where `flsim.results.against_published` looked."""
+    columns = []
+    if f"{metric}_size" in table:
+        cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
+        columns.append(Column("vs", cells, is_number=False, note=VS))
+    if f"{metric}_pairs" in table and metric not in COUNTED:  # of those the marks of size and twins say enough
+        columns.append(Column("Pairs", formatted(table[f"{metric}_pairs"], "{:.0f}%", 100), note=PAIRS))
+    if f"{metric}_twin" in table:
+        columns.append(Column("Twin", text_of(table[f"{metric}_twin"]), is_number=False, note=TWIN))
+    return columns
+
+
+def agreement(table: pd.DataFrame) -> str:
+    """A sentence for each metric, of all rows, where `flsim.results.against_published` looked."""
+    if not {*AGAINST} & {*table}:
+        return ""
+    return "\n" + "".join(formats.note(str(each)) for each in agreements(table))
+
+
+def exposures(table: pd.DataFrame) -> list[Column]:
+    """What is beside mean exposure: that over the whole space, and the published one."""
+    columns = []
+    if "mean_space_exposure" in table:
+        note = "Space: mean exposure over the whole space of phrases, extrapolated."
+        columns.append(Column("Space", formatted(table["mean_space_exposure"], "{:.1f}"), is_extra=True, note=note))
+    return [*columns, *_published(table, "exposure", "{:.1f}"), *marks(table, "exposure")]
+
+
+def utility(table: pd.DataFrame, has_deviations: bool = False) -> list[list[Column]]:
+    """The units of accuracy and perplexity."""
+    units = []
+    for name, heading, scale in (("accuracy", "Acc. %", 100), ("perplexity", "Perp.", 1)):
+        deviation = [Column("SD", formatted(table[f"{name}_sd"], "{:.1f}", scale))] if has_deviations else []
+        ours = Column(heading, formatted(table[name], "{:.1f}", scale))
+        units.append([ours, *deviation, *_published(table, name, "{:.1f}", scale)])
+    return units
+
+
+def epsilons(table: pd.DataFrame) -> list[list[Column]]:
+    """The units of both kinds of epsilon, of those that the table has: of a user, ``"5.62/28.5"``, and of a record.
+
+    A dash stands where a convention is not about the run's sampler.
+    """
+    units = []
+    if "epsilon_sound" in table:
+        pairs = zip(table["epsilon_paper"], table["epsilon_sound"], strict=True)
+        cells = [
+            "" if pd.isna(sound) else f"{'-' if pd.isna(paper) else _epsilon(paper)}/{_epsilon(sound)}"
+            for paper, sound in pairs
+        ]
+        note = EPSILON.format(_listed(table["sound_convention"]), _listed(table["delta"], "{:.3g}"))
+        convention = Column("Convention", text_of(table["sound_convention"]), is_number=False, is_extra=True)
+        units.append([Column("Eps.", cells, note=note), *_published(table, "epsilon", "{:.3g}"), convention])
+    if "record_epsilon" in table:
+        cells = formatted(table["record_epsilon"], "{:.3g}")
+        note = RECORD_EPSILON.format(_listed(table["record_convention"]), _listed(table["record_delta"], "{:.3g}"))
+        convention = Column("Convention", text_of(table["record_convention"]), is_number=False, is_extra=True)
+        units.append(
+            [Column("Rec. eps.", cells, note=note), *_published(table, "record_epsilon", "{:.3g}"), convention]
+        )
+    return units
+
+
+def _epsilon(value: float) -> str:
+    """Three digits, but whole numbers as one says them."""
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
+
+
+def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Column], str]:
+    """How far each row's model was trained, and what the legend says of that; no column where all are equal.
+
+    Args:
+        table: with the columns round and epochs.
+        is_unfinished: to show equal rounds as well.
+    """
+    shown = table[table["round"].notna() | table["epochs"].notna()]
+    # What rows over seeds have no common round for are still so many epochs.
+    differ = shown["round"].nunique(dropna=False) > 1 or (len(shown) and shown["round"].isna().all())
+    if differ and shown["epochs"].notna().all():
+        cells = formatted(table["epochs"], "{:.3g}")
+        found = {cell for cell in cells if cell}
+        if len(found) == 1 and not is_unfinished:
+            return [], ALL_EPOCHS.format(*found)
+        return [Column("Epochs", cells, is_late=True)], EPOCH
+    if differ or is_unfinished:
+        return [Column("Round", text_of(table["round"]), is_late=True)], ROUND
+    return [], ""
+
+
+def _published(table: pd.DataFrame, name: str, template: str, scale: float = 1, is_number: bool = True) -> list[Column]:
+    name = f"published_{name}"
+    if name not in table:
+        return []
+    cells = formatted(table[name], template, scale) if is_number else text_of(table[name])
+    return _paper(cells, is_number)
+
+
+def _paper(cells: list[str], is_number: bool = True) -> list[Column]:
+    return [Column("Paper", cells, is_number, note=PAPER)] if any(cells) else []
+
+
+def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:
+    return ", ".join(dict.fromkeys(template.format(value) for value in values.dropna()))

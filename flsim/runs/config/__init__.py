@@ -1,0 +1,27 @@
+"""A run's configuration: TOML in, the components' own settings out. An unknown key is an error, never ignored."""
+
+from flsim.runs.config.base import Config, DataHParams, ScheduledEvaluationHParams
+from flsim.runs.config.central import (
+    CentralConfig,
+    CentralSystemHParams,
+    CentralTrainingHParams,
+    StepwiseEvaluationHParams,
+)
+from flsim.runs.config.federated import FederatedConfig, SystemHParams, TrainingHParams
+from flsim.runs.config.files import dump, load, parse
+
+__all__ = [
+    "CentralConfig",
+    "CentralSystemHParams",
+    "CentralTrainingHParams",
+    "Config",
+    "DataHParams",
+    "FederatedConfig",
+    "ScheduledEvaluationHParams",
+    "StepwiseEvaluationHParams",
+    "SystemHParams",
+    "TrainingHParams",
+    "dump",
+    "load",
+    "parse",
+]

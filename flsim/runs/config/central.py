@@ -1,0 +1,156 @@
+"""Settings of a central run: SGD over records, or DP-SGD."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flsim.base.errors import InputError, at_least_one
+from flsim.data.corpus import Split
+from flsim.privacy.ledger import Entry
+from flsim.privacy.sampling import Sampler
+from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
+from flsim.training.central import CentralHParams
+from flsim.training.central.records import Order, steps_per_epoch
+from flsim.training.central.task import EngineName
+
+
+@dataclass(frozen=True)
+class CentralTrainingHParams(CentralHParams):
+    """`CentralHParams`, the kind of training, and the order of records.
+
+    Attributes:
+        kind: "central".
+        order: what data.world says, if it is said here as well: "iid" for world "iid", "sequence" for "non-iid". With
+            clip or noise records are drawn at random whatever the world, which is "iid".
+    """
+
+    kind: Literal["central"] = "central"
+    order: Order | None = None
+
+
+@dataclass(frozen=True)
+class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
+    """`ScheduledEvaluationHParams` of central training.
+
+    Attributes:
+        every: steps between two evaluations; the last step is always evaluated.
+    """
+
+    every: int = 10_000
+
+
+@dataclass(frozen=True)
+class CentralSystemHParams(CommonSystemHParams):
+    """How a central run uses the machines. Changes nothing in its results but float rounding.
+
+    A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
+
+    Attributes:
+        engine: "fused", or "autograd", which is its slow oracle and does DP-SGD, and other architectures than the CIFG.
+        device: "cpu" or "cuda", of the training.
+        workers: processes that train, by Ray Train; more than one share every batch. Each takes `threads` CPU cores.
+        threads: torch threads, and CPU cores, of a training process.
+        gpus: GPUs of a training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator; it may
+            fill so much of the GPU's memory. By default what the evaluators leave of one, where device is "cuda".
+        retries: times in a row that training starts again from the newest checkpoint where a process died, before the
+            run fails; with a pause of 1, 2, 4, ... seconds before each.
+        physical_batch: with clip or noise, records whose gradients are in memory at a time: about 40 MB each for the
+            paper's model.
+    """
+
+    engine: EngineName = "fused"
+    device: Literal["cpu", "cuda"] = "cpu"
+    workers: int = 1
+    threads: int = 1
+    gpus: float | None = None
+    retries: int = 3
+    physical_batch: int = 8
+    checkpoint_every: int = 1_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(workers=self.workers, threads=self.threads, physical_batch=self.physical_batch)
+        if self.retries < 0:
+            raise InputError(f"retries must not be negative, found {self.retries}")
+        if self.gpus is None:
+            return
+        if self.device != "cuda":
+            raise InputError('gpus is for device "cuda"; remove it, or set device = "cuda"')
+        if not 0 < self.gpus <= 1:
+            raise InputError(f"gpus must be above 0 and at most 1, found {self.gpus:g}")
+        if self.workers > 1 and self.gpus <= 0.5:
+            raise InputError(f"workers need a GPU each: with workers = {self.workers} gpus must be above 0.5")
+
+
+@dataclass(frozen=True)
+class CentralConfig(Config):
+    """A run of central training over records; with clip or noise, DP-SGD."""
+
+    evaluation: StepwiseEvaluationHParams = field(default_factory=StepwiseEvaluationHParams)
+    training: CentralTrainingHParams = field(default_factory=CentralTrainingHParams)
+    system: CentralSystemHParams = field(default_factory=CentralSystemHParams)
+
+    unit = "record"
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        how_long = ("epochs", "steps", "words")
+        return (*how_long, "order") if self.training.schedule == "constant" else ("order",)  # others know the end
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.system.workers > 1:
+            from flsim.training.central.distributed import refuse_what_trains_alone
+
+            refuse_what_trains_alone(self.privacy.mechanism, self.training.precision, self.model.architecture)
+        world, order = self.data.world, self.training.order
+        if order in (None, self.order):
+            return
+        if self._is_private:
+            raise InputError(
+                'training.order "sequence" has no privacy accounting: with clip or noise records are drawn at random; '
+                "remove it"
+            )
+        other = "iid" if world == "non-iid" else "non-iid"
+        raise InputError(
+            f'training.order "{order}" contradicts data.world "{world}", which is order "{self.order}"; remove it, or '
+            f'set data.world = "{other}"'
+        )
+
+    @property
+    def _is_private(self) -> bool:
+        return self.privacy.mechanism != "none"
+
+    @property
+    def order(self) -> Order:
+        """Records in random order, or in sequence through the users' own (Thakkar et al., 2020, section 4.2)."""
+        return "iid" if self._is_private or self.data.world == "iid" else "sequence"
+
+    @property
+    def _setting(self) -> str:
+        training, privacy = self.training, self.privacy
+        optimizer = {"sgd": "SGD", "rmsprop": "RMSProp"}.get(training.optimizer, training.optimizer.capitalize())
+        algorithm = {"none": f"{self._world}, {optimizer}", "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
+        parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
+        if privacy.clip is not None:
+            parts.append(f"C={privacy.clip:g}")
+        if privacy.noise_multiplier:
+            parts.append(f"z={privacy.noise_multiplier:g}")
+        parts += [f"b_r={training.batch_size}"]
+        for name, shown in (("gradient_clip", "clip"), ("weight_decay", "decay"), ("dropout", "dropout")):
+            if value := getattr(training, name):
+                parts.append(f"{shown} {value:g}")
+        return ", ".join(parts)
+
+    @property
+    def sampler(self) -> Sampler:
+        return "poisson" if self._is_private else "fixed-size"
+
+    def rounds_per_epoch(self, train: Split) -> float:
+        size = self.training.batch_size
+        return train.records / size if self._is_private else float(steps_per_epoch(train.records, size))
+
+    def rounds_over(self, train: Split) -> int:
+        return self.training.steps_over(train.records, train.words)
+
+    def planned(self, population: int, rounds: int) -> Entry:
+        return Entry(self.sampler, population, self.training.batch_size, self.privacy.noise_multiplier, rounds)

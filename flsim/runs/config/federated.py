@@ -1,0 +1,133 @@
+"""Settings of a federated run."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.base.errors import InputError, at_least_one
+from flsim.data.corpus import Split
+from flsim.privacy.ledger import Entry
+from flsim.privacy.sampling import Sampler
+from flsim.runs.config.base import CommonSystemHParams, Config
+from flsim.training.engines import EngineName, refuse_precision
+from flsim.training.hparams import LocalHParams
+
+
+@dataclass(frozen=True)
+class TrainingHParams(FedAvgHParams):
+    """`FedAvgHParams`, and the kind of training.
+
+    Attributes:
+        kind: "federated".
+        epochs: in place of rounds, passes over all records, as far as whole rounds reach; in expectation where users or
+            records are drawn.
+    """
+
+    kind: Literal["federated"] = "federated"
+    epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise InputError(f"epochs must be above 0, found {self.epochs:g}")
+        if self.epochs is not None and self.rounds != type(self).rounds:
+            raise InputError(f"epochs ({self.epochs:g}) and rounds ({self.rounds}) both say how long; set one of them")
+
+
+@dataclass(frozen=True)
+class SystemHParams(CommonSystemHParams):
+    """How a federated run uses the machines. Changes nothing in its results but float rounding.
+
+    Attributes:
+        engine: "cohort", or "local", which is its slow oracle and trains other architectures than the CIFG.
+        micro_cohort: users that the cohort engine trains at once; by default as many as suit the device: on a CPU one.
+        shards: Flower nodes; each holds a contiguous range of users and replies once a round.
+        cpus_per_client: CPU cores, and torch threads, of a client process.
+        gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
+            By default one client per GPU where the cluster has any.
+        deadline: seconds that a round may take before missing replies are asked for again, from when they were asked
+            for; that is not done before a client process runs. By default ten times the longest reply since the command
+            started, from a minute to an hour, and an hour until there is one (`server/federated/deadline.py`).
+        retries: times that a shard is asked again after an error or the deadline, before the run fails; with a pause
+            of 1, 2, 4, ... seconds before each, in which a client process that died comes back.
+    """
+
+    engine: EngineName = "cohort"
+    micro_cohort: int | None = None
+    shards: int = 2
+    cpus_per_client: int = 1
+    gpus_per_client: float | None = None
+    deadline: float | None = None
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client)
+        if self.micro_cohort is not None:
+            at_least_one(micro_cohort=self.micro_cohort)
+        for name in ("gpus_per_client", "retries"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InputError(f"{name} must not be negative, found {value}")
+        if self.deadline is not None and not self.deadline > 0:
+            raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
+
+
+@dataclass(frozen=True)
+class FederatedConfig(Config):
+    """A run of Federated Averaging."""
+
+    training: TrainingHParams = field(default_factory=TrainingHParams)
+    local: LocalHParams = field(default_factory=LocalHParams)
+    system: SystemHParams = field(default_factory=SystemHParams)
+
+    unit = "user"
+    _without_digest = ("rounds", "epochs")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
+        refuse_precision(self.system.engine, self.local, self.model.architecture)
+
+    @property
+    def _setting(self) -> str:
+        training, privacy = self.training, self.privacy
+        algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
+        if training.server_optimizer != "sgd":
+            algorithm += f"+{training.server_optimizer.capitalize()}"
+        parts = [self._world, algorithm, *filter(None, [self.model.label])]
+        if privacy.target_quantile is not None:
+            parts.append(f"S=q{100 * privacy.target_quantile:g}%")
+        elif privacy.clip is not None:
+            parts.append(f"S={privacy.clip:g}")
+        if privacy.noise_multiplier:
+            parts.append(f"z={privacy.noise_multiplier:g}")
+        parts.append(f"b_u={training.cohort}")
+        if training.sampler == "poisson":
+            parts.append("Poisson")
+        return ", ".join(parts)
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.training.sampler
+
+    def rounds_per_epoch(self, train: Split) -> float:
+        of_users, local = np.diff(train.user_offsets), self.local
+        read = local.epochs * int(
+            (of_users if local.max_records is None else of_users.clip(max=local.max_records)).sum()
+        )
+        return train.records * len(train) / max(read * self.training.cohort, 1)
+
+    def rounds_over(self, train: Split) -> int:
+        epochs = self.training.epochs
+        return (
+            self.training.rounds
+            if epochs is None
+            else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
+        )
+
+    def planned(self, population: int, rounds: int) -> Entry:
+        return Entry(self.sampler, population, self.training.cohort, self.privacy.noise_multiplier, rounds)

@@ -1,0 +1,73 @@
+"""A configuration from a TOML file, and back. An unknown key is an error, never ignored."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flsim.base.errors import InputError
+from flsim.data.stores import located
+from flsim.runs.config import toml
+from flsim.runs.config.base import Config
+from flsim.runs.config.central import CentralConfig
+from flsim.runs.config.federated import FederatedConfig
+
+KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": CentralConfig}
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a TOML file.
+
+    Args:
+        path: the file.
+        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
+
+    Raises:
+        InputError: no such file, not TOML, a sweep, an unknown key (the closest known one is named), or a value not
+            allowed.
+    """
+    values = toml.read(path, overrides)
+    if "grids" in values:
+        raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
+    config = parse(values, str(path))
+    return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
+
+
+def parse(values: Mapping[str, Any], source: str) -> Config:
+    """Validate settings that were read from `source`; training.kind says which there are."""
+    training = values.get("training")
+    name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise InputError(f"{source}: training.kind: Input should be 'federated' or 'central', found {name!r}")
+    _refuse_unknown(name, values, source)
+    return toml.validate(kind, values, source)
+
+
+def dump(config: Config, path: Path) -> None:
+    """Write all settings, defaults included, as TOML that `load` reads back."""
+    values = {
+        name: {key: value for key, value in section.items() if value is not None}
+        if isinstance(section, dict)
+        else section
+        for name, section in asdict(config).items()
+    }
+    values["data"]["corpus"] = str(config.data.corpus)
+    path.write_text(tomli_w.dumps(values), encoding="utf-8")
+
+
+def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
+    """Keys that nobody knows, closest known one first; then those of the other kind of training, all at once."""
+    other = next(kind for kind in KINDS if kind != name)
+    unknown = dict(toml.unknown_keys(KINDS[name], values))
+    unknown_there = tuple(f"{key}." for key, _ in toml.unknown_keys(KINDS[other], values))
+    for key, close in unknown.items():
+        if f"{key}.".startswith(unknown_there):
+            raise InputError(f"{source}: unknown key {key}; did you mean {close}?")
+    if unknown:
+        raise InputError(
+            f'{source}: {", ".join(unknown)}: of {other} training, but training.kind is "{name}"; remove what does not '
+            f"belong to it"
+        )

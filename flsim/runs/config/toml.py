@@ -1,0 +1,79 @@
+"""TOML in, frozen dataclasses out: overrides, unknown keys, and errors in one line that name what is wrong."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from flsim.base.errors import InputError
+
+Kind = TypeVar("Kind")
+
+
+def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """A file's values.
+
+    Args:
+        path: the file.
+        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
+
+    Raises:
+        InputError: no such file, not TOML, or an override of another form.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not TOML: {error}") from error
+    for override in overrides:
+        override_value(values, override)
+    return values
+
+
+def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
+    """Values that were read from `source`, as a dataclass. Raises InputError for a value that is not allowed."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        what = first["msg"].removeprefix("Value error, ")
+        is_told = "found" in what or first["type"] == "missing" or isinstance(first["input"], dict)
+        found = "" if is_told else f", found {first['input']!r}"
+        raise InputError(": ".join(filter(None, (source, where, what + found)))) from error
+
+
+def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Keys that a dataclass has no field for, at any depth, each with the closest that it has."""
+    if not isinstance(values, Mapping):
+        return  # a wrong type is the validator's to explain
+    known = {item.name for item in fields(kind)}
+    hints = get_type_hints(kind)
+    for key, value in values.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
+            yield f"{prefix}{key}", f"{prefix}{close}"
+        elif is_dataclass(hints[key]):
+            yield from unknown_keys(hints[key], value, f"{prefix}{key}.")
+
+
+def override_value(values: dict[str, Any], override: str) -> None:
+    """Set what a ``section.key=value`` text says, in place. Raises InputError for one of another form."""
+    key, equals, text = override.partition("=")
+    *sections, name = key.strip().split(".")
+    if not equals or not all([*sections, name]):
+        raise InputError(f"--set {override}: write it as section.key=value, e.g. training.rounds=100")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {override}: {section} is a value, not a section")
+    values[name] = value

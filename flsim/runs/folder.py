@@ -1,0 +1,349 @@
+"""A run folder: everything that belongs to a run, and the only place that knows where it lies.
+
+A round is what a run counts: of central training, a step. Each run folder has this text as its README.
+
+config.toml      all settings, defaults included
+planted/         planted canaries, roster, IID twin (flsim.canaries.population)
+checkpoints/     round-000010.safetensors, ...
+rows/            round-000010.parquet, ...: what evaluation found
+evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
+rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained, digest of the state after it;
+                 of central training a line per saved step: loss since the line before, records, ...
+                 (flsim.runs.roundlog)
+log.jsonl        what happened, for people and machines (flsim.base.logs)
+run.json         name, setting, status, round; digests of the configuration and of the corpus
+tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.runs.trackers)
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from flsim.algorithms import checkpoint, fedavg
+from flsim.algorithms.checkpoint import State
+from flsim.base.errors import InputError
+from flsim.base.files import digest, new_file, new_folder, write_json
+from flsim.base.progress import say
+from flsim.canaries.in_corpus import planting_of, settled
+from flsim.canaries.population import Population, open_population, verify_population, write_population
+from flsim.canaries.spec import Canary
+from flsim.data.corpus import Corpus, Split
+from flsim.data.rewriting import labelled_steps
+from flsim.privacy import report
+from flsim.privacy.ledger import Ledger
+from flsim.privacy.sampling import draw_cohort, shard_ranges
+from flsim.results.rows import identity_of
+from flsim.results.store import refuse_foreign_rows
+from flsim.runs import roundlog
+from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load
+from flsim.runs.trackers import flat, refuse_missing
+from flsim.training import central
+from flsim.training.central import CentralTraining
+from flsim.training.central.task import refuse_precision
+
+Status = Literal["running", "completed", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    path: Path
+    config: Config
+
+    @classmethod
+    def create(cls, settings: Config, path: Path) -> "Run":
+        """Check the corpus, plant the canaries, and make the folder: whole, or not at all.
+
+        Raises:
+            InputError: anything that can be known to be wrong before training.
+        """
+        refuse_missing(settings.system.tracking)
+        with new_folder(path) as folder:
+            corpus = Corpus.open(settings.data.corpus, verify=True)
+            settings = replace(settings, canaries=settled(corpus, settings.canaries))
+            train = corpus.split("train")
+            _foresee_training(settings, train)
+            if not len(corpus.split("test")):
+                raise InputError(
+                    f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
+                )
+            planting = planting_of(corpus, settings.canaries, settings.seed)
+            dump(settings, folder / "config.toml")
+            (folder / "planted").mkdir()
+            write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
+            (folder / "checkpoints").mkdir()
+            (folder / "rows").mkdir()
+            (folder / "README").write_text(str(__doc__), encoding="utf-8")
+        run = cls(path, settings)
+        run.mark("running")
+        return run
+
+    @classmethod
+    def reopen(cls, settings: Config, path: Path) -> "Run":
+        """A run to be continued with `settings`, which may differ in how long and in the use of machines.
+
+        Raises:
+            InputError: there is no such run, it was started with settings that give other results, its files are not
+                what they were, rows in it are of another run, or its folder of checkpoints is gone.
+        """
+        refuse_missing(settings.system.tracking)
+        started = cls.open(path)
+        corpus = Corpus.open(settings.data.corpus)
+        settings = replace(settings, canaries=settled(corpus, settings.canaries))
+        if started.config.digest != settings.digest:
+            raise InputError(
+                f"{path}: was started with other settings; resume it with the same ones, or name a new --out"
+            )
+        run = cls(path, settings)
+        run.verify()
+        refuse_foreign_rows(path, run.identity)
+        if not (path / "checkpoints").is_dir():
+            raise InputError(
+                f"{path / 'checkpoints'}: no such folder; put it back, or make an empty one to train the run again "
+                f"from its beginning"
+            )
+        with new_file(path / "config.toml") as partial:
+            dump(settings, partial)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Raises InputError where `path` is not a run folder."""
+        if not (path / "config.toml").is_file():
+            raise InputError(f"{path}: not a run folder (it has no config.toml); make one with `flsim run`")
+        return cls(path, load(path / "config.toml"))
+
+    @property
+    def name(self) -> str:
+        """The name of the folder as it is now, however its path is written."""
+        return self.path.resolve().name
+
+    @property
+    def identity(self) -> str:
+        """What makes it this run, wherever it lies: digests of its settings, with the seed, and of its corpus."""
+        return identity_of(self.config.digest, self.corpus.digest)
+
+    @property
+    def setting(self) -> str:
+        """The row's name in a table: the configuration's, and what was done to the corpus."""
+        return ", ".join([self.config.setting, *(step["label"] for step in labelled_steps(self.corpus))])
+
+    @property
+    def series(self) -> str:
+        """A digest that runs share which differ in nothing but seeds: of the run, or of how the corpus was made."""
+        return digest(self.config.series, json.dumps(labelled_steps(self.corpus), sort_keys=True))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All settings by name, such as ``training.cohort``, for those that list runs."""
+        return {"setting": self.setting, "series": self.series, **dict(flat(asdict(self.config)))}
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return Corpus.open(self.config.data.corpus)
+
+    @cached_property
+    def _population(self) -> tuple[Population, tuple[Canary, ...]]:
+        return open_population(self.path / "planted", self.corpus)
+
+    @property
+    def users(self) -> Population:
+        """The training users."""
+        return self._population[0]
+
+    @property
+    def canaries(self) -> tuple[Canary, ...]:
+        return self._population[1]
+
+    @property
+    def provenance(self) -> checkpoint.Provenance:
+        return checkpoint.Provenance(
+            self.config.digest, self.corpus.digest, self.corpus.layout.vocabulary_size, self.config.model
+        )
+
+    @property
+    def federated(self) -> FederatedConfig:
+        """The settings of a federated run. Raises InputError where it is a central one."""
+        if not isinstance(self.config, FederatedConfig):
+            raise InputError(f"{self.path}: training is central, which has no clients; continue it with `flsim run`")
+        return self.config
+
+    @property
+    def central(self) -> CentralConfig:
+        """The settings of a central run. Raises InputError where it is a federated one."""
+        if not isinstance(self.config, CentralConfig):
+            raise InputError(f"{self.path}: training is federated; continue it with `flsim run`")
+        return self.config
+
+    @cached_property
+    def rounds(self) -> int:
+        """How long training is."""
+        return self.config.rounds_over(self.corpus.split("train"))
+
+    @cached_property
+    def rounds_per_epoch(self) -> float:
+        """Rounds that read as many records as there are."""
+        return self.config.rounds_per_epoch(self.corpus.split("train"))
+
+    @cached_property
+    def population(self) -> int:
+        """Number of what an epsilon is about: users, or records."""
+        return _population(self.config, self.corpus.split("train"))
+
+    def central_training(self) -> CentralTraining:
+        """What the steps of a central run need. Raises InputError where it is a federated one."""
+        return _central_training(self.central, self.users, self.rounds)
+
+    @property
+    def has_a_line_per_round(self) -> bool:
+        """Whether rounds.jsonl has a line for every round; of central training it has one for each saved step."""
+        return isinstance(self.config, FederatedConfig)
+
+    @property
+    def last_round(self) -> int:
+        """The last round that rounds.jsonl tells of; 0 where it tells of none."""
+        return max((line["round"] for line in roundlog.read(self.path)), default=0)
+
+    def latest_state(self) -> State:
+        """The newest checkpoint's state, or a new model's where there is none."""
+        newest = checkpoint.latest(self.path / "checkpoints")
+        return self.first_state() if newest is None else self.load(newest)
+
+    def first_state(self) -> State:
+        """A new model's."""
+        config, vocabulary = self.config, self.corpus.layout.vocabulary_size
+        if isinstance(config, FederatedConfig):
+            return fedavg.init(vocabulary, config.model, config.seed, config.training, config.privacy)
+        return central.init(vocabulary, config.model, config.seed)
+
+    def load(self, path: Path) -> State:
+        """A checkpoint of this run.
+
+        Raises:
+            InputError: it is damaged, of another model, of another configuration, or of another corpus.
+        """
+        state, found = checkpoint.load(path)
+        ours, theirs = self.provenance, found
+        if (ours.vocabulary_size, ours.model) != (theirs.vocabulary_size, theirs.model):
+            raise InputError(f"{path}: a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}")
+        if ours.corpus != theirs.corpus:
+            raise InputError(
+                f"{path}: trained on another corpus than {self.config.data.corpus} is now; restore it or train again"
+            )
+        if ours.config != theirs.config:
+            raise InputError(f"{path}: trained with other settings than {self.path / 'config.toml'}; name its own run")
+        return state
+
+    def save(self, state: State) -> Path:
+        """Write a checkpoint, then remove older ones that are neither evaluated nor the last before it."""
+        folder = self.path / "checkpoints"
+        roundlog.keep(self.path)
+        path = checkpoint.save(folder, state, self.provenance)
+        for older in [older for older in checkpoint.all_in(folder) if checkpoint.round_of(older) < state.round][:-1]:
+            if not self.is_evaluated_at(checkpoint.round_of(older)):
+                older.unlink()
+        return path
+
+    def verify(self) -> None:
+        """Raises InputError where a file of the corpus, or of what is planted in it, is not what it was."""
+        corpus = self.config.data.corpus
+        if Corpus.open(corpus, verify=True).digest != self.corpus.digest:
+            raise InputError(f"{corpus}: changed while it was open; restore it, and resume the run")
+        verify_population(self.path / "planted")
+
+    def is_evaluated_at(self, round_: int) -> bool:
+        """Whether the schedule asks for an evaluation after that many rounds."""
+        return round_ == self.rounds or self.config.evaluation.is_due(round_, self.rounds_per_epoch)
+
+    def is_saved_at(self, round_: int) -> bool:
+        return self.is_evaluated_at(round_) or round_ % self.config.system.checkpoint_every == 0
+
+    def unevaluated(self) -> list[Path]:
+        """Checkpoints that the schedule wants evaluated and that have no rows yet, oldest first.
+
+        One that has diverged has a row that says so.
+        """
+        return [path for path in checkpoint.all_in(self.path / "checkpoints") if self.lacks_rows(path)]
+
+    def lacks_rows(self, path: Path) -> bool:
+        """Whether the schedule wants a checkpoint evaluated that has no rows yet."""
+        evaluated = (self.path / "rows" / f"{path.stem}.parquet").exists()
+        return self.is_evaluated_at(checkpoint.round_of(path)) and not evaluated
+
+    def mark(self, status: Status, reason: str | None = None) -> None:
+        """Write run.json: the status, and the round of the newest checkpoint."""
+        newest = checkpoint.latest(self.path / "checkpoints")
+        about = {
+            "name": self.name,
+            "config": self.config.digest,
+            "corpus": self.corpus.digest,
+            "setting": self.setting,
+            "status": status,
+            "reason": reason,
+            "round": checkpoint.round_of(newest) if newest else 0,
+            "rounds": self.rounds,
+            "rounds_per_epoch": self.rounds_per_epoch,
+            "seed": self.config.seed,
+            "series": self.series,
+        }
+        write_json(self.path / "run.json", about)
+
+    def log_round(self, **values: Any) -> None:
+        """Append a line to rounds.jsonl."""
+        roundlog.append(self.path, **values)
+
+    def epsilons(self, state: State) -> dict[str, float]:
+        """What the state's rounds spent, by the name of the convention; nothing without noise."""
+        if self.config.privacy.mechanism != "dp":
+            return {}
+        return report.spent(state.ledger, self.config.sampler, self.delta)
+
+    @property
+    def delta(self) -> float:
+        """Of the (epsilon, delta) that is reported."""
+        return self.config.privacy.delta_for(self.population)
+
+
+def _foresee_training(settings: Config, train: Split) -> None:
+    """Raises InputError where training could not begin."""
+    if isinstance(settings, FederatedConfig):
+        draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
+        shard_ranges(len(train), settings.system.shards)
+    elif isinstance(settings, CentralConfig):
+        refuse_precision(_central_training(settings, train, settings.rounds_over(train)))
+    _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train))
+
+
+def _population(settings: Config, train: Split) -> int:
+    return len(train) if settings.unit == "user" else train.records
+
+
+def _central_training(settings: CentralConfig, records: Split | Population, steps: int) -> CentralTraining:
+    return CentralTraining(
+        records,
+        settings.training,
+        settings.seed,
+        settings.order,
+        settings.privacy,
+        steps,
+        settings.system.device,
+        settings.system.engine,
+        settings.system.physical_batch,
+        settings.model,
+    )
+
+
+def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:
+    """Say what all rounds will spend; raises InputError where that cannot be accounted."""
+    privacy, unit = settings.privacy, settings.unit
+    if privacy.mechanism != "dp":
+        return
+    delta = privacy.delta_for(population)
+    epsilons = report.spent(Ledger((settings.planned(population, rounds),)), settings.sampler, delta)
+    what = "rounds" if unit == "user" else "steps"
+    say(f"{rounds:,} {what} will spend: {report.note(epsilons, unit)}, delta {delta:.3g}")
+    if delta >= 1 / population:
+        say(f"privacy.delta {delta:g} is not below 1 / {population:,} {unit}s: to publish one of them would satisfy it")

@@ -1,0 +1,88 @@
+"""A run's checkpoint is measured: its model, by the run's settings, into the run's rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flsim.algorithms import checkpoint
+from flsim.algorithms.checkpoint import State
+from flsim.base.errors import Diverged, InputError
+from flsim.evaluation.evaluate import evaluate
+from flsim.models.language_model import NextWordModel
+from flsim.results.rows import DIVERGED, Row
+from flsim.results.store import write_rows
+from flsim.runs.folder import Run
+
+
+def evaluate_checkpoint(
+    run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
+) -> list[Row]:
+    """Measure a checkpoint and store its rows in the run; measuring it again in the same way changes nothing.
+
+    Args:
+        run: its run folder.
+        path: the checkpoint.
+        device: of torch.
+        calibrate: checkpoints of runs without these canaries, by whose mean scores exposures are calibrated.
+        changes: of the run's `EvaluationHParams`.
+
+    Raises:
+        InputError: a checkpoint is not of its run, the corpus changed since, or one to calibrate by saw a canary.
+        Diverged: its parameters are not finite; a row in the place of the measurements says so.
+    """
+    opened = Run.open(Path(run))
+    state, model = _load(opened, Path(path), device)
+    without = [_without(opened, other, device) for other in calibrate]
+    try:
+        rows = evaluate(
+            model,
+            opened.canaries,
+            opened.corpus.split("test"),
+            replace(opened.config.evaluation, **changes),
+            opened.config.seed,
+            opened.identity,
+            state.round,
+            without,
+        )
+        rows += _privacy_rows(opened, state)
+        opened.verify()  # nothing is stored that was measured on other data
+        write_rows(opened.path, state.round, rows)
+    except Diverged:
+        write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
+        raise
+    return rows
+
+
+def _load(run: Run, path: Path, device: str) -> tuple[State, NextWordModel]:
+    state = run.load(path)
+    model = checkpoint.model_of(run.provenance)
+    model.load_state_dict(state.params)
+    return state, model.to(torch.device(device))
+
+
+def _without(run: Run, path: Path, device: str) -> NextWordModel:
+    """A model that tells what to expect of one that never saw the run's canaries."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such checkpoint")
+    other = Run.open(path.resolve().parent.parent)
+    if other.corpus.digest != run.corpus.digest:
+        raise InputError(f"{path}: trained on another corpus than {run.path}; calibrate by runs on the same one")
+    seen = {canary.tokens for canary in other.canaries} & {canary.tokens for canary in run.canaries}
+    if seen:
+        raise InputError(
+            f"{path}: trained with {len(seen)} of the canaries that are measured; calibrate by a run of another seed"
+        )
+    return _load(other, path, device)[1]
+
+
+def _privacy_rows(run: Run, state: State) -> list[Row]:
+    """What the state's rounds spent; nothing without noise."""
+    spent = run.epsilons(state)
+    if not spent:
+        return []
+    of = "" if run.config.unit == "user" else f"{run.config.unit} "
+    measured = {**{f"{of}epsilon {name}": value for name, value in spent.items()}, f"{of}delta": run.delta}
+    return [Row(run.identity, state.round, metric, "", value) for metric, value in measured.items()]

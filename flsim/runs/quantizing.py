@@ -1,0 +1,50 @@
+"""A run measured anew with weights of few bits, beside the run that it was: one training, two rows of a table."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from flsim.algorithms import checkpoint
+from flsim.base.errors import InputError
+from flsim.base.files import new_folder
+from flsim.base.progress import tracked
+from flsim.results.store import read_run
+from flsim.runs.config import dump
+from flsim.runs.folder import Run, Status
+from flsim.runs.measuring import evaluate_checkpoint
+
+
+def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
+    """Copy a run's evaluated checkpoints to a new run that is measured with so many bits a weight, and measure them.
+
+    Its checkpoints hold the trained weights as they are; what is measured is rounded.
+
+    Raises:
+        InputError: `out` exists, `bits` is out of range, the run has no evaluated checkpoint, or is quantized already.
+    """
+    run = Run.open(source)
+    if run.config.evaluation.weight_bits is not None:
+        raise InputError(
+            f"{source}: is measured with {run.config.evaluation.weight_bits} bits already; name another run"
+        )
+    settings = replace(run.config, evaluation=replace(run.config.evaluation, weight_bits=bits))
+    results = read_run(source)
+    names = [checkpoint.checkpoint_name(round_) for round_ in results.evaluated]
+    kept = [name for name in names if (source / "checkpoints" / name).is_file()]
+    if not kept:
+        raise InputError(f"{source}: has no evaluated checkpoint; wait for its first one")
+    with new_folder(out) as folder:
+        dump(settings, folder / "config.toml")
+        shutil.copytree(source / "planted", folder / "planted")
+        (folder / "checkpoints").mkdir()
+        (folder / "rows").mkdir()
+        about = replace(run.provenance, config=settings.digest)
+        for name in kept:
+            checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), about)
+    quantized = Run(out, settings)
+    quantized.mark("running")
+    for name in tracked(f"{out.name}: evaluating", kept):
+        evaluate_checkpoint(out, out / "checkpoints" / name, device)
+    quantized.mark(cast(Status, results.status), results.reason)
+    return quantized

@@ -1,0 +1,96 @@
+"""What a fault may leave in a run folder, and how it is settled before training goes on. Nothing is lost."""
+
+from pathlib import Path
+
+from flsim.algorithms import checkpoint
+from flsim.base.errors import InputError
+from flsim.base.files import remove_abandoned, sync
+from flsim.base.logs import log
+from flsim.base.progress import say
+from flsim.results.store import is_whole, rows_in, strange_rows_in
+from flsim.runs import roundlog
+from flsim.runs.folder import Run
+
+
+def recover(run: Run, retrain_lost: bool = False) -> None:
+    """Make the newest checkpoint a valid one, from which training loses nothing, and the log of rounds whole.
+
+    Damaged files are named and put aside. Where a damaged checkpoint was to be evaluated and has no rows, later
+    checkpoints are put aside too: training comes by again, and to the same bits. Nobody else may train the run
+    meanwhile.
+
+    Args:
+        run: the run.
+        retrain_lost: train the rounds again whose lines the log has lost, from the checkpoint before them.
+    """
+    folder = run.path / "checkpoints"
+    remove_abandoned(run.path)
+    for stranger in (*checkpoint.strangers_in(folder), *strange_rows_in(run.path)):
+        say(f"{stranger}: has a name that flsim gives no file; it is passed over", file=stranger.name)
+    for rows in rows_in(run.path):
+        if not is_whole(rows):
+            _put_aside(rows, "cannot be read")
+    _settle_checkpoints(run)
+    _settle_log(run, retrain_lost)
+
+
+def _settle_checkpoints(run: Run) -> None:
+    """Put damaged checkpoints aside, and those behind a damaged one that nothing else can be evaluated for."""
+    damaged: dict[Path, str] = {}
+    paths = checkpoint.all_in(run.path / "checkpoints")
+    for path in paths:
+        try:
+            checkpoint.load(path)
+        except InputError as error:
+            damaged[path] = str(error)
+    back_to = next((path for path in damaged if run.lacks_rows(path)), None)
+    if back_to is not None:
+        _go_back(run, checkpoint.round_of(back_to) - 1, "what is damaged was to be evaluated", damaged)
+    for path, why in damaged.items():
+        if path.exists():
+            _put_aside(path, why)
+    last = run.last_round
+    if paths and not checkpoint.all_in(run.path / "checkpoints"):
+        say(f"{run.name}: no checkpoint is left that can be read; trains again from the beginning")
+    elif not paths and last:
+        say(f"{run.name}: its {last:,} rounds have left no checkpoint; trains again from the beginning")
+
+
+def _settle_log(run: Run, retrain_lost: bool) -> None:
+    newest, by_round = checkpoint.latest(run.path / "checkpoints"), run.has_a_line_per_round
+    missing = roundlog.settle(run.path, checkpoint.round_of(newest) if newest else 0, by_round)
+    if missing:
+        log.warning("rounds lost from the log", extra={"rounds": roundlog.in_words(missing)})
+        say(f"{run.path / roundlog.FILE}: has lost rounds {roundlog.in_words(missing)}; they are marked as lost")
+    lost = roundlog.lost(run.path)
+    if lost and retrain_lost:
+        _go_back(run, lost[0].start - 1, "the log has lost the next one", {})
+        newest = checkpoint.latest(run.path / "checkpoints")
+        roundlog.cut(run.path, checkpoint.round_of(newest) if newest else 0)
+
+
+def _go_back(run: Run, round_: int, why: str, damaged: dict[Path, str]) -> None:
+    """Put aside the checkpoints of later rounds that can be read.
+
+    The last one goes first: a process that is killed meanwhile leaves a folder of which this is still to be done.
+    """
+    later = [path for path in checkpoint.all_in(run.path / "checkpoints") if checkpoint.round_of(path) > round_]
+    for path in reversed(later):
+        if path not in damaged:
+            _put_aside(path, "training comes by again", "superseded")
+    newest = [path for path in checkpoint.all_in(run.path / "checkpoints") if path not in damaged]
+    start = checkpoint.round_of(newest[-1]) if newest else 0
+    say(f"{run.name}: goes back to round {start:,}: {why}", round=start)
+
+
+def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
+    """Rename a file so that nothing reads it, and who wants to can look at it."""
+    aside = path.with_name(f"{path.name}.{kind}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.{kind}-{number}")
+    path.replace(aside)
+    sync(path.parent)  # the order matters where several are put aside
+    log.warning("put aside", extra={"file": path.name, "reason": why})
+    say(f"{path}: {why.removeprefix(f'{path}: ')}; it is passed over, and kept as {aside.name}")

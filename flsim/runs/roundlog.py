@@ -1,0 +1,115 @@
+"""The log of a run's rounds: rounds.jsonl in its folder, a line per round, of central training per saved step.
+
+A line has the ``round`` that it ends with and, of central training, the step ``since`` which it counts. The lines of a
+whole log follow each other from the first round to the newest checkpoint's. What power loss or a person took from it
+is marked by lines with ``"lost": true``, so that nothing is missing silently.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flsim.base.files import json_lines, naming, new_file, sync
+
+FILE = "rounds.jsonl"
+Line = dict[str, Any]
+
+
+def append(run_folder: Path, **values: Any) -> None:
+    """Add a line; it survives a loss of power once `keep` was called."""
+    path = run_folder / FILE
+    is_new = not path.exists()
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+    if is_new:
+        sync(run_folder)
+
+
+def keep(run_folder: Path) -> None:
+    """Return once all lines are on the disk: a checkpoint must never be there without the rounds before it."""
+    if (run_folder / FILE).exists():
+        sync(run_folder / FILE)
+
+
+def read(run_folder: Path) -> list[Line]:
+    """The lines of all rounds that the log knows, in their order and once each; those marked as lost are left out."""
+    return [line for line in _lines(run_folder) if not line.get("lost")]
+
+
+def lost(run_folder: Path) -> list[range]:
+    """The rounds that are marked as lost, as ranges in ascending order; neighbours are joined."""
+    ranges: list[range] = []
+    for line in _lines(run_folder):
+        if line.get("lost"):
+            first = line.get("since", line["round"] - 1) + 1
+            if ranges and ranges[-1].stop == first:
+                first = ranges.pop().start
+            ranges.append(range(first, line["round"] + 1))
+    return ranges
+
+
+def in_words(rounds: Sequence[range]) -> str:
+    """Ranges of rounds for a sentence, such as ``101 to 140, 150``."""
+    return ", ".join(f"{part[0]:,} to {part[-1]:,}" if len(part) > 1 else f"{part[0]:,}" for part in rounds)
+
+
+def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
+    """Make the log tell every round up to `reached` once, before training goes on from there.
+
+    Later lines are dropped, since their rounds come again; lines that cannot be read are dropped too; of two lines
+    about one round the later one stays. What then is missing is marked as lost.
+
+    Args:
+        run_folder: the run's folder.
+        reached: round of the checkpoint that training goes on from.
+        by_round: whether every round has a line, as in federated training.
+
+    Returns:
+        The rounds that were found missing now.
+    """
+    lines, last, missing = list[Line](), 0, list[range]()
+    ends = {"round": reached, "since": reached}
+    for line in (*(line for line in _lines(run_folder) if line["round"] <= reached), ends):
+        begins = line.get("since", line["round"] - 1 if by_round else last)
+        if begins > last:
+            missing.append(range(last + 1, begins + 1))
+            lines += _marks(missing[-1], by_round)
+        lines.append(line)
+        last = line["round"]
+    _replace(run_folder, lines[:-1])
+    return missing
+
+
+def cut(run_folder: Path, round_: int) -> None:
+    """Drop the lines of later rounds, which are to be trained again."""
+    _replace(run_folder, [line for line in _lines(run_folder) if line["round"] <= round_])
+
+
+def _marks(missing: range, by_round: bool) -> Iterator[Line]:
+    if by_round:
+        yield from ({"round": round_, "lost": True} for round_ in missing)
+    else:
+        yield {"round": missing[-1], "since": missing[0] - 1, "lost": True}
+
+
+def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
+    path = run_folder / FILE
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    if (path.read_bytes() if path.exists() else b"") != text:
+        with new_file(path) as partial:
+            partial.write_bytes(text)
+
+
+def _lines(run_folder: Path) -> list[Line]:
+    """All lines, lost ones included, by round."""
+    by_round = {line["round"]: line for line in json_lines(run_folder / FILE) if _is_line(line)}
+    return [by_round[round_] for round_ in sorted(by_round)]
+
+
+def _is_line(line: Any) -> bool:
+    """Whether it is one of ours, as far as this module depends on it."""
+    if not isinstance(line, dict):
+        return False
+    numbers = (line.get("round"), line.get("since", 0))
+    return all(type(number) is int and 0 <= number < 2**63 for number in numbers) and numbers[0] > numbers[1]

@@ -1,0 +1,301 @@
+"""TensorBoard, MLflow, Weights & Biases: told what a run's folder says of its rounds and evaluations.
+
+rounds.jsonl and rows/ are the truth. For each tracker a thread of the driver reads them, so that neither training nor
+another tracker waits for one, and one that fails stops nothing. A resumed run tells each number once: TensorBoard is
+told all of it anew and drops what it knew, MLflow is asked what it has, and of Weights & Biases we keep the order of
+what it was told. No earlier session's files are removed.
+
+RUN/tensorboard/    events
+RUN/mlflow/         run_id; mlflow.db, unless MLFLOW_TRACKING_URI names another store
+RUN/wandb/          run_id, told; a folder per session. Offline unless WANDB_MODE or a login says otherwise
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Literal, Protocol
+
+import pandas as pd
+
+from flsim.base.errors import InputError
+from flsim.base.files import naming
+from flsim.base.progress import say
+from flsim.results.store import rows_in
+from flsim.runs import roundlog
+
+Kind = Literal["tensorboard", "mlflow", "wandb"]
+Settings = Mapping[str, Any]
+
+LOOK = 2.0  # seconds between two looks into the folder
+PATIENCE = 60.0  # seconds that the end of a run waits for trackers
+PROJECT = "flsim"  # of MLflow's experiment and Weights & Biases' project, where the user's settings name none
+COUNTED = ("rs", "bs")  # metrics of canaries that are summed; of others it is the mean
+
+
+class Tracker(Protocol):
+    """Made from a run's folder and its settings, by name."""
+
+    def log(self, values: Mapping[str, float], round_: int) -> None:
+        """Tell numbers, by tag (``train/loss``, ``eval/rs``), of a round. Those that it knows change nothing."""
+
+    def close(self, is_completed: bool) -> None:
+        """Return once everything is stored, or sent."""
+
+
+class TensorBoard:
+    def __init__(self, path: Path, settings: Settings) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # purge_step: TensorBoard drops what files of earlier sessions say, which stay beside the new one.
+        self._writer = SummaryWriter(str(path / "tensorboard"), purge_step=0, flush_secs=10)
+        lines = [f"| `{name}` | {text} |" for name, text in _texts(settings).items()]
+        self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]), 0)
+
+    def log(self, values: Mapping[str, float], round_: int) -> None:
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, round_)
+
+    def close(self, is_completed: bool) -> None:  # noqa: ARG002 (TensorBoard has no status)
+        self._writer.close()
+
+
+class MLflow:
+    def __init__(self, path: Path, settings: Settings) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        folder = path.resolve() / "mlflow"
+        folder.mkdir(exist_ok=True)
+        uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+        if not uri:
+            uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+        self._client = client = MlflowClient(tracking_uri=uri)
+        try:
+            known = client.get_run((folder / "run_id").read_text().strip())
+        except (OSError, MlflowException):  # none yet, or it is in another store
+            experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            with suppress(MlflowException):  # it exists
+                client.create_experiment(experiment, artifacts)
+            known = client.create_run(client.get_experiment_by_name(experiment).experiment_id, run_name=path.name)
+            (folder / "run_id").write_text(known.info.run_id)
+        self._id = known.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        self._known = {
+            (tag, each.step) for tag in known.data.metrics for each in client.get_metric_history(self._id, tag)
+        }
+        texts = _texts(settings)
+        new = [Param(name, text) for name, text in texts.items() if name not in known.data.params]
+        for first in range(0, len(new), 100):  # as many as a request may have
+            client.log_batch(self._id, params=new[first : first + 100])
+        for name, before in known.data.params.items():
+            if texts.get(name, before) != before:  # a parameter cannot change
+                client.set_tag(self._id, f"resumed with {name}", texts[name])
+
+    def log(self, values: Mapping[str, float], round_: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        new = [Metric(tag, value, now, round_) for tag, value in values.items() if (tag, round_) not in self._known]
+        self._client.log_batch(self._id, metrics=new)
+
+    def close(self, is_completed: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if is_completed else "FAILED")
+
+
+class WeightsAndBiases:
+    """A line for each call of `log`, which `told` lists in the same order.
+
+    Of a run that is resumed online, as many of them are there as the run has steps, and the rest is told again. Offline
+    none is: a session's folder is whole, and replaces those before it.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import requests
+        import wandb
+
+        folder = path.resolve() / "wandb"
+        folder.mkdir(exist_ok=True)
+        name = (folder / "run_id").read_text().strip() if (folder / "run_id").exists() else None
+        server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        keys = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+        has_login = bool(keys or requests.utils.get_netrc_auth(server))
+        mode: Any = os.environ.get("WANDB_MODE") or (None if has_login else "offline")
+        if mode == "online" and not has_login:  # it would ask in the middle of a run
+            raise RuntimeError("WANDB_MODE is online, but nobody is logged in; use `wandb login`")
+        before = list(folder.glob("offline-run-*"))
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=name,
+            resume=None if mode == "offline" else "allow",
+            reinit="create_new",  # a process may train several runs, as the demo does
+            name=path.name,
+            dir=path.resolve(),
+            mode=mode,
+            config=dict(settings),
+            allow_val_change=True,
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
+            ),
+        )
+        (folder / "run_id").write_text(self._run.id)
+        for each in before:
+            if each != Path(self._run.dir).parent:
+                each.rename(each.with_name(f"replaced-{each.name}"))  # `wandb sync --sync-all` passes over it
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
+        self._told = folder / "told"
+        told = self._told.read_text().splitlines()[: self._run.step] if self._told.exists() else []
+        self._told.write_text("".join(f"{each}\n" for each in told))
+        self._known = set(told)
+
+    def log(self, values: Mapping[str, float], round_: int) -> None:
+        line = f"{next(iter(values)).partition('/')[0]} {round_}"
+        if line not in self._known:
+            with self._told.open("a") as file:
+                file.write(f"{line}\n")
+            self._run.log({"round": round_, **values})
+
+    def close(self, is_completed: bool) -> None:
+        self._run.finish(exit_code=int(not is_completed))
+
+
+TRACKERS: dict[Kind, Callable[[Path, Settings], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+def refuse_missing(kinds: Sequence[Kind]) -> None:
+    """Raises InputError where the package of a tracker is not installed."""
+    for kind in kinds:
+        if find_spec(kind) is None:
+            package = kind if kind == "tensorboard" else f"'flsim-memorization[{kind}]'"
+            raise InputError(
+                f'system.tracking: "{kind}" needs a package that is not installed; pip install {package}, or leave it '
+                f"out"
+            )
+
+
+@contextmanager
+def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[None]:
+    """Tell trackers what comes into a run's folder during the block, and what was there before.
+
+    Args:
+        path: the run's folder; its status is read at the end.
+        kinds: which trackers.
+        settings: of the run, by name.
+    """
+    ended = Event()
+    threads = {
+        kind: Thread(target=_track, args=(kind, path, settings, ended), name=f"tracking by {kind}", daemon=True)
+        for kind in kinds
+    }
+    hook, threading.excepthook = threading.excepthook, _without_tensorboards(threading.excepthook)
+    for thread in threads.values():
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        until = time.monotonic() + PATIENCE
+        for kind, thread in threads.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                say(f"{path.name}: tracking by {kind} is not done after {PATIENCE:g} s, and is given up")
+        threading.excepthook = hook
+
+
+def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., None]:
+    """The hook without the errors of TensorBoard's threads: its writer's next call raises them again."""
+
+    def called(about: threading.ExceptHookArgs) -> None:
+        if not type(about.thread).__module__.startswith("tensorboard."):
+            hook(about)
+
+    return called
+
+
+def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
+    """A tracker's thread."""
+    try:
+        with naming(path / kind):  # each has a folder of its name
+            tracker, news, is_last = TRACKERS[kind](path, settings), News(path), False
+            while not is_last:
+                is_last = ended.is_set()
+                for values, round_ in news.take():
+                    tracker.log(values, round_)
+                ended.wait(LOOK)
+            tracker.close(json.loads((path / "run.json").read_text(encoding="utf-8"))["status"] == "completed")
+    except Exception as error:
+        reason = " ".join(str(error).split()) or repr(error)
+        say(f"{path.name}: goes on without tracking by {kind}, which failed: {reason}")
+
+
+class News:
+    """What a run's folder has to tell, each thing once: also where a round is trained again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._round, self._evaluated = path, 0, set[Path]()
+
+    def take(self) -> Iterator[tuple[dict[str, float], int]]:
+        """Numbers by tag, and their round: of rounds, then of evaluations, that came since the last look."""
+        for line in roundlog.read(self._path):
+            if line["round"] <= self._round:
+                continue
+            self._round = line["round"]
+            yield of_round(line), self._round
+        for path in sorted({*rows_in(self._path)} - self._evaluated):
+            self._evaluated.add(path)
+            rows = pd.read_parquet(path)
+            yield of_evaluation(rows), int(rows["round"].iloc[0])
+
+
+def of_round(line: Mapping[str, Any]) -> dict[str, float]:
+    """A line of rounds.jsonl by tag: its numbers, and users or records per second."""
+    values = dict(flat({name: value for name, value in line.items() if name != "round"}, " "))
+    for what in ("users", "records"):
+        if what in values and values.get("seconds"):
+            values[f"{what} per second"] = values[what] / values["seconds"]
+    return {f"train/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def of_evaluation(rows: pd.DataFrame) -> dict[str, float]:
+    """Rows of a round by tag: numbers of the model, canaries that RS and BS found, means over canaries of the rest."""
+    is_of_model = rows["canary"] == ""
+    values = dict(zip(rows["metric"][is_of_model], rows["value"][is_of_model], strict=True))
+    for metric, of_canaries in rows[~is_of_model].groupby("metric")["value"]:
+        is_count = metric in COUNTED
+        values[metric if is_count else f"mean {metric}"] = of_canaries.sum() if is_count else of_canaries.mean()
+    return {f"eval/{name}": float(value) for name, value in values.items()}
+
+
+def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, Any]]:
+    """Names and values of a nested mapping, such as ``training.cohort``, without those that are None."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}{between}{inner}", each) for inner, each in flat(value, between))
+        elif value is not None:
+            yield name, value
+
+
+def _texts(settings: Settings) -> dict[str, str]:
+    return {name: str(value) for name, value in settings.items()}

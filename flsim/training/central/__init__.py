@@ -1,0 +1,12 @@
+"""Central training over records: an explicit state, what training it takes, and engines that do it.
+
+Thakkar et al. (2020), section 4.2: SGD, Momentum or Adam over records in random order, or in sequence through users.
+With clip, or clip and noise, it is DP-SGD over records (`flsim.privacy.record_level`).
+"""
+
+from flsim.training.central.hparams import CentralHParams
+from flsim.training.central.state import CentralState, Log, init
+from flsim.training.central.task import CentralTraining
+from flsim.training.central.training import train_central
+
+__all__ = ["CentralHParams", "CentralState", "CentralTraining", "Log", "init", "train_central"]

@@ -1,0 +1,93 @@
+"""The `autograd` engine: one step after another in plain PyTorch. The oracle of the faster ones; and DP-SGD."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsim.data.records import Batch, batch
+from flsim.models.architectures import restore
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.language_model import Params
+from flsim.models.loss import loss_sum
+from flsim.training.central.state import CentralState, Moments, load_moments, moments_of
+from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.dropout import factors
+from flsim.training.local import bound_norm
+
+Batches = tuple[int, list[Batch]]
+
+
+class AutogradEngine:
+    """A `flsim.training.central.engines.Engine`."""
+
+    def __init__(self, training: CentralTraining, state: CentralState) -> None:
+        self._training, self._layout = training, training.records.layout
+        params, sizes = state.params, training.model
+        self._model = (CIFGLanguageModel.of(params) if sizes is None else restore(params, sizes)).to(training.device)
+        self._named = dict(self._model.named_parameters())
+        self._optimizer = training.hparams.optimizer_over(self._named.values())
+        load_moments(self._optimizer, self._params, state.moments)
+
+    @property
+    def _params(self) -> Params:
+        return dict(self._named)
+
+    def pack(self, chunk: Chunk) -> Batches:
+        places = np.split(np.arange(len(chunk.records)), np.cumsum(chunk.counts)[:-1])
+        return chunk.first, [batch(chunk.records, chosen, self._layout) for chosen in places]
+
+    def train(self, packed: Batches) -> tuple[Sequence[float], Sequence[int]]:
+        first, batches = packed
+        done = [self._step(step, each) for step, each in enumerate(batches, start=first)]
+        return [loss for loss, _ in done], [tokens for _, tokens in done]
+
+    def params(self) -> Params:
+        return {name: value.detach().cpu().clone() for name, value in self._named.items()}
+
+    def moments(self) -> Moments:
+        return moments_of(self._optimizer, self._params)
+
+    def _step(self, step: int, read: Batch) -> tuple[float, int]:
+        """One step in place; the summed loss and its number of positions."""
+        training, hparams = self._training, self._training.hparams
+        inputs, targets = (torch.from_numpy(part).to(training.device) for part in (read.inputs, read.targets))
+        for group in self._optimizer.param_groups:
+            group["lr"] = training.rate(step)
+        if training.privacy.clip is not None:
+            from flsim.privacy.record_level import private_step  # opacus takes a second, which plain training saves
+
+            return private_step(
+                self._model,
+                self._optimizer,
+                inputs,
+                targets,
+                clip=training.privacy.clip,
+                noise_multiplier=training.privacy.noise_multiplier,
+                expected=hparams.batch_size,
+                seed=training.seed,
+                step=step,
+                physical_batch=training.physical_batch,
+            )
+        loss, tokens = loss_sum(self._model, inputs, targets, kept=self._kept(step, read))
+        gradients: Sequence[Tensor] = torch.autograd.grad(loss / tokens, list(self._named.values()))
+        if hparams.gradient_clip is not None:
+            gradients = bound_norm(gradients, hparams.gradient_clip)
+        for parameter, gradient in zip(self._named.values(), gradients, strict=True):
+            parameter.grad = gradient
+        self._optimizer.step()
+        return loss.item(), tokens
+
+    def _kept(self, step: int, read: Batch) -> Tensor | None:
+        """Dropout's factors [2, B, T, D]."""
+        training = self._training
+        if not training.hparams.dropout:
+            return None
+        rows, times = read.inputs.shape
+        width = self._model.embedding.shape[1]
+        drawn = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
+        longest_first = np.argsort(-(read.targets != self._layout.pad).sum(1), kind="stable")
+        rank = np.empty(rows, np.int64)
+        rank[longest_first] = np.arange(rows)
+        return torch.from_numpy(drawn[:, rank, :times]).to(self._model.embedding)

@@ -1,0 +1,214 @@
+"""Data parallel training: processes of one `torch.distributed` group share every batch, and take every step together.
+
+Each process holds the whole model and reads its share of a batch; DistributedDataParallel (Li et al., 2020) averages
+gradients. A step is that of the whole batch in one process, but for rounding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from flsim.base.errors import InputError
+from flsim.data.records import batch
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import Architecture
+from flsim.models.language_model import NextWordModel, Params
+from flsim.models.loss import loss_sum
+from flsim.privacy.mechanism import Mechanism
+from flsim.training.central.state import CentralState, Moments, load_moments, moments_of
+from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
+from flsim.training.cohort.steps import lay_out
+from flsim.training.dropout import factors
+from flsim.training.hparams import Precision
+from flsim.training.local import bound_norm
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process reads of a step.
+
+    Attributes:
+        step: from 0.
+        tokens: positions of the whole batch, all shares together.
+        read: what the model's loss takes.
+    """
+
+    step: int
+    tokens: int
+    read: tuple[Any, ...]
+
+
+def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision, architecture: Architecture = "cifg") -> None:
+    """Raises InputError for DP-SGD, which clips each record's gradient, and for low precision, which kernels have.
+
+    And for other architectures than the CIFG.
+    """
+    if architecture != "cifg":
+        raise InputError(f'architecture "{architecture}" trains in one process; set system.workers = 1')
+    if mechanism != "none":
+        raise InputError("DP-SGD trains in one process; set system.workers = 1")
+    if precision != "float32":
+        raise InputError(f'training.precision "{precision}" is of one process; set system.workers = 1, or "float32"')
+
+
+class DistributedEngine:
+    """A `flsim.training.central.engines.Engine`, of which each process of the default group has one, of the same state.
+
+    A batch's records are sorted by length and dealt out in turn, so that no process has much more to do than another;
+    one may get none. Every process hands out the same losses, parameters and moments, bit for bit.
+
+    With engine "fused" on a CPU the gradient is the one that is written out; else it is autograd's.
+
+    Raises:
+        InputError: as `refuse_what_trains_alone`.
+    """
+
+    def __init__(self, training: CentralTraining, state: CentralState) -> None:
+        refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
+        self._training, self._layout = training, training.records.layout
+        self._rank, self._workers = dist.get_rank(), dist.get_world_size()
+        model = CIFGLanguageModel.of(state.params).to(training.device)
+        self._params: Params = dict(model.named_parameters())
+        self._optimizer = training.hparams.optimizer_over(self._params.values())
+        load_moments(self._optimizer, self._params, state.moments)
+        self._is_written_out = training.engine == "fused" and training.device == "cpu"
+        self._loss = DistributedDataParallel(
+            WrittenOutLoss(model) if self._is_written_out else PlainLoss(model, self._layout.pad),
+            device_ids=None if training.device == "cpu" else [torch.cuda.current_device()],
+        )
+        self._settle_buckets()
+
+    def pack(self, chunk: Chunk) -> list[Share]:
+        ends, lengths = np.cumsum(chunk.counts), np.diff(chunk.records.offsets)
+        lengths = lengths + (lengths < self._layout.record_words)
+        shares = []
+        for step, (first, end) in enumerate(zip(ends - chunk.counts, ends, strict=True), start=chunk.first):
+            longest_first = first + np.argsort(-lengths[first:end], kind="stable")
+            mine = longest_first[self._rank :: self._workers]
+            read = self._read(chunk, mine, self._kept(step, int(end - first)))
+            shares.append(Share(step, int(lengths[first:end].sum()), read))
+        return shares
+
+    def train(self, packed: list[Share]) -> tuple[Sequence[float], Sequence[int]]:
+        losses = torch.stack([self._step(share) for share in packed]).double()
+        dist.all_reduce(losses)
+        return losses.tolist(), [share.tokens for share in packed]
+
+    def params(self) -> Params:
+        return {name: value.detach().cpu().clone() for name, value in self._params.items()}
+
+    def moments(self) -> Moments:
+        return moments_of(self._optimizer, self._params)
+
+    def _step(self, share: Share) -> Tensor:
+        """One step in place; this share's summed loss before it."""
+        hparams = self._training.hparams
+        loss = self._gradients(share)
+        if hparams.gradient_clip is not None:
+            gradients = [value.grad for value in self._params.values() if value.grad is not None]
+            for value, bounded in zip(self._params.values(), bound_norm(gradients, hparams.gradient_clip), strict=True):
+                value.grad = bounded
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._training.rate(share.step)
+        self._optimizer.step()
+        return loss
+
+    def _gradients(self, share: Share) -> Tensor:
+        """Leave the gradient of the mean over the whole batch in the parameters; this share's summed loss."""
+        self._optimizer.zero_grad()
+        device = self._training.device
+        loss: Tensor = self._loss(*(part.to(device) if isinstance(part, Tensor) else part for part in share.read))
+        torch.autograd.backward(loss * (self._workers / share.tokens))
+        return loss.detach()
+
+    def _settle_buckets(self) -> None:
+        """After the first backward pass DDP regroups the gradients that it sums, and with them the order of sums.
+
+        A pass over nothing has that done before the first step, so that a resumed run sums as one that went on.
+        """
+        nothing = Chunk(0, self._training.records.records_at(np.arange(1)), np.ones(1, np.int64))
+        self._gradients(Share(0, 1, self._read(nothing, np.empty(0, np.int64), self._kept(0, 1))))
+
+    def _kept(self, step: int, rows: int) -> Tensor | None:
+        """Dropout's factors [2, rows of the share, times, D]; the whole batch's are drawn, longest record first."""
+        probability, width = self._training.hparams.dropout, self._params["embedding"].shape[1]
+        if not probability:
+            return None
+        drawn = factors(probability, self._training.seed, step, rows, self._layout.record_words, width)
+        return torch.from_numpy(drawn[:, self._rank :: self._workers].copy()).to(self._params["embedding"].dtype)
+
+    def _read(self, chunk: Chunk, mine: NDArray[np.int64], kept: Tensor | None) -> tuple[Any, ...]:
+        """Those records, longest first, as the loss takes them."""
+        if not self._is_written_out:
+            read = batch(chunk.records, mine, self._layout)
+            times = read.inputs.shape[1]
+            return (
+                torch.from_numpy(read.inputs),
+                torch.from_numpy(read.targets),
+                None if kept is None else kept[:, :, :times],
+            )
+        if not len(mine):
+            nothing = torch.empty(0, dtype=torch.int64)
+            return (PackedBatch(nothing, nothing, []),)
+        steps = lay_out(chunk.records, self._layout, mine, np.zeros(len(mine), np.int64), 1)
+        (packed,) = packed_batches(steps)
+        if kept is not None:
+            read_kept, predicted_kept = kept[:, steps.row, steps.time]
+            packed = replace(packed, kept=(read_kept, predicted_kept))
+        return (packed,)
+
+
+def shared(state: CentralState | None) -> CentralState:
+    """The state that the first process has, in every process of the default group."""
+    found = [state]
+    dist.broadcast_object_list(found)
+    if found[0] is None:
+        raise RuntimeError("the first process of the group has no state to share")
+    return found[0]
+
+
+class PlainLoss(nn.Module):
+    """`loss_sum` as a module, which is what DDP takes."""
+
+    def __init__(self, model: NextWordModel, pad: int) -> None:
+        super().__init__()
+        self.model, self._pad = model, pad
+
+    def forward(self, inputs: Tensor, targets: Tensor, kept: Tensor | None) -> Tensor:
+        return loss_sum(self.model, inputs, targets, self._pad, kept)[0]
+
+
+class WrittenOutLoss(nn.Module):
+    """The summed cross-entropy (nats) of a packed batch, whose gradient is the one of the cohort engine."""
+
+    def __init__(self, model: CIFGLanguageModel) -> None:
+        super().__init__()
+        self.model = model
+        weights = {name: value.detach() for name, value in model.named_parameters()}
+        self._packed = PackedModel(weights)
+        self._packed.weights = weights  # the parameters' own memory, which the optimizer changes
+
+    def forward(self, packed: PackedBatch) -> Tensor:
+        loss: Tensor = _WrittenOut.apply(self._packed, packed, *self.model.parameters())  # type: ignore[no-untyped-call]
+        return loss
+
+
+class _WrittenOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, model: PackedModel, packed: PackedBatch, *weights: Tensor) -> Tensor:
+        count = len(packed.inputs)
+        loss, of_mean = model.gradient(packed) if count else (0.0, {})
+        ctx.gradients = [gradient * count for gradient in of_mean.values()] or [torch.zeros_like(w) for w in weights]
+        return weights[0].new_tensor(loss)
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> Any:
+        return None, None, *(gradient.mul_(scale) for gradient in ctx.gradients)

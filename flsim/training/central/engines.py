@@ -1,0 +1,27 @@
+"""Which engine trains a task on its device."""
+
+from flsim.training.central.autograd import AutogradEngine
+from flsim.training.central.packed import PackedEngine
+from flsim.training.central.state import CentralState
+from flsim.training.central.task import CentralTraining, Engine, refuse_precision
+
+
+def engine_of(training: CentralTraining, state: CentralState) -> Engine:
+    """The engine that the training asks for, at that state.
+
+    "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
+    each record's gradient, always takes it, and so do other architectures than the CIFG. "fused" is a gradient written
+    out: on a CPU without padding, elsewhere with kernels and graphs of the cohort engine, as one user, which is also
+    how bfloat16 is trained anywhere.
+
+    Raises:
+        InputError: the engine, or the device, has not the precision that is asked for.
+    """
+    refuse_precision(training)
+    if training.engine == "autograd" or training.privacy.mechanism != "none" or training.architecture != "cifg":
+        return AutogradEngine(training, state)
+    if training.device == "cpu" and training.hparams.precision == "float32":
+        return PackedEngine(training, state)
+    from flsim.training.central.stacked import StackedEngine
+
+    return StackedEngine(training, state)

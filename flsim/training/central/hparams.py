@@ -1,0 +1,122 @@
+"""What a step of central training does, and how many there are."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsim.base.errors import InputError, at_least_one
+from flsim.training.central.records import steps_per_epoch
+from flsim.training.hparams import Precision
+
+
+@dataclass(frozen=True)
+class CentralHParams:
+    """Training over minibatches of records.
+
+    A step's gradient is that of the mean cross-entropy (nats) over the batch's real positions; `gradient_clip` bounds
+    it, and then `weight_decay` adds its part, as in torch's optimizers.
+
+    Attributes:
+        epochs: passes over all records; under DP-SGD, of an expected record.
+        steps: number of steps, in place of epochs.
+        words: number of training words to read, in place of epochs; the last step is the one that reaches it where
+            all have equally many.
+        batch_size: records in a step; under DP-SGD the expected number.
+        optimizer: of torch, with its defaults but for the settings below.
+        learning_rate: of the optimizer.
+        tuned_at: the batch size that `learning_rate` is meant for: at another one it is multiplied by
+            sqrt(batch_size / tuned_at), the rule of Thakkar et al. (2020), Table 4. None leaves it as it is.
+        schedule: what the learning rate does after `warmup`: it stays, or falls to 0 at the last step, along a line or
+            half a cosine.
+        warmup: number of steps in which it rises along a line.
+        momentum: of optimizer "momentum".
+        gradient_clip: bound on the L2 norm of a step's whole gradient; None for none.
+        weight_decay: lambda of a penalty lambda / 2 ||w||^2 (Krogh and Hertz, 1992).
+        dropout: probability to drop each value of what the cell reads, and of what words are predicted from; the
+            recurrence is left alone (Zaremba et al., 2014).
+        precision: of matrix products, as of `flsim.training.hparams.LocalHParams`; other than "float32" it needs engine
+            "fused" and no DP-SGD.
+    """
+
+    epochs: float = 1.0
+    steps: int | None = None
+    words: int | None = None
+    batch_size: int = 32
+    optimizer: Literal["sgd", "momentum", "adam", "rmsprop"] = "sgd"
+    learning_rate: float = 0.005
+    tuned_at: int | None = None
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    momentum: float = 0.9
+    gradient_clip: float | None = None
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        at_least_one(batch_size=self.batch_size)
+        at_least_one(
+            **{name: value for name in ("steps", "words", "tuned_at") if (value := getattr(self, name)) is not None}
+        )
+        if self.steps is not None and self.words is not None:
+            raise InputError("steps and words both say how long to train; set one of them")
+        for name in ("epochs", "learning_rate", "gradient_clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name} must be above 0, found {value:g}")
+        for name in ("momentum", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, found {getattr(self, name):g}")
+        for name in ("warmup", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must not be negative, found {getattr(self, name):g}")
+
+    def steps_over(self, records: int, words: int | None = None) -> int:
+        """Number of steps of the whole training.
+
+        Args:
+            records: in an epoch.
+            words: in an epoch; needed only where `words` says how long to train.
+
+        Raises:
+            InputError: it is needed and missing.
+        """
+        if self.steps is not None:
+            return self.steps
+        epochs = self.epochs
+        if self.words is not None:
+            if not words:
+                raise InputError("training.words needs records that have words; set epochs or steps in its place")
+            epochs = self.words / words
+        return max(1, math.ceil(round(epochs * steps_per_epoch(records, self.batch_size), 6)))
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, from 0, of so many."""
+        rate = self.learning_rate
+        if self.tuned_at is not None:
+            rate *= math.sqrt(self.batch_size / self.tuned_at)
+        if step < self.warmup:
+            return rate * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return rate
+        done = (step - self.warmup) / max(steps - self.warmup, 1)
+        return rate * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step only adds the gradient, times the learning rate, to the weights."""
+        return self.optimizer == "sgd" and self.gradient_clip is None and not self.weight_decay
+
+    def optimizer_over(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Its learning rate is to be set before each step."""
+        rate, decay = self.learning_rate, self.weight_decay
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, rate, weight_decay=decay)
+        if self.optimizer == "rmsprop":
+            return torch.optim.RMSprop(parameters, rate, weight_decay=decay)
+        momentum = self.momentum if self.optimizer == "momentum" else 0.0
+        return torch.optim.SGD(parameters, rate, momentum, weight_decay=decay)

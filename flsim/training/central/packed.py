@@ -1,0 +1,70 @@
+"""The `fused` engine on a CPU: the gradient that is written out for one user of the cohort engine, without padding."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from flsim.models.language_model import Params
+from flsim.training.central.state import CentralState, Moments, load_moments, moments_of
+from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
+from flsim.training.cohort.steps import Steps, lay_out
+from flsim.training.dropout import factors
+from flsim.training.local import bound_norm
+
+
+class PackedEngine:
+    """A `flsim.training.central.engines.Engine`."""
+
+    def __init__(self, training: CentralTraining, state: CentralState) -> None:
+        self._training = training
+        self._model = PackedModel(state.params)
+        self._model.load(state.params)
+        self._optimizer = training.hparams.optimizer_over(self._model.weights.values())
+        load_moments(self._optimizer, self._model.weights, state.moments)
+
+    def pack(self, chunk: Chunk) -> tuple[int, list[PackedBatch]]:
+        record, step = np.arange(len(chunk.records)), np.repeat(np.arange(len(chunk)), chunk.counts)
+        steps = lay_out(chunk.records, self._training.records.layout, record, step, len(chunk))
+        return chunk.first, self._with_dropout(chunk, steps, list(packed_batches(steps)))
+
+    def train(self, packed: tuple[int, list[PackedBatch]]) -> tuple[Sequence[float], Sequence[int]]:
+        first, batches = packed
+        losses = [self._step(step, batch) for step, batch in enumerate(batches, start=first)]
+        return losses, [len(batch.inputs) for batch in batches]
+
+    def params(self) -> Params:
+        return {name: value.clone() for name, value in self._model.weights.items()}
+
+    def moments(self) -> Moments:
+        return moments_of(self._optimizer, self._model.weights)
+
+    def _step(self, step: int, batch: PackedBatch) -> float:
+        training, hparams = self._training, self._training.hparams
+        if hparams.is_plain:
+            return self._model.descend(batch, training.rate(step))
+        loss, gradient = self._model.gradient(batch)
+        gradients = list(gradient.values())
+        if hparams.gradient_clip is not None:
+            gradients = list(bound_norm(gradients, hparams.gradient_clip))
+        for weight, own in zip(self._model.weights.values(), gradients, strict=True):
+            weight.grad = own
+        for group in self._optimizer.param_groups:
+            group["lr"] = training.rate(step)
+        self._optimizer.step()
+        return loss
+
+    def _with_dropout(self, chunk: Chunk, steps: Steps, batches: list[PackedBatch]) -> list[PackedBatch]:
+        training, dropout = self._training, self._training.hparams.dropout
+        if not dropout:
+            return batches
+        times, embedding = training.records.layout.record_words, self._model.weights["embedding"]
+        found, first = [], 0
+        for index, (batch, end, rows) in enumerate(zip(batches, steps.ends, chunk.counts, strict=True)):
+            drawn = factors(dropout, training.seed, chunk.first + index, int(rows), times, embedding.shape[1])
+            kept = torch.from_numpy(drawn[:, steps.row[first:end], steps.time[first:end]]).to(embedding)
+            found.append(replace(batch, kept=(kept[0], kept[1])))
+            first = end
+        return found

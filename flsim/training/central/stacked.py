@@ -1,0 +1,198 @@
+"""The `fused` engine on a GPU, and for bfloat16: central training as one user of the cohort engine, whose weights stay.
+
+A chunk's steps go to the device as one array, which has learning rates and Adam's corrections too, so that a CUDA graph
+fits every step of its shape. Nothing waits for the device before the chunk's losses are read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsim.models.language_model import Params
+from flsim.training.central.hparams import CentralHParams
+from flsim.training.central.state import CentralState, Moments
+from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.cohort.cuda_graphs import Graphs
+from flsim.training.cohort.devices import kernels_for, products
+from flsim.training.cohort.kernels import BETAS, Kernels, Rule, TorchKernels
+from flsim.training.cohort.packing import EXACT, SCALARS, PackedGroup, Parts, Shape, pack
+from flsim.training.cohort.padding import narrowed, units_of, widened
+from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_for
+from flsim.training.cohort.steps import Steps, lay_out
+from flsim.training.dropout import factors
+
+POSITIONS = 2  # for each record of a batch: graphs are for multiples of so many positions
+
+
+class PackedChunk(NamedTuple):
+    """Steps as those of one user, the number of positions of each, and dropout: uint8, one step after another."""
+
+    group: PackedGroup
+    tokens: list[int]
+    kept: Tensor
+
+
+class StackedEngine:
+    """A `flsim.training.central.engines.Engine`.
+
+    Args:
+        training: what to do.
+        state: where to go on from.
+        kernels: Triton's on an NVIDIA GPU that has it, else PyTorch's, if None.
+        graphs: whether to use CUDA graphs; where Triton's kernels are used on a GPU if None.
+
+    Raises:
+        torch.OutOfMemoryError: also by `train` (RuntimeError on a CPU).
+    """
+
+    def __init__(
+        self, training: CentralTraining, state: CentralState, kernels: Kernels | None = None, graphs: bool | None = None
+    ) -> None:
+        self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
+        self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
+        self._kernels = kernels or kernels_for(self._like, self._hparams.precision, alone=True)
+        on_gpu = self._device.type == "cuda"
+        use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
+        self._graphs = Graphs(self._device) if use_graphs else None
+        rows, times = self._hparams.batch_size, training.records.layout.record_words
+        self._largest = Shape(1, times, rows, times * rows)
+        self._rounding = Shape(1, 4, rows, POSITIONS * rows) if use_graphs else EXACT
+
+        wide, holds_gradients = widened_for(self._kernels, self._like), not self._hparams.is_plain
+        self._model = StackedModel(wide, 1, self._hparams.precision, self._kernels, holds_gradients, alone=True)
+        self._model.load(wide)
+        self._rule = _rule(self._hparams)
+        self._moments = [self._stacked(state.moments.get(slot), units_of(wide)) for slot in self._rule.moments]
+        self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # by the optimizer
+        self._began = state.step - self._done
+        self._losses = torch.zeros(0, dtype=torch.float64, device=self._device)
+        self._width = wide["embedding"].shape[1] if self._hparams.dropout else 0
+        self._kept = torch.zeros(self._kept_values(self._largest), dtype=torch.uint8, device=self._device)
+
+    def pack(self, chunk: Chunk) -> PackedChunk:
+        record, step = np.arange(len(chunk.records)), np.repeat(np.arange(len(chunk)), chunk.counts)
+        steps = _by_token(lay_out(chunk.records, self._training.records.layout, record, step, len(chunk)))
+        scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.end)])
+        group = pack([steps], self._rounding, self._largest, self._device.type == "cuda", scalars.reshape(-1, SCALARS))
+        tokens: list[int] = np.diff(steps.ends, prepend=0).tolist()
+        return PackedChunk(group, tokens, self._drop(chunk, steps, group.shapes))
+
+    @torch.no_grad()
+    def train(self, packed: PackedChunk) -> tuple[Sequence[float], Sequence[int]]:
+        shapes, buffers = packed.group.shapes, self._model.buffers
+        with products(self._hparams.precision, self._device):
+            moved = buffers.reserve(shapes)
+            if len(self._losses) <= len(shapes):
+                self._losses, moved = self._losses.new_zeros(len(shapes) + 1), True
+            if moved and self._graphs:
+                self._graphs.forget()
+            self._losses.zero_()
+            data, kept = (each.to(self._device, non_blocking=True) for each in (packed.group.data, packed.kept))
+            first = first_kept = 0
+            for shape in shapes:
+                end, end_kept = first + shape.values, first_kept + self._kept_values(shape)
+                given = data[first:end], kept[first_kept:end_kept]
+                if self._graphs:
+                    reads = buffers.data(shape), self._kept[: len(given[1])]
+                    self._graphs.run(self._step, shape, reads, given)
+                else:
+                    self._step(shape, *given)
+                first, first_kept = end, end_kept
+        self._done += len(shapes)
+        losses: list[float] = self._losses[1 : len(shapes) + 1].tolist()
+        return losses, packed.tokens
+
+    def params(self) -> Params:
+        return self._own(self._model.weights)
+
+    def moments(self) -> Moments:
+        found = {slot: self._own(moment) for slot, moment in zip(self._rule.moments, self._moments, strict=True)}
+        if self._rule.optimizer in ("adam", "rmsprop"):
+            found["step"] = {name: torch.tensor(float(self._done)) for name in self._like}
+        return found
+
+    def _step(self, shape: Shape, data: Tensor, kept: Tensor) -> None:
+        parts, dropped = shape.parts(data), None
+        if self._hparams.dropout:
+            stays, places = kept.view(1, -1, self._width), shape.times * shape.rows
+            dropped = Dropped(stays[:, :places], stays[:, places:], _factor(self._hparams.dropout))
+        if self._hparams.is_plain:
+            losses = self._model.descend(shape, parts, parts.scalars[:1], dropped)
+        else:
+            losses = self._model.gradient(shape, parts, dropped)
+            self._optimize(parts)
+        self._losses.index_add_(0, parts.number, losses.sum(1, dtype=torch.float64))
+
+    def _optimize(self, parts: Parts) -> None:
+        """The clip, then the decay, then the optimizer."""
+        weights, low, gradients = self._model.weights, self._model.low, self._model.gradients
+        scale = torch.ones(1, dtype=torch.float64, device=self._device)
+        if self._hparams.gradient_clip is not None:
+            squares = torch.zeros_like(scale)
+            for name, gradient in gradients.items():
+                squares += self._kernels.squares(weights[name], weights[name][0], 0.0, gradient)
+            scale = (self._hparams.gradient_clip / squares.sqrt()).clamp(max=1)
+        for name, weight in weights.items():
+            self._kernels.optimize(
+                weight, None if low is weights else low[name], gradients[name], weight[0],
+                [moment[name] for moment in self._moments], scale, parts.counts, parts.scalars, self._rule,
+            )  # fmt: skip
+
+    def _scalars(self, step: int) -> tuple[float, ...]:
+        """As `Parts` has them."""
+        return self._training.rate(step), *(1 - beta ** (step + 1 - self._began) for beta in BETAS)
+
+    def _drop(self, chunk: Chunk, steps: Steps, shapes: Sequence[Shape]) -> Tensor:
+        """Of each step, uint8 [T B + N, D]: of what is read, then of what is predicted from; 1 for what stays."""
+        size = sum(map(self._kept_values, shapes))
+        kept = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        if not size:
+            return kept
+        training, flat, first, begin = self._training, kept.numpy(), 0, 0
+        flat.fill(0)
+        for index, (shape, end) in enumerate(zip(shapes, steps.ends, strict=True)):
+            of = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
+            row, time = steps.row[begin:end], steps.time[begin:end]
+            drawn = factors(*of, self._largest.times, self._width)[:, row, time] != 0
+            values = self._kept_values(shape)
+            here, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
+            here[time * shape.rows + row], here[places : places + len(row)] = drawn
+            first, begin = first + values, end
+        return kept
+
+    def _kept_values(self, shape: Shape) -> int:
+        return (shape.times * shape.rows + shape.positions) * self._width
+
+    def _stacked(self, values: Params | None, units: int) -> Params:
+        """A moment as the model's weights are; 0 where it begins."""
+        stacked = self._model.stack(self._like["embedding"].dtype)
+        for name, value in widened(values, units).items() if values else ():
+            stacked[name].copy_(value)
+        return stacked
+
+    def _own(self, stacked: Params) -> Params:
+        """A copy on the CPU, of the shapes of a state."""
+        own = narrowed({name: value[0] for name, value in stacked.items()}, self._like)
+        return {name: value.to("cpu", copy=True) for name, value in own.items()}
+
+
+def _rule(hparams: CentralHParams) -> Rule:
+    optimizer = "sgd" if hparams.optimizer == "momentum" and not hparams.momentum else hparams.optimizer  # as torch
+    return Rule(optimizer, hparams.momentum, decay=hparams.weight_decay)
+
+
+def _by_token(steps: Steps) -> Steps:
+    """Those with positions of the same input next to each other, as `SpreadKernels` needs them."""
+    places = np.arange(len(steps.inputs))  # they make keys unique: sorting need not be stable, which is slower
+    order = np.argsort((steps.step * (int(steps.inputs.max(initial=0)) + 1) + steps.inputs) * len(places) + places)
+    sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
+    return replace(steps, **sorted_)
+
+
+def _factor(dropout: float) -> float:
+    """Of values that stay, in the float32 of `factors`."""
+    return float(np.float32(1) / np.float32(1 - dropout))

@@ -1,0 +1,151 @@
+"""What a step of central training needs beside the state, and what trains it: the contract of engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError, at_least_one
+from flsim.data.records import Records, RecordSource
+from flsim.models.hparams import Architecture, ModelHParams
+from flsim.models.language_model import Params
+from flsim.privacy.ledger import Entry
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.training.central.hparams import CentralHParams
+from flsim.training.central.records import Order, poisson_lot, positions_at
+from flsim.training.central.state import Moments
+
+EngineName = Literal["fused", "autograd"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What consecutive steps read.
+
+    Attributes:
+        first: the first of them, from 0.
+        records: of all of them, one step after another.
+        counts: int64 [steps], records of each; of DP-SGD a lot may be empty.
+    """
+
+    first: int
+    records: Records
+    counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def end(self) -> int:
+        """The step after the last."""
+        return self.first + len(self)
+
+
+class Engine(Protocol):
+    """Holds parameters and optimizer, and trains them in place."""
+
+    def pack(self, chunk: Chunk) -> Any:
+        """What `train` takes; may run in another thread, while an earlier chunk trains."""
+        ...
+
+    def train(self, packed: Any) -> tuple[Sequence[float], Sequence[int]]:
+        """Of each step, the summed cross-entropy (nats) before it, and its number of positions."""
+        ...
+
+    def params(self) -> Params:
+        """A copy of the parameters, on the CPU."""
+        ...
+
+    def moments(self) -> Moments:
+        """A copy of the optimizer's state, on the CPU; see `CentralState`."""
+        ...
+
+
+@dataclass(frozen=True)
+class CentralTraining:
+    """What training needs besides the state.
+
+    Attributes:
+        records: of all users.
+        hparams: training.
+        seed: the experiment's; batches, lots, dropout and noise are functions of (seed, step).
+        order: "iid" permutes all records anew each epoch; "sequence" goes user by user, each epoch the same way.
+        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, a record in the place of a user.
+        steps: of the whole training, at whose end a schedule ends; None for what hparams.epochs or hparams.steps say.
+        device: of torch, where training is.
+        engine: see `flsim.training.central.engines.engine_of`.
+        physical_batch: under DP-SGD, records whose gradients are in memory at a time.
+        model: of the states that it trains; None for a CIFG of whatever sizes.
+
+    Raises:
+        InputError: there are no records, or what DP-SGD over records cannot do is asked for.
+    """
+
+    records: RecordSource
+    hparams: CentralHParams
+    seed: int
+    order: Order = "iid"
+    privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
+    steps: int | None = None
+    device: str = "cpu"
+    engine: EngineName = "fused"
+    physical_batch: int = 8
+    model: ModelHParams | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one(physical_batch=self.physical_batch)
+        if not self.records.records:
+            raise InputError("there are no training records; import a corpus whose train split has users")
+        if self.privacy.mechanism == "none":
+            return
+        if self.order == "sequence":
+            raise InputError('order "sequence" has no privacy accounting; with clip or noise use order "iid"')
+        if self.privacy.target_quantile is not None:
+            raise InputError("target_quantile adapts the clip of users' updates; central training has a fixed clip")
+        for name in ("gradient_clip", "dropout"):
+            if getattr(self.hparams, name):
+                raise InputError(f"{name} is not for DP-SGD, which clips each record's gradient; remove it")
+        poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
+
+    @property
+    def architecture(self) -> Architecture:
+        return "cifg" if self.model is None else self.model.architecture
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        return self.hparams.rate(step, self.steps or self.hparams.steps_over(self.records.records))
+
+    def chunk(self, first: int, end: int) -> Chunk:
+        """What the steps from `first` on, from 0, and before `end` read."""
+        size, records = self.hparams.batch_size, self.records.records
+        if self.privacy.mechanism == "none":
+            chosen = [positions_at(step, records, size, self.order, self.seed) for step in range(first, end)]
+        else:
+            chosen = [poisson_lot(step, records, size, self.seed) for step in range(first, end)]
+        return Chunk(first, self.records.records_at(np.concatenate(chosen)), np.array([len(each) for each in chosen]))
+
+    def released_by(self, steps: int) -> Entry:
+        """Without noise there is no bound, however records were drawn; no entry would say that nothing was released."""
+        records, size = self.records.records, self.hparams.batch_size
+        if self.privacy.mechanism == "none":
+            return Entry("fixed-size", records, min(size, records), noise_multiplier=0.0, rounds=steps)
+        return Entry("poisson", records, size, self.privacy.noise_multiplier, rounds=steps)
+
+
+def refuse_precision(training: CentralTraining) -> None:
+    """Raises InputError where neither engine nor device has it."""
+    precision = training.hparams.precision
+    if precision == "float32":
+        return
+    if training.architecture != "cifg":
+        raise InputError(
+            f'architecture "{training.architecture}" trains in float32; training.precision "{precision}" needs "cifg"'
+        )
+    if training.engine == "autograd" or training.privacy.mechanism != "none":
+        raise InputError(
+            f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
+        )
+    if precision == "tf32" and training.device == "cpu":
+        raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')

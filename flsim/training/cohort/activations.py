@@ -1,0 +1,98 @@
+"""Memory for what a step of stacked users holds beside weights, used again from step to step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flsim.training.cohort.packing import Shape
+
+
+class Activations(NamedTuple):
+    """Of a step of u users, T times, B rows, N positions; r and c have a block before the first time.
+
+    Attributes:
+        read: [u, T B, D], embeddings of the inputs; `d_read` their gradient.
+        gates: [u, T, B, 3H], and then their gradient.
+        outputs: [u, T + 1, B, D], r; `d_outputs` their gradient.
+        cells: [u, T + 1, B, H], c, in the dtype of the master weights.
+        hidden: [u, T, B, H], o tanh c.
+        chosen: [u, N, D], r at real positions; `d_chosen` their gradient.
+        logits: [u, N, V], and then their gradient.
+        losses: [u, N], in the dtype of the master weights.
+    """
+
+    read: Tensor
+    d_read: Tensor
+    gates: Tensor
+    outputs: Tensor
+    d_outputs: Tensor
+    cells: Tensor
+    hidden: Tensor
+    chosen: Tensor
+    d_chosen: Tensor
+    logits: Tensor
+    losses: Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model: width D, units H, vocabulary V, and the dtypes of its products and of its master weights."""
+
+    width: int
+    units: int
+    vocabulary: int
+    low: torch.dtype
+    master: torch.dtype
+
+    def shapes(self, step: Shape) -> tuple[tuple[int, ...], ...]:
+        """Of a step's `Activations`."""
+        users, times, rows, positions = step
+        read, outputs = (users, times * rows, self.width), (users, times + 1, rows, self.width)
+        gates, hidden = (users, times, rows, 3 * self.units), (users, times, rows, self.units)
+        cells, chosen = (users, times + 1, rows, self.units), (users, positions, self.width)
+        logits, losses = (users, positions, self.vocabulary), (users, positions)
+        return read, read, gates, outputs, outputs, cells, hidden, chosen, chosen, logits, losses
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.master if name in ("cells", "losses") else self.low
+
+    def bytes(self, step: Shape) -> int:
+        named = zip(Activations._fields, self.shapes(step), strict=True)
+        return sum(torch.Size(shape).numel() * self.dtype(name).itemsize for name, shape in named) + 4 * step.values
+
+
+class Buffers:
+    """Flat memory that grows to the largest step."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self._sizes, self._device = sizes, device
+        self._flat: dict[str, Tensor] = {}
+
+    def reserve(self, steps: Sequence[Shape]) -> bool:
+        """Room for any of these; returns whether memory moved.
+
+        Raises:
+            torch.OutOfMemoryError: (RuntimeError on a CPU).
+        """
+        moved = False
+        for step in steps:
+            shapes = dict(zip(Activations._fields, self._sizes.shapes(step), strict=True))
+            for name, shape in {**shapes, "data": (step.values,)}.items():
+                values = torch.Size(shape).numel()
+                if name not in self._flat or len(self._flat[name]) < values:
+                    moved = True
+                    self._flat.pop(name, None)  # before the new one is there
+                    dtype = torch.int32 if name == "data" else self._sizes.dtype(name)
+                    self._flat[name] = torch.zeros(values, dtype=dtype, device=self._device)
+        return moved
+
+    def data(self, step: Shape) -> Tensor:
+        """Int32 [values] for what the step reads."""
+        return self._flat["data"][: step.values]
+
+    def views(self, step: Shape) -> Activations:
+        named = zip(Activations._fields, self._sizes.shapes(step), strict=True)
+        return Activations(*(self._flat[name][: torch.Size(shape).numel()].view(shape) for name, shape in named))

@@ -1,0 +1,186 @@
+"""The `cohort` engine: users in micro-cohorts of like size, each of which trains as one and is summed where it is.
+
+It equals `flsim.training.local`, its oracle, up to rounding. On a CPU, matrices of one user fill the caches, and users
+train one after another (`packed`); elsewhere, and for bfloat16, they are stacked (`stacked`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, Protocol
+
+import torch
+
+from flsim.base.errors import InputError, RunFailed, at_least_one, is_out_of_memory
+from flsim.base.progress import say
+from flsim.base.rng import stream
+from flsim.data.records import Records, Users
+from flsim.data.vocabulary import Layout
+from flsim.models.language_model import Params
+from flsim.training.cohort.packed import PackedTrainer
+from flsim.training.cohort.prefetch import ahead
+from flsim.training.cohort.steps import Steps, steps_of
+from flsim.training.hparams import LocalHParams
+from flsim.training.update import UpdateSum
+
+Member = tuple[int, Records]
+
+
+class Trainer(Protocol):
+    """Trains a micro-cohort from the global parameters, and keeps the users' parameters until the next one.
+
+    Running out of memory leaves what it was given to add to as it was.
+    """
+
+    def pack(self, group: list[Steps]) -> Any:
+        """What `train` takes; may run in another thread, while another group trains."""
+        ...
+
+    def train(self, start: Params, packed: Any) -> tuple[Sequence[float], Sequence[int]]:
+        """Of each user, the summed cross-entropy (nats) before each of its steps, and its number of positions."""
+        ...
+
+    def norms(self) -> Sequence[float]:
+        """The L2 norm of each user's whole update, summed in float64."""
+        ...
+
+    def add_updates(self, factors: Sequence[float], into: Params) -> None:
+        """Add every user's update times its factor to float64 tensors; one of factor 0 is left out."""
+        ...
+
+
+class CohortEngine:
+    """Trains cohorts, and keeps buffers from one to the next.
+
+    Args:
+        like: parameters of the model, for names, shapes, dtype and device.
+        layout: the corpus' token layout.
+        hparams: local training.
+        micro_cohort: users that train at once; chosen by the device's memory if None. Where memory runs out they
+            become fewer, which is said.
+        memory_share: of a GPU; this process never takes more.
+
+    Raises:
+        InputError: the device cannot do what is asked for.
+    """
+
+    def __init__(
+        self,
+        like: Params,
+        layout: Layout,
+        hparams: LocalHParams,
+        micro_cohort: int | None = None,
+        memory_share: float = 1.0,
+    ) -> None:
+        if micro_cohort is not None:
+            at_least_one(micro_cohort=micro_cohort)
+        self._like, self._layout, self._hparams = like, layout, hparams
+        self._device = like["embedding"].device
+        if hparams.precision == "tf32" and self._device.type != "cuda":
+            raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
+        self._stacked = self._device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
+        if self._device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
+        self._at_once = micro_cohort or (self._choose(memory_share) if self._stacked else 1)
+        self._trainer: Trainer | None = None
+
+    def train(
+        self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
+    ) -> UpdateSum:
+        """As `flsim.training.local.train_cohort`.
+
+        Raises:
+            RunFailed: there is not enough memory for a single user.
+        """
+        try:
+            start = {name: value.to(self._device) for name, value in start.items()}
+            delta = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._too_little(error) from error
+        # Largest first: those that train at once are of like size, and memory runs out early if at all.
+        waiting = sorted(((user, users[user]) for user in cohort), key=lambda member: -len(member[1]))
+        parts: list[UpdateSum] = []
+        while waiting:
+            try:
+                self._train_waiting(start, waiting, seed, round_, clip, parts, delta)
+            except (MemoryError, RuntimeError) as error:  # of Python, or of torch
+                if not is_out_of_memory(error):
+                    raise
+                self._shrink(error)
+        counts = reduce(UpdateSum.merge, parts, UpdateSum({}, 0.0, 0, 0.0, 0))
+        return replace(counts, delta={name: value.cpu() for name, value in delta.items()})
+
+    def _train_waiting(
+        self,
+        start: Params,
+        waiting: list[Member],
+        seed: int,
+        round_: int,
+        clip: float | None,
+        parts: list[UpdateSum],
+        delta: Params,
+    ) -> None:
+        """Train all who wait: a micro-cohort leaves `waiting` when it is in `parts` and `delta`.
+
+        In a function of its own, so that nothing holds the memory of a trainer that did not fit.
+        """
+        trainer = self._trainer or self._build()
+        groups = self._packed(trainer, tuple(waiting), seed, round_)
+        for group, packed in ahead(groups) if self._device.type == "cuda" else groups:
+            parts.append(self._add(trainer, start, group, packed, clip, delta))
+            del waiting[: len(group)]
+
+    def _packed(
+        self, trainer: Trainer, waiting: Sequence[Member], seed: int, round_: int
+    ) -> Iterator[tuple[list[Steps], Any]]:
+        for first in range(0, len(waiting), self._at_once):
+            group = [
+                steps_of(records, self._layout, self._hparams, stream(seed, "local", round_, user))
+                for user, records in waiting[first : first + self._at_once]
+            ]
+            yield group, trainer.pack(group)
+
+    def _add(
+        self, trainer: Trainer, start: Params, group: list[Steps], packed: Any, clip: float | None, delta: Params
+    ) -> UpdateSum:
+        """Train a micro-cohort and add its updates to `delta`; the rest of its sum."""
+        losses, tokens = trainer.train(start, packed)
+        counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
+        for steps, loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
+            user, factor = UpdateSum.counts_of_user(norm, steps.examples, loss, count, clip, steps.left_out)
+            counts = counts.merge(user)
+            factors.append(factor)
+        trainer.add_updates(factors, delta)
+        return counts
+
+    def _choose(self, memory_share: float) -> int:
+        from flsim.training.cohort.stacked import StackedTrainer
+
+        return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share)
+
+    def _build(self) -> Trainer:
+        if self._stacked:
+            from flsim.training.cohort.stacked import StackedTrainer
+
+            trainer: Trainer = StackedTrainer(self._like, self._hparams, self._layout, self._at_once)
+        else:
+            trainer = PackedTrainer(self._like, self._hparams)
+        self._trainer = trainer
+        return trainer
+
+    def _shrink(self, error: Exception) -> None:
+        """Half as many users at once from now on."""
+        self._trainer = None
+        if self._at_once == 1:
+            raise self._too_little(error) from error
+        self._at_once //= 2
+        say(f"{self._device}: out of memory; from now on {self._at_once} users train at once")
+
+    def _too_little(self, error: Exception) -> RunFailed:
+        return RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

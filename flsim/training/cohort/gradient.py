@@ -1,0 +1,198 @@
+"""The model's gradient over one batch on a CPU, written out, and plain SGD by it.
+
+What makes it fast: no padding anywhere (a batch is a sequence of ever shorter blocks, see `Steps`), the gradient of the
+cross-entropy in place of the logits, all that does not depend on another time step done for all of them at once,
+buffers that are used again, and for plain SGD weights that the matrix products themselves update.
+
+Shapes: N positions of a batch, D embedding, H units, V vocabulary; gates f, o, g as in `flsim.models.cifg`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flsim.models.language_model import Params
+from flsim.training.cohort.steps import Steps
+
+RARE = 1e-30  # a probability below it has lost digits; its logarithm is taken of the logits
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """The real positions of a batch, by time, then row; rows are records, longest first.
+
+    Attributes:
+        inputs, targets: int64 [N].
+        sizes: rows of each time, in descending order.
+        kept: dropout's factors [N, D] of what is read and of what is predicted from; None without dropout.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    sizes: list[int]
+    kept: tuple[Tensor, Tensor] | None = None
+
+
+def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
+    """Each step's batch."""
+    inputs, targets, first = torch.from_numpy(steps.inputs), torch.from_numpy(steps.targets), 0
+    for end, sizes in zip(steps.ends.tolist(), steps.sizes(), strict=True):
+        yield PackedBatch(inputs[first:end], targets[first:end], sizes)
+        first = end
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What reading leaves for the gradient; blocks of one time after another.
+
+    Attributes:
+        read: [N, D], embeddings of the inputs, after dropout.
+        gates: [N, 3H], f, o, g.
+        memory: [N, H], c.
+        bounded: [N, H], tanh c.
+        hidden: [N, H], o tanh c.
+        outputs: [N, D], r.
+        sizes: rows of each block, in descending order.
+    """
+
+    read: Tensor
+    gates: Tensor
+    memory: Tensor
+    bounded: Tensor
+    hidden: Tensor
+    outputs: Tensor
+    sizes: list[int]
+
+    @property
+    def previous(self) -> Tensor:
+        """int64 [N - sizes[0]], the position one time earlier of each that has one."""
+        before, now = torch.tensor((self.sizes[:-1], self.sizes[1:]), dtype=torch.int64)
+        return torch.arange(self.sizes[0], len(self.read)) - torch.repeat_interleave(before, now)
+
+
+class PackedModel:
+    """Weights, and the gradient of the mean cross-entropy by them; what it computes in is used again.
+
+    Args:
+        like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
+    """
+
+    def __init__(self, like: Params) -> None:
+        self.weights = {name: torch.empty_like(value) for name, value in like.items()}
+        self._buffers: dict[str, Tensor] = {}
+
+    def load(self, params: Params) -> None:
+        """Copy these into the weights."""
+        for name, value in self.weights.items():
+            value.copy_(params[name])
+
+    @torch.no_grad()
+    def descend(self, batch: PackedBatch, rate: float) -> float:
+        """One step of plain SGD, in place; the summed cross-entropy (nats) before it."""
+        return self._step(batch, self.weights, -rate)
+
+    @torch.no_grad()
+    def gradient(self, batch: PackedBatch) -> tuple[float, Params]:
+        """The summed cross-entropy (nats), and the gradient of its mean, in memory that the next call overwrites."""
+        into = {name: self._buffer(f"d {name}", *value.shape).zero_() for name, value in self.weights.items()}
+        return self._step(batch, into, 1.0), into
+
+    def _buffer(self, name: str, *shape: int) -> Tensor:
+        """Uninitialised memory of that name; it grows to the largest that is asked for."""
+        wanted = torch.Size(shape).numel()
+        found = self._buffers.get(name)
+        if found is None or len(found) < wanted:
+            found = self._buffers[name] = self.weights["output_bias"].new_empty(wanted)
+        return found[:wanted].view(shape)
+
+    def _step(self, batch: PackedBatch, into: Params, factor: float) -> float:
+        """Add the gradient of the mean times a factor to tensors that may be the weights; the summed loss."""
+        inputs, kept = batch.inputs, batch.kept
+        tape = self._read(inputs, batch.sizes, kept and kept[0])
+        predicted = torch.mul(tape.outputs, kept[1]) if kept else tape.outputs
+        loss, errors = self._cross_entropy(predicted, batch.targets)
+        d_outputs = torch.mm(errors, self.weights["embedding"], out=self._buffer("d_outputs", *predicted.shape))
+        if kept:
+            d_outputs.mul_(kept[1])
+        d_gates = self._back(tape, d_outputs)
+        d_read = torch.mm(d_gates, self.weights["input_weight"].T)
+        if kept:
+            d_read.mul_(kept[0])
+        products = {
+            "embedding": (errors, predicted),
+            "input_weight": (tape.read, d_gates),
+            "recurrent_weight": (tape.outputs[tape.previous], d_gates[batch.sizes[0] :]),
+            "projection": (tape.hidden, d_outputs),
+        }
+        scale = factor / max(len(inputs), 1)
+        for name, (left, right) in products.items():
+            into[name].addmm_(left.T, right, alpha=scale)
+        for name, terms in (("gate_bias", d_gates), ("output_bias", errors)):
+            into[name].add_(terms.sum(0), alpha=scale)
+        into["embedding"].index_add_(0, inputs, d_read, alpha=scale)
+        return loss
+
+    def _read(self, inputs: Tensor, sizes: list[int], kept: Tensor | None) -> Tape:
+        w, count, (units, width) = self.weights, len(inputs), self.weights["projection"].shape
+        read = torch.index_select(w["embedding"], 0, inputs, out=self._buffer("read", count, width))
+        if kept is not None:
+            read.mul_(kept)
+        gates = torch.addmm(w["gate_bias"], read, w["input_weight"], out=self._buffer("gates", count, 3 * units))
+        memory, bounded, hidden = (self._buffer(name, count, units) for name in ("memory", "bounded", "hidden"))
+        outputs = self._buffer("outputs", count, width)
+        blocks = (torch.split_with_sizes(part, sizes) for part in (gates, memory, bounded, hidden, outputs))
+        before: tuple[Tensor, Tensor] | None = None
+        for gate, c, tanh_c, m, r in zip(*blocks, strict=True):
+            if before:
+                gate.addmm_(before[1][: len(gate)], w["recurrent_weight"])
+            f, o = gate[:, : 2 * units].sigmoid_().chunk(2, dim=1)
+            g = gate[:, 2 * units :].tanh_()
+            torch.lerp(g, before[0][: len(gate)] if before else torch.zeros_like(g), f, out=c)  # f c + (1 - f) g
+            torch.mm(torch.mul(o, torch.tanh(c, out=tanh_c), out=m), w["projection"], out=r)
+            before = c, r
+        return Tape(read, gates, memory, bounded, hidden, outputs, sizes)
+
+    def _cross_entropy(self, outputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+        """The summed loss, and its gradient by the logits [N, V], in their place."""
+        bias, embedding = self.weights["output_bias"], self.weights["embedding"]
+        logits = torch.addmm(bias, outputs, embedding.T, out=self._buffer("logits", len(outputs), len(embedding)))
+        errors = torch.softmax(logits, -1, out=logits)
+        own = torch.arange(len(targets))
+        chosen = errors[own, targets]
+        losses, rare = -chosen.log(), chosen < RARE
+        if bool(rare.any()):
+            again = torch.addmm(bias, outputs[rare], embedding.T)
+            losses[rare] = cross_entropy(again, targets[rare], reduction="none")
+        errors[own, targets] = chosen - 1
+        return float(losses.sum()), errors
+
+    def _back(self, tape: Tape, d_outputs: Tensor) -> Tensor:
+        """Gradient by the gates' inputs [N, 3H], in the gates' place; `d_outputs` becomes the whole gradient by r.
+
+        A gate's gradient is that of c, or of o tanh c, times a factor that no other time changes: factors come first.
+        """
+        w, count, first, units = self.weights, len(d_outputs), tape.sizes[0], tape.hidden.shape[1]
+        gates = tape.gates.view(count, 3, units)
+        f, o, g = gates.unbind(1)
+        kept = self._buffer("kept", count, units).copy_(f)
+        through = torch.addcmul(o, tape.hidden, tape.bounded, value=-1)  # dc = dm o (1 - tanh^2 c)
+        gained = g.neg()
+        gained[first:] += tape.memory[tape.previous]
+        torch.ops.aten.sigmoid_backward(gained, kept, grad_input=f)  # df = dc (c_{t-1} - g) f (1 - f)
+        torch.ops.aten.tanh_backward(1 - kept, g, grad_input=g)  # dg = dc (1 - f) (1 - g^2)
+        torch.ops.aten.sigmoid_backward(tape.bounded, o, grad_input=o)  # do = dm tanh c o (1 - o)
+        blocks = (torch.split_with_sizes(part, tape.sizes) for part in (gates, through, kept, d_outputs))
+        carried, later = tape.hidden.new_zeros(first, units), None
+        for d_gate, to_c, keep, d_r in reversed(list(zip(*blocks, strict=True))):
+            if later is not None:
+                d_r[: len(later)].addmm_(later, w["recurrent_weight"].T)
+            dm = torch.mm(d_r, w["projection"].T)
+            dc = carried[: len(dm)].addcmul_(dm, to_c)
+            d_gate[:, ::2].mul_(dc[:, None])
+            d_gate[:, 1].mul_(dm)
+            dc.mul_(keep)
+            later = d_gate.view(-1, 3 * units)
+        return gates.view(count, 3 * units)

@@ -1,0 +1,261 @@
+"""What a step of stacked users consists of beside plain products, in PyTorch: for any device, and the kernels' oracle.
+
+Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary. Products and activations have the
+dtype of the weights that they are made with, everything that is summed over time or steps that of the master weights.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from flsim.training.cohort.packing import Parts
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of torch.optim.Adam
+ALPHA = 0.99  # of torch.optim.RMSprop, whose epsilon is Adam's
+
+
+class Rule(NamedTuple):
+    """What an optimizer does with a gradient, whose scale bounds its norm.
+
+    Attributes:
+        optimizer: "sgd", "momentum", "adam" or "rmsprop", as torch's.
+        momentum: of optimizer "momentum".
+        proximal: FedProx's mu.
+        decay: lambda of torch's weight decay.
+    """
+
+    optimizer: str
+    momentum: float
+    proximal: float = 0.0
+    decay: float = 0.0
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Torch's names of what the optimizer keeps of each weight."""
+        named = {"momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
+        return named.get(self.optimizer, ())
+
+
+class Kernels(Protocol):
+    """All methods write to what they are given; gradients are by the mean loss of each user's step."""
+
+    def recur(
+        self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
+        hidden: Tensor,
+    ) -> None:  # fmt: skip
+        """The cells over time, `flsim.models.cifg`.
+
+        Args:
+            gates: [u, T, B, 3H], the inputs' part of the gates' sums; becomes f, o, g.
+            bias, recurrent, projection: [u, 3H], [u, D, 3H], [u, H, D].
+            outputs: [u, T + 1, B, D], r after each time, the block before the first included.
+            cells: [u, T + 1, B, H], c likewise.
+            hidden: [u, T, B, H], becomes o tanh c.
+        """
+        ...
+
+    def recur_back(
+        self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
+    ) -> None:
+        """`recur` backwards.
+
+        Args:
+            gates: as `recur` leaves them; becomes the gradient by the gates' sums.
+            recurrent, projection, cells: as for `recur`; what cells hold is lost.
+            d_outputs: [u, T + 1, B, D], gradient by r where it is read; becomes the whole gradient by r.
+        """
+        ...
+
+    def cross_entropy(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
+    ) -> None:
+        """Softmax and cross-entropy.
+
+        Args:
+            logits: [u, N, V], without the bias; becomes the gradient by them, 0 beyond a user's positions.
+            bias: [u, V].
+            targets: int32 [u, N].
+            counts: int32 [u], a user's number of positions, which are the first ones.
+            losses: [u, N], becomes the cross-entropy in nats, 0 beyond a user's positions.
+            rate: float64 [1], factor of the gradient; 1 if None.
+        """
+        ...
+
+    def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
+        """Add scale times the row of each real position to its token's row of the table.
+
+        Args:
+            table: [u, V, D].
+            low: as `descend`'s.
+            rows: [u, T B, D].
+            parts: tells positions and tokens.
+            scale: factor of all.
+        """
+        ...
+
+    def descend(
+        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
+        bias: Tensor | None = None, low_bias: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Take rate times left' right off the weight, and rate times right's sum over rows off the bias.
+
+        Args:
+            weight: [u, m, n], of any strides.
+            low: [u, m, n], becomes the weight in the dtype of products; None where the weight has that dtype.
+            left, right: [u, k, m] and [u, k, n].
+            rate: learning rate.
+            bias, low_bias: [u, n], likewise.
+        """
+        ...
+
+    def optimize(
+        self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
+    ) -> None:  # fmt: skip
+        """A step of the optimizer, for users that have positions.
+
+        Args:
+            weight, low: [u, ...], as `descend`'s.
+            gradient: [u, ...].
+            start: [...], the global weights.
+            moments: [u, ...] of each of the rule's.
+            scale: float64 [u], factor of the gradient with FedProx's term in it.
+            counts: int32 [u].
+            scalars: float64 [3], learning rate and Adam's 1 - beta^t.
+            rule: the optimizer.
+        """
+        ...
+
+    def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
+        """Float64 [u], the squared norm of mu (weight - start), plus the gradient where there is one."""
+        ...
+
+    def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
+        """Add the sum over users of factor times (weight - start); a user of factor 0 is left out, whatever it holds.
+
+        Args:
+            weight: [u, ...].
+            start: [...].
+            factors: float64 [u].
+            into: float64 [...].
+        """
+        ...
+
+
+class TorchKernels:
+    """`Kernels` anywhere."""
+
+    def recur(
+        self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
+        hidden: Tensor,
+    ) -> None:  # fmt: skip
+        outputs[:, 0], cells[:, 0] = 0, 0
+        gates += bias[:, None, None]
+        for time in range(gates.shape[1]):
+            sums = torch.baddbmm(gates[:, time], outputs[:, time], recurrent).to(cells.dtype)
+            forget, output, candidate = sums.chunk(3, dim=-1)
+            f, o, g = forget.sigmoid(), output.sigmoid(), candidate.tanh()
+            cells[:, time + 1] = f * cells[:, time] + (1 - f) * g
+            hidden[:, time] = o * cells[:, time + 1].tanh()
+            gates[:, time] = torch.cat((f, o, g), dim=-1)
+            outputs[:, time + 1] = torch.bmm(hidden[:, time], projection)
+
+    def recur_back(
+        self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
+    ) -> None:
+        times = gates.shape[1]
+        carried = torch.zeros_like(cells[:, 0])
+        for time in reversed(range(times)):
+            if time + 1 < times:
+                d_outputs[:, time + 1] += torch.bmm(gates[:, time + 1], recurrent.mT)
+            d_hidden = torch.bmm(d_outputs[:, time + 1], projection.mT).to(cells.dtype)
+            f, o, g = gates[:, time].to(cells.dtype).chunk(3, dim=-1)
+            bounded = cells[:, time + 1].tanh()
+            d_cell = carried + d_hidden * o * (1 - bounded**2)
+            d_forget = d_cell * (cells[:, time] - g) * f * (1 - f)
+            d_output = d_hidden * bounded * o * (1 - o)
+            carried = d_cell * f
+            gates[:, time] = torch.cat((d_forget, d_output, d_cell * (1 - f) * (1 - g**2)), dim=-1)
+
+    def cross_entropy(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
+    ) -> None:
+        real = torch.arange(losses.shape[1], device=losses.device) < counts[:, None]
+        chosen = targets.long()[..., None]
+        scores = log_softmax(logits.to(losses.dtype) + bias.to(losses.dtype)[:, None], -1)
+        losses.copy_(-scores.gather(-1, chosen)[..., 0]).masked_fill_(~real, 0)
+        errors = scores.exp_().scatter_add_(-1, chosen, torch.full_like(chosen, -1, dtype=scores.dtype))
+        errors.div_(counts[:, None, None])
+        if rate is not None:
+            errors.mul_(rate)
+        logits.copy_(errors.masked_fill_(~real[..., None], 0))
+
+    def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
+        users, positions = parts.places.shape
+        places = (parts.places.long() - parts.tokens.shape[2]).clamp(min=0)  # padding adds 0 to the first row
+        real = torch.arange(positions, device=rows.device) < parts.counts[:, None]
+        tokens = torch.where(real, parts.tokens.flatten(1).gather(1, places), 0)
+        own = torch.arange(users, device=rows.device)[:, None]
+        added = rows[own, places].masked_fill(~real[..., None], 0).to(table.dtype)
+        flat = (tokens + own * table.shape[1]).flatten()
+        table.flatten(0, 1).index_add_(0, flat, added.flatten(0, 1), alpha=scale)
+        if low is not None:
+            low.copy_(table)
+
+    def descend(
+        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
+        bias: Tensor | None = None, low_bias: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        if low is None:
+            weight.baddbmm_(left.mT, right, alpha=-rate)
+        else:  # products of bfloat16 values are exact in float32
+            for user in range(len(weight)):
+                weight[user].addmm_(left[user].T.to(weight.dtype), right[user].to(weight.dtype), alpha=-rate)
+            low.copy_(weight)
+        if bias is not None:
+            bias.sub_(right.sum(1, dtype=bias.dtype), alpha=rate)
+            if low_bias is not None:
+                low_bias.copy_(bias)
+
+    def optimize(
+        self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
+    ) -> None:  # fmt: skip
+        each = (-1, *[1] * start.ndim)
+        active = (counts > 0).view(each)
+        g = gradient.to(weight.dtype)
+        if rule.proximal:
+            g = g + rule.proximal * (weight - start)
+        g = g * scale.to(weight.dtype).view(each)
+        if rule.decay:
+            g = g + rule.decay * weight
+        rate, first, second = scalars.to(weight.dtype)
+        if rule.optimizer == "momentum":
+            moments[0].copy_(torch.where(active, rule.momentum * moments[0] + g, moments[0]))
+            g = moments[0]
+        elif rule.optimizer == "adam":
+            for moment, power, beta in zip(moments, (g, g**2), BETAS, strict=True):
+                moment.copy_(torch.where(active, beta * moment + (1 - beta) * power, moment))
+            g = moments[0] / first / ((moments[1] / second).sqrt() + EPSILON)
+        elif rule.optimizer == "rmsprop":
+            moments[0].copy_(torch.where(active, ALPHA * moments[0] + (1 - ALPHA) * g**2, moments[0]))
+            g = g / (moments[0].sqrt() + EPSILON)
+        weight.addcmul_(torch.where(active, g, 0), rate, value=-1)
+        if low is not None:
+            low.copy_(weight)
+
+    def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
+        found = []
+        for user, value in enumerate(weight):
+            term = mu * (value - start)
+            if gradient is not None:
+                term += gradient[user]
+            found.append(torch.linalg.vector_norm(term, dtype=torch.float64) ** 2)
+        return torch.stack(found)
+
+    def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
+        for value, factor in zip(weight, factors.tolist(), strict=True):
+            if factor:
+                into.add_(value - start, alpha=factor)

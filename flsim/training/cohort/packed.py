@@ -1,0 +1,67 @@
+"""Local training on a CPU, one user at a time, by the gradient that is written out in `gradient`."""
+
+from collections.abc import Sequence
+
+import torch
+
+from flsim.models.language_model import Params
+from flsim.training.clip import global_norm
+from flsim.training.cohort.gradient import PackedModel, packed_batches
+from flsim.training.cohort.steps import Steps
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import bound_norm
+
+
+class PackedTrainer:
+    """Trains one user after another, each from the global parameters; a `flsim.training.cohort.engine.Trainer`.
+
+    Args:
+        like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
+        hparams: local training, in precision "float32".
+    """
+
+    def __init__(self, like: Params, hparams: LocalHParams) -> None:
+        self._hparams = hparams
+        self._model = PackedModel(like)
+        self._start: Params = {}
+
+    def pack(self, group: list[Steps]) -> list[Steps]:
+        return group
+
+    @torch.no_grad()
+    def train(self, start: Params, group: Sequence[Steps]) -> tuple[list[float], list[int]]:
+        (steps,) = group
+        self._start, hparams, loss = start, self._hparams, 0.0
+        self._model.load(start)
+        if hparams.optimizer == "sgd" and hparams.gradient_clip is None and not hparams.proximal:
+            for batch in packed_batches(steps):
+                loss += self._model.descend(batch, hparams.learning_rate)
+            return [loss], [len(steps.inputs)]
+        weights = list(self._model.weights.values())
+        optimizer = hparams.optimizer_over(weights)
+        for batch in packed_batches(steps):
+            summed, gradient = self._model.gradient(batch)
+            if hparams.proximal:
+                for name, weight in self._model.weights.items():
+                    gradient[name].add_(weight - start[name], alpha=hparams.proximal)
+            gradients = list(gradient.values())
+            if hparams.gradient_clip is not None:
+                gradients = list(bound_norm(gradients, hparams.gradient_clip))
+            for weight, own in zip(weights, gradients, strict=True):
+                weight.grad = own
+            optimizer.step()
+            loss += summed
+        return [loss], [len(steps.inputs)]
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        for name, value in self._model.weights.items():
+            value.sub_(self._start[name])
+        return [global_norm(self._model.weights)]
+
+    @torch.no_grad()
+    def add_updates(self, factors: Sequence[float], into: Params) -> None:
+        (factor,) = factors
+        if factor:
+            for name, update in self._model.weights.items():
+                into[name].add_(update, alpha=factor)

@@ -1,0 +1,172 @@
+"""A micro-cohort's local training as one flat array, padded as little as can be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.training.cohort.steps import Ints, Steps
+
+ALIGNED = 4  # int32 values: every part begins at a multiple of 16 bytes
+SCALARS = 3
+
+
+class Parts(NamedTuple):
+    """A step of u users, as views of the flat array.
+
+    Attributes:
+        tokens: int32 [u, T, B], inputs; 0 where there is none.
+        places: int32 [u, N], the place (t + 1) B + b of each real position, as if a block came before the first time;
+            padded with 0, which is in that block.
+        targets: int32 [u, N].
+        counts: int32 [u], number of real positions; 0 of a user that has no such step.
+        number: int32 [1], of the step, from 1.
+        scalars: float64 [3], its learning rate and Adam's 1 - beta^t, where they are told with the step; else 0.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    targets: Tensor
+    counts: Tensor
+    number: Tensor
+    scalars: Tensor
+
+
+class Shape(NamedTuple):
+    """Of a step: u users, T times, B rows, N positions."""
+
+    users: int
+    times: int
+    rows: int
+    positions: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        users, times, rows, positions = self
+        return users * times * rows, users * positions, users * positions, users, 1, 2 * SCALARS
+
+    @property
+    def values(self) -> int:
+        """How many the flat array has for such a step."""
+        return sum(_aligned(size) for size in self.sizes)
+
+    def parts(self, data: Tensor) -> Parts:
+        """Views of a step's flat int32 [values]."""
+        users, times, rows, positions = self
+        shapes = ((users, times, rows), (users, positions), (users, positions), (users,), (1,), (2 * SCALARS,))
+        views, first = [], 0
+        for size, shape in zip(self.sizes, shapes, strict=True):
+            views.append(data[first : first + size].view(shape))
+            first += _aligned(size)
+        parts = Parts(*views)
+        return parts._replace(scalars=parts.scalars.view(torch.float64))
+
+
+EXACT = Shape(1, 1, 1, 1)  # nothing is rounded up
+
+
+@dataclass(frozen=True)
+class PackedGroup:
+    """Users, those of most steps first, so that at any step the ones that still train are the first ones.
+
+    Attributes:
+        order: int64 [users], which of the given users is at each place.
+        tokens: positions of each user, all steps together, in the given order.
+        shapes: of each step.
+        data: int32, the steps one after another; in pinned memory where asked for.
+    """
+
+    order: Ints
+    tokens: list[int]
+    shapes: list[Shape]
+    data: Tensor
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+def pack(
+    group: Sequence[Steps],
+    rounding: Shape = EXACT,
+    most: Shape | None = None,
+    pin: bool = False,
+    scalars: NDArray[np.float64] | None = None,
+) -> PackedGroup:
+    """All steps of a group of at least one user.
+
+    Args:
+        group: the users.
+        rounding: shapes are rounded up to multiples of these, so that there are few different ones.
+        most: but not beyond these.
+        pin: whether the data go to pinned memory, from where a GPU copies them by itself.
+        scalars: float64 [steps, 3], see `Parts`.
+    """
+    users, steps = len(group), max(map(len, group))
+    order = np.argsort([-len(member) for member in group], kind="stable")
+    members = [group[place] for place in order]
+    inputs, targets, time, row = (
+        np.concatenate([getattr(member, name) for member in members], dtype=np.int32)
+        for name in ("inputs", "targets", "time", "row")
+    )
+    tokens = np.zeros(users, np.int64)
+    tokens[order] = [len(member.inputs) for member in members]
+
+    # A segment is a step of a user; its positions are consecutive.
+    segment_user = np.repeat(np.arange(users), [len(member) for member in members])
+    segment_step = np.concatenate([np.arange(len(member)) for member in members])
+    count = np.concatenate([np.diff(member.ends, prepend=0) for member in members])
+    begin = np.cumsum(count) - count
+    shapes = _shapes(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
+    _, times, rows, positions = np.array(shapes, np.int64).reshape(steps, 4).T
+    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64).reshape(
+        -1, len(Parts._fields)
+    )
+    first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
+
+    def at(part: int, per_user: Ints) -> Ints:
+        """Where each segment's user begins in a part of its step."""
+        found: Ints = first[part][segment_step] + segment_user * per_user[segment_step]
+        return found
+
+    def spread(values: Ints) -> NDArray[np.int32]:
+        """A value of each segment for all its positions."""
+        return np.repeat(values.astype(np.int32), count)
+
+    data = torch.empty(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
+    flat: NDArray[np.int32] = data.numpy()
+    flat.fill(0)  # by this thread alone: torch's would wait for each other
+    place = time * spread(rows[segment_step]) + row
+    flat[place + spread(at(0, times * rows))] = inputs
+    listed = np.arange(len(inputs), dtype=np.int32) + spread(at(1, positions) - begin)
+    flat[listed] = place + spread(rows[segment_step])
+    flat[listed + spread((first[2] - first[1])[segment_step])] = targets
+    flat[at(3, np.ones(steps, np.int64))] = count
+    flat[first[4]] = np.arange(1, steps + 1)
+    if scalars is not None:
+        flat[first[5][:, None] + np.arange(2 * SCALARS)] = scalars.view(np.int32)
+    return PackedGroup(order, tokens.tolist(), shapes, data)
+
+
+def _shapes(
+    step: Ints, count: Ints, time: Ints, row: Ints, steps: int, rounding: Shape, most: Shape | None
+) -> list[Shape]:
+    """Of each step, from each segment's step, its number of positions, its last time and its last row."""
+    sizes = np.zeros((4, steps), np.int64)
+    sizes[0] = np.bincount(step, minlength=steps)
+    for size, values in zip(sizes[1:], (time + 1, row + 1, count), strict=True):
+        np.maximum.at(size, step, values)
+    sizes = -(-sizes.T // rounding) * rounding
+    return [Shape(*shape) for shape in (sizes if most is None else np.minimum(sizes, most)).tolist()]
+
+
+def _peaks(values: NDArray[np.int32], begin: Ints) -> Ints:
+    """The largest of each segment; no segment is empty."""
+    return np.maximum.reduceat(values, begin).astype(np.int64) if len(begin) else np.zeros(0, np.int64)
+
+
+def _aligned(values: int) -> int:
+    return -(-values // ALIGNED) * ALIGNED

@@ -1,0 +1,199 @@
+"""Local training of many users at once: their weights are stacked, and every product is one of all users.
+
+On an NVIDIA GPU with Triton (`triton_kernels`), where each shape of step is one CUDA graph; plain PyTorch (`kernels`)
+anywhere else. The gradient is `stacked_model`'s; here are the optimizers, and what becomes of updates. Shapes: u users.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flsim.data.vocabulary import Layout
+from flsim.models.language_model import Params
+from flsim.training.cohort.cuda_graphs import Graphs
+from flsim.training.cohort.devices import current, kernels_for, products
+from flsim.training.cohort.kernels import BETAS, Kernels, Rule, TorchKernels
+from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, pack
+from flsim.training.cohort.padding import narrowed, units_of, widened
+from flsim.training.cohort.stacked_model import StackedModel, sizes_of, widened_for
+from flsim.training.cohort.steps import Steps
+from flsim.training.hparams import LocalHParams
+
+GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # so coarse that there are few different shapes
+WAVES = 2  # users for each multiprocessor of a GPU
+CPU_USERS = 8
+SLACK = 0.9  # of the memory that is free; the rest is for what libraries take
+
+
+class StackedTrainer:
+    """Trains a micro-cohort from the global parameters; a `flsim.training.cohort.engine.Trainer`.
+
+    Args:
+        like: parameters of the model, for names, shapes, dtype (float64: not with Triton) and device.
+        hparams: local training.
+        layout: the corpus' token layout.
+        users: that can train at once.
+        kernels: Triton's on an NVIDIA GPU that has it, else PyTorch's, if None.
+        graphs: whether to use CUDA graphs; where Triton's kernels are used on a GPU if None.
+
+    Raises:
+        torch.OutOfMemoryError: also by `train` (RuntimeError on a CPU).
+    """
+
+    def __init__(
+        self,
+        like: Params,
+        hparams: LocalHParams,
+        layout: Layout,
+        users: int,
+        kernels: Kernels | None = None,
+        graphs: bool | None = None,
+    ) -> None:
+        self._hparams, self._like = hparams, like
+        self._device, self._dtype = like["embedding"].device, like["embedding"].dtype
+        self._kernels = kernels or kernels_for(like, hparams.precision)
+        on_gpu = self._device.type == "cuda"
+        use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
+        self._graphs = Graphs(self._device) if use_graphs else None
+        self._rounding = GRAPHS if use_graphs else EXACT
+        rows = hparams.batch_size
+        self._largest = Shape(users, layout.record_words, rows, layout.record_words * rows)
+
+        wide, self._rule = widened_for(self._kernels, like), _rule(hparams)
+        self._start = {name: value.detach().clone() for name, value in wide.items()}
+        self._model = StackedModel(wide, users, hparams.precision, self._kernels, not _is_plain(hparams))
+        self._weights, self._low, self._gradients = self._model.weights, self._model.low, self._model.gradients
+        self._buffers = self._model.buffers
+        self._moments = [self._model.stack(self._dtype) for _ in self._rule.moments]
+        self._losses = torch.zeros(users, dtype=torch.float64, device=self._device)
+        self._rate = torch.tensor([hparams.learning_rate], dtype=torch.float64, device=self._device)
+        self._betas = torch.tensor(BETAS, dtype=torch.float64, device=self._device)
+        self._order = torch.arange(0)
+
+    @staticmethod
+    def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
+        """As many as fill the device, and fit its free memory."""
+        device = like["embedding"].device
+        if device.type != "cuda":
+            return CPU_USERS
+        fixed, each = StackedTrainer.memory(like, hparams, layout)
+        free, whole = torch.cuda.mem_get_info(device)
+        fitting = int((min(free, whole * memory_share) * SLACK - fixed) // each)
+        return max(1, min(fitting, WAVES * torch.cuda.get_device_properties(device).multi_processor_count))
+
+    @staticmethod
+    def memory(like: Params, hparams: LocalHParams, layout: Layout) -> tuple[int, int]:
+        """Bytes of the device's memory: the fixed part, and what each user needs where its records are longest."""
+        wide = widened_for(kernels_for(like, hparams.precision), like)
+        sizes, rows = sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
+        copies = [sizes.master] * (1 + len(_rule(hparams).moments))
+        copies += [sizes.low] * ((sizes.low != sizes.master) + (not _is_plain(hparams)))
+        values = sum(value.numel() for value in wide.values())
+        longest = Shape(1, layout.record_words, rows, layout.record_words * rows)
+        each = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
+        return values * (sizes.master.itemsize + torch.float64.itemsize), each
+
+    def pack(self, group: Sequence[Steps]) -> PackedGroup:
+        """What `train` takes; in pinned memory for a GPU."""
+        return pack(group, self._rounding, self._largest, pin=self._device.type == "cuda")
+
+    @torch.no_grad()
+    def train(self, start: Params, group: PackedGroup) -> tuple[list[float], list[int]]:
+        """All steps of at most `users` users, whose weights stay for `norms` and `add_updates`.
+
+        Returns:
+            Of each user, in the order that `pack` got them: the summed cross-entropy (nats) before each of its steps,
+            and its number of positions.
+        """
+        self._order = torch.from_numpy(group.order)
+        for name, value in widened(start, units_of(self._start)).items():
+            self._start[name].copy_(value)
+        self._model.load(self._start)
+        for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
+            values.zero_()
+        with products(self._hparams.precision, self._device):
+            if self._buffers.reserve(group.shapes) and self._graphs:
+                self._graphs.forget()
+            data = group.data.to(self._device, non_blocking=True)
+            first = 0
+            for shape in group.shapes:
+                self._run(shape, data[first : first + shape.values])
+                first += shape.values
+        return self._as_given(self._losses[: len(group)].cpu()).tolist(), group.tokens
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        """The L2 norm of each user's whole update, in the order that `pack` got them."""
+        with current(self._device):
+            squares = self._sum_squares(len(self._order), 1.0, {})
+        return self._as_given(squares.sqrt().cpu()).tolist()
+
+    @torch.no_grad()
+    def add_updates(self, factors: Sequence[float], into: Params) -> None:
+        """Add the sum over users of factor times update, which for a factor of 0 is 0.
+
+        Args:
+            factors: in the order that `pack` got the users.
+            into: float64, on the device.
+        """
+        own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
+        sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
+        with current(self._device):
+            for name, value in self._weights.items():
+                self._kernels.add_updates(value[: len(own)], self._start[name], own, sums[name])
+        for name, value in narrowed(sums, self._like).items():
+            into[name].add_(value)
+
+    def _as_given(self, values: Tensor) -> Tensor:
+        given = torch.empty_like(values)
+        given[self._order] = values
+        return given
+
+    def _run(self, shape: Shape, data: Tensor) -> None:
+        if self._graphs:
+            self._graphs.run(self._step, shape, (self._buffers.data(shape),), (data,))
+        else:
+            self._step(shape, data)
+
+    def _step(self, shape: Shape, data: Tensor) -> None:
+        """One step of each user that has one."""
+        parts = shape.parts(data)
+        if _is_plain(self._hparams):
+            losses = self._model.descend(shape, parts, self._hparams.learning_rate)
+        else:
+            losses = self._model.gradient(shape, parts)
+            self._optimize(parts)
+        self._losses[: shape.users] += losses.sum(1, dtype=torch.float64)
+
+    def _optimize(self, parts: Parts) -> None:
+        """FedProx, then the clip, then the optimizer."""
+        users, hparams = len(parts.counts), self._hparams
+        gradients = {name: value[:users] for name, value in self._gradients.items()}
+        scale = torch.ones(users, dtype=torch.float64, device=self._device)
+        if hparams.gradient_clip is not None:
+            squares = self._sum_squares(users, hparams.proximal, gradients)
+            scale = (hparams.gradient_clip / squares.sqrt()).clamp(max=1)
+        scalars = torch.cat((self._rate, 1 - self._betas**parts.number))
+        for name, gradient in gradients.items():
+            low = self._low[name][:users] if self._low is not self._weights else None
+            moments = [moment[name][:users] for moment in self._moments]
+            self._kernels.optimize(
+                self._weights[name][:users], low, gradient, self._start[name], moments,
+                scale, parts.counts, scalars, self._rule,
+            )  # fmt: skip
+
+    def _sum_squares(self, users: int, mu: float, gradients: Params) -> Tensor:
+        """Float64 [u], of mu (weights - start) + gradients, over all parameters."""
+        total = torch.zeros(users, dtype=torch.float64, device=self._device)
+        for name, value in self._weights.items():
+            total += self._kernels.squares(value[:users], self._start[name], mu, gradients.get(name))
+        return total
+
+
+def _is_plain(hparams: LocalHParams) -> bool:
+    return hparams.optimizer == "sgd" and hparams.gradient_clip is None and not hparams.proximal
+
+
+def _rule(hparams: LocalHParams) -> Rule:
+    return Rule(hparams.optimizer, hparams.momentum, hparams.proximal)

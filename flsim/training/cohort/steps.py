@@ -1,0 +1,97 @@
+"""Steps of training as flat arrays: every position of every batch, before any of them is trained on."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.training.batches import epoch_orders
+from flsim.training.hparams import LocalHParams
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The real positions of batches, in the order of training: by step, then time, then row.
+
+    The rows of a batch are its records, longest first. So the rows that are still there at a time are the first ones,
+    and a step is a sequence of ever shorter blocks that needs neither padding nor masks.
+
+    Attributes:
+        inputs, targets: int64 [positions], the token read there and the one to predict.
+        step, time, row: int64 [positions], where each is.
+        ends: int64 [steps], the position after each step's last.
+        examples: number of records that are trained on.
+        left_out: number of the user's that are not (`LocalHParams.max_records`).
+    """
+
+    inputs: Ints
+    targets: Ints
+    step: Ints
+    time: Ints
+    row: Ints
+    ends: Ints
+    examples: int
+    left_out: int
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def sizes(self) -> list[list[int]]:
+        """Of each step, the number of rows at each time."""
+        if not len(self):
+            return []
+        times = int(self.time.max()) + 1
+        table = np.bincount(self.step * times + self.time, minlength=len(self) * times).reshape(len(self), times)
+        return [row[row > 0].tolist() for row in table]
+
+
+def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
+    """A user's batches, the same as `flsim.training.batches.local_batches` makes, as positions."""
+    orders = epoch_orders(len(records), hparams, rng)
+    examples, batch = hparams.examples(len(records)), hparams.batch_size
+    steps_an_epoch = -(-examples // batch)
+    step = np.concatenate([epoch * steps_an_epoch + np.arange(examples) // batch for epoch in range(len(orders))])
+    steps = lay_out(records, layout, np.concatenate(orders), step, steps_an_epoch * len(orders))
+    return replace(steps, examples=examples, left_out=len(records) - examples)
+
+
+def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
+    """Batches as positions.
+
+    A record is read as BOS and its words, and predicted as its words and EOS where it is shorter than
+    `layout.record_words`.
+
+    Args:
+        records: where the records are.
+        layout: the corpus' token layout.
+        record: int64 [n], which of them are read.
+        step: int64 [n], ascending, in which step.
+        steps: number of steps.
+    """
+    words = np.diff(records.offsets)[record]
+    length = words + (words < layout.record_words)
+    row = _ranks(step, length)
+
+    first = np.cumsum(length) - length
+    time = np.arange(length.sum()) - np.repeat(first, length)
+    flat = np.repeat(records.offsets[record], length) + time
+    tokens = np.append(records.tokens, np.uint16(layout.eos)).astype(np.int64)
+    targets = np.where(time < np.repeat(words, length), tokens[np.minimum(flat, records.words)], layout.eos)
+    inputs = np.where(time == 0, layout.bos, tokens[flat - 1])
+    step, row = np.repeat(step, length), np.repeat(row, length)
+    order = np.argsort((step * int(length.max(initial=1)) + time) * int(row.max(initial=0) + 1) + row)
+    ends = np.cumsum(np.bincount(step, minlength=steps))
+    return Steps(inputs[order], targets[order], step[order], time[order], row[order], ends, len(record), 0)
+
+
+def _ranks(step: Ints, length: Ints) -> Ints:
+    """Each record's place within its step, longest first."""
+    order = np.lexsort((-length, step))
+    ranks = np.empty(len(step), np.int64)
+    starts = np.searchsorted(step, step[order])
+    ranks[order] = np.arange(len(step)) - starts
+    return ranks

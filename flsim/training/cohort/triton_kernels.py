@@ -1,0 +1,303 @@
+"""`flsim.training.cohort.kernels` in Triton, for NVIDIA GPUs and master weights of float32.
+
+Nothing here depends on the order in which programs run: there are no atomics, so a GPU gives the same result each time.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from flsim.training.cohort import kernels
+from flsim.training.cohort.kernels import ALPHA, BETAS, Rule, TorchKernels
+from flsim.training.cohort.packing import Parts
+from flsim.training.cohort.triton_recurrence import Recurrence, block
+from flsim.training.hparams import Precision
+
+LOGITS, VALUES, USERS = 4096, 4096, 1024  # of a program at a time: logits, values of a user, values of all users
+
+
+@triton.jit
+def _cross_entropy(logits, bias, targets, counts, losses, rate, N, V, RATE: tl.constexpr, BLOCK: tl.constexpr):
+    """One position: its largest logit and the sum of exponentials in one pass, the gradient in a second."""
+    user = tl.program_id(1).to(tl.int64)
+    position = user * N + tl.program_id(0)
+    count = tl.load(counts + user)
+    logits += position * V
+    bias += user * V
+    columns = tl.arange(0, BLOCK)
+    if tl.program_id(0) >= count:
+        for first in range(0, V, BLOCK):
+            v = first + columns
+            tl.store(logits + v, tl.zeros((BLOCK,), logits.dtype.element_ty), v < V)
+        tl.store(losses + position, 0.0)
+    else:
+        target = tl.load(targets + position)
+        own = tl.load(logits + target).to(tl.float32) + tl.load(bias + target).to(tl.float32)
+        largest = own
+        total = 0.0
+        for first in range(0, V, BLOCK):
+            v = first + columns
+            x = tl.load(logits + v, v < V, other=float("-inf")).to(tl.float32)
+            x += tl.load(bias + v, v < V, other=0.0).to(tl.float32)
+            above = tl.maximum(largest, tl.max(x, 0))
+            total = total * tl.exp(largest - above) + tl.sum(tl.exp(x - above), 0)
+            largest = above
+        tl.store(losses + position, tl.log(total) + largest - own)
+        for first in range(0, V, BLOCK):
+            v = first + columns
+            x = tl.load(logits + v, v < V, other=float("-inf")).to(tl.float32)
+            x += tl.load(bias + v, v < V, other=0.0).to(tl.float32)
+            gradient = (tl.exp(x - largest) / total - tl.where(v == target, 1.0, 0.0)) / count
+            if RATE:
+                gradient *= tl.load(rate).to(tl.float32)
+            tl.store(logits + v, gradient.to(logits.dtype.element_ty), v < V)
+
+
+@triton.jit
+def _add_rows(
+    table,
+    low,
+    rows,
+    tokens,
+    places,
+    counts,
+    scale,
+    N,
+    S,
+    B,
+    V,
+    D: tl.constexpr,
+    BI: tl.constexpr,
+    BJ: tl.constexpr,
+    BD: tl.constexpr,
+    LOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Some positions of a user. The first one of each token adds the rows of all positions that have it.
+
+    Which have it is a matrix of 0 and 1, and the sums are its product with the rows.
+    """
+    user = tl.program_id(1).to(tl.int64)
+    count = tl.load(counts + user)
+    i = tl.program_id(0) * BI + tl.arange(0, BI)
+    d = tl.arange(0, BD)
+    if tl.program_id(0) * BI < count:
+        token = tl.load(tokens + user * S + tl.load(places + user * N + i, i < count, other=B) - B)
+        earlier = tl.zeros((BI,), tl.int32)
+        total = tl.zeros((BI, BD), tl.float32)
+        for first in range(0, count, BJ):
+            j = first + tl.arange(0, BJ)
+            place = user * S + tl.load(places + user * N + j, j < count, other=B) - B
+            same = (token[:, None] == tl.load(tokens + place)[None, :]) & (j < count)[None, :]
+            earlier = tl.maximum(earlier, tl.max((same & (j[None, :] < i[:, None])).to(tl.int32), 1))
+            row = tl.load(rows + place[:, None] * D + d[None, :], (j < count)[:, None] & (d < D)[None, :], other=0.0)
+            total += tl.dot(same.to(row.dtype), row, input_precision=PRECISION)
+        at = (user * V + token)[:, None] * D + d[None, :]
+        first_one = ((i < count) & (earlier == 0))[:, None] & (d < D)[None, :]
+        value = tl.load(table + at, first_one, other=0.0).to(tl.float32) + scale * total
+        tl.store(table + at, value.to(table.dtype.element_ty), first_one)
+        if LOW:
+            tl.store(low + at, value.to(low.dtype.element_ty), first_one)
+
+
+@triton.jit
+def _descend(
+    weight,
+    low,
+    left,
+    right,
+    bias,
+    low_bias,
+    rate,
+    K,
+    M,
+    N,
+    left_user,
+    right_user,
+    STRIDE_M: tl.constexpr,
+    STRIDE_N: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """A block of left' right, taken off the weights where it is made."""
+    user = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    left += user * left_user
+    right += user * right_user
+    total = tl.zeros((BM, BN), tl.float32)
+    sums = tl.zeros((BN,), tl.float32)
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        a = tl.load(left + k[None, :] * M + m[:, None], (m < M)[:, None] & (k < K)[None, :], other=0.0)
+        b = tl.load(right + k[:, None] * N + n[None, :], (k < K)[:, None] & (n < N)[None, :], other=0.0)
+        total += tl.dot(a, b)
+        if BIAS:
+            sums += tl.sum(b.to(tl.float32), 0)
+    at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
+    there = (m < M)[:, None] & (n < N)[None, :]
+    value = tl.load(weight + at, there) - rate * total
+    tl.store(weight + at, value, there)
+    tl.store(low + at, value.to(low.dtype.element_ty), there)
+    if BIAS and tl.program_id(1) == 0:
+        shifted = tl.load(bias + user * N + n, n < N) - rate * sums
+        tl.store(bias + user * N + n, shifted, n < N)
+        tl.store(low_bias + user * N + n, shifted.to(low_bias.dtype.element_ty), n < N)
+
+
+@triton.jit
+def _optimize(
+    weight,
+    low,
+    gradient,
+    start,
+    moment,
+    second_moment,
+    scale,
+    counts,
+    scalars,
+    size,
+    mu,
+    decay,
+    momentum,
+    BETA: tl.constexpr,
+    SECOND_BETA: tl.constexpr,
+    ALPHA: tl.constexpr,
+    EPS: tl.constexpr,
+    OPTIMIZER: tl.constexpr,
+    LOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    user = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < size
+    at = user * size + i
+    if tl.load(counts + user) > 0:
+        w = tl.load(weight + at, there, other=0.0)
+        g = tl.load(gradient + at, there, other=0.0).to(tl.float32)
+        if mu != 0:
+            g += mu * (w - tl.load(start + i, there, other=0.0))
+        g *= tl.load(scale + user).to(tl.float32)
+        if decay != 0:
+            g += decay * w
+        if OPTIMIZER == "momentum":
+            g += momentum * tl.load(moment + at, there, other=0.0)
+            tl.store(moment + at, g, there)
+        if OPTIMIZER == "adam":
+            m = BETA * tl.load(moment + at, there, other=0.0) + (1 - BETA) * g
+            v = SECOND_BETA * tl.load(second_moment + at, there, other=0.0) + (1 - SECOND_BETA) * g * g
+            tl.store(moment + at, m, there)
+            tl.store(second_moment + at, v, there)
+            spread = tl.sqrt(v / tl.load(scalars + 2).to(tl.float32))
+            g = m / tl.load(scalars + 1).to(tl.float32) / (spread + EPS)
+        if OPTIMIZER == "rmsprop":
+            v = ALPHA * tl.load(moment + at, there, other=0.0) + (1 - ALPHA) * g * g
+            tl.store(moment + at, v, there)
+            g /= tl.sqrt(v) + EPS
+        w -= tl.load(scalars).to(tl.float32) * g
+        tl.store(weight + at, w, there)
+        if LOW:
+            tl.store(low + at, w.to(low.dtype.element_ty), there)
+
+
+@triton.jit
+def _squares(weight, start, gradient, found, size, mu, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
+    user = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < size
+    x = mu * (tl.load(weight + user * size + i, there, other=0.0) - tl.load(start + i, there, other=0.0))
+    if GRADIENT:
+        x += tl.load(gradient + user * size + i, there, other=0.0).to(tl.float32)
+    y = x.to(tl.float64)
+    tl.store(found + user * tl.num_programs(0) + tl.program_id(0), tl.sum(y * y, 0))
+
+
+@triton.jit
+def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr):
+    """Some values of the sum, over all users."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < size
+    origin = tl.load(start + i, there, other=0.0)
+    total = tl.load(into + i, there, other=0.0)
+    for user in range(users):
+        factor = tl.load(factors + user)
+        if factor != 0:
+            away = tl.load(weight + tl.cast(user, tl.int64) * size + i, there, other=0.0) - origin
+            total += factor * away.to(tl.float64)
+    tl.store(into + i, total, there)
+
+
+class TritonKernels(Recurrence):
+    """`flsim.training.cohort.kernels.Kernels` on an NVIDIA GPU.
+
+    Args:
+        precision: of products of float32, which in bfloat16 are none.
+    """
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__("tf32" if precision == "tf32" else "ieee")
+
+    def cross_entropy(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
+    ) -> None:
+        users, positions, vocabulary = logits.shape
+        _cross_entropy[(positions, users)](
+            logits, bias, targets, counts, losses, losses if rate is None else rate, positions, vocabulary,
+            RATE=rate is not None, BLOCK=block(vocabulary, LOGITS), num_warps=8,
+        )  # fmt: skip
+
+    def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
+        (users, times, batch), positions = parts.tokens.shape, parts.places.shape[1]
+        _, vocabulary, width = table.shape
+        grid = (triton.cdiv(positions, 32), users)
+        _add_rows[grid](
+            table, table if low is None else low, rows, parts.tokens, parts.places, parts.counts,
+            scale, positions, times * batch, batch, vocabulary,
+            D=width, BI=32, BJ=32, BD=block(width), LOW=low is not None, PRECISION=self._precision,
+        )  # fmt: skip
+
+    def descend(
+        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
+        bias: Tensor | None = None, low_bias: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """In float32 the library's products do it."""
+        if low is None:
+            TorchKernels().descend(weight, low, left, right, rate, bias)
+            return
+        users, m, n = weight.shape
+        block_m, block_n = block(m, 128), block(n, 64)
+        _descend[(triton.cdiv(n, block_n), triton.cdiv(m, block_m), users)](
+            weight, low, left, right, weight if bias is None else bias, low if low_bias is None else low_bias, rate,
+            left.shape[1], m, n, left.stride(0), right.stride(0),
+            STRIDE_M=weight.stride(1), STRIDE_N=weight.stride(2), BM=block_m, BN=block_n, BK=32,
+            BIAS=bias is not None, num_warps=8, num_stages=3,
+        )  # fmt: skip
+
+    def optimize(
+        self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
+        scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
+    ) -> None:  # fmt: skip
+        first, second = (*moments, weight, weight)[:2]
+        size = start.numel()
+        _optimize[(triton.cdiv(size, VALUES), len(weight))](
+            weight, weight if low is None else low, gradient, start, first, second, scale, counts, scalars,
+            size, rule.proximal, rule.decay, rule.momentum,
+            BETA=BETAS[0], SECOND_BETA=BETAS[1], ALPHA=ALPHA, EPS=kernels.EPSILON, OPTIMIZER=rule.optimizer,
+            LOW=low is not None, BLOCK=VALUES, num_warps=8,
+        )  # fmt: skip
+
+    def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
+        users, size = len(weight), start.numel()
+        blocks = triton.cdiv(size, VALUES)
+        found = torch.empty(users, blocks, dtype=torch.float64, device=weight.device)
+        terms = (weight, start, weight if gradient is None else gradient)
+        _squares[(blocks, users)](*terms, found, size, mu, GRADIENT=gradient is not None, BLOCK=VALUES, num_warps=8)
+        return found.sum(1)
+
+    def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
+        grid = (triton.cdiv(start.numel(), USERS),)
+        _add_updates[grid](weight, start, factors, into, len(weight), start.numel(), BLOCK=USERS)

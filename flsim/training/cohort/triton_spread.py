@@ -1,0 +1,273 @@
+"""Triton's kernels for a user that has the GPU to itself: its units are spread over programs, a launch for each time.
+
+A single program for a user would stream all recurrent weights through one multiprocessor at each time, a megabyte for
+the paper's model in float32, and leave the others idle. Here a program has a block of units and some rows. What its
+units add to r [B, D] it leaves in memory, and at the next time every program sums what all have left there, in one
+order. What is left at even and at odd times has places of its own, as programs of one launch both read and write.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from flsim.training.cohort.packing import Parts
+from flsim.training.cohort.triton_kernels import TritonKernels
+from flsim.training.cohort.triton_recurrence import DOT, _tanh, block
+
+BLOCK = 2**13  # bytes of a block of weights
+AT_ONCE = 8  # programs of which it is read at once what they have left
+MANY = 128  # rows; of more, a program takes as many as registers suffice for
+STATE = 2**13  # values of r that they suffice for
+SAME = 32  # positions of a token that are read at once
+
+
+@triton.jit
+def _summed(left, row, B, K, D: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr, AT_ONCE: tl.constexpr):
+    """The sum of what all blocks of units have left for some rows [BB, BD]; a few loads are under way at a time."""
+    d = tl.arange(0, BD)
+    at = row[:, None] * D + d[None, :]
+    real = (row < B)[:, None] & (d < D)[None, :]
+    total = tl.zeros((BB, BD), tl.float32)
+    for first in range(0, K, AT_ONCE):
+        for k in tl.static_range(AT_ONCE):
+            total += tl.load(left + (first + k) * B * D + at, real & (first + k < K), other=0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=["time"])
+def _cell(
+    gates,
+    bias,
+    recurrent,
+    projection,
+    outputs,
+    cells,
+    hidden,
+    left,
+    time,
+    T,
+    B,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    BB: tl.constexpr,
+    BD: tl.constexpr,
+    BH: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One time forwards. r of the time before is summed here, and kept by the programs of the first block of units."""
+    user, users, K = tl.program_id(2).to(tl.int64), tl.num_programs(2), tl.num_programs(0)
+    row = tl.program_id(1) * BB + tl.arange(0, BB)
+    d = tl.arange(0, BD)
+    h = tl.program_id(0) * BH + tl.arange(0, BH)
+    there = (row < B)[:, None] & (h < H)[None, :]
+    real = (row < B)[:, None] & (d < D)[None, :]
+    weights = (d < D)[:, None] & (h < H)[None, :]
+    now = ((user * T + time) * B + row)[:, None]
+    before = ((user * (T + 1) + time) * B + row)[:, None]
+    low = gates.dtype.element_ty
+    output = tl.zeros((BB, BD), low)
+    if time > 0:
+        output = _summed(left + ((time - 1) % 2 * users + user) * K * B * D, row, B, K, D, BB, BD, AT_ONCE).to(low)
+        if tl.program_id(0) == 0:
+            tl.store(outputs + before * D + d[None, :], output, real)
+    gate = gates + now * (3 * H) + h[None, :]
+    own = bias + user * 3 * H + h
+    column = recurrent + user * D * 3 * H + d[:, None] * (3 * H) + h[None, :]
+    f = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
+    o = tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
+    g = tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
+    f += tl.load(gate, there, other=0.0).to(tl.float32)
+    o += tl.load(gate + H, there, other=0.0).to(tl.float32)
+    g += tl.load(gate + 2 * H, there, other=0.0).to(tl.float32)
+    f = tl.sigmoid(f + tl.load(own, h < H, other=0.0).to(tl.float32)[None, :])
+    o = tl.sigmoid(o + tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :])
+    g = _tanh(g + tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :])
+    c = f * tl.load(cells + before * H + h[None, :], there, other=0.0) + (1 - f) * g
+    m = tl.where(there, o * _tanh(c), 0.0).to(low)
+    tl.store(gate, f.to(low), there)
+    tl.store(gate + H, o.to(low), there)
+    tl.store(gate + 2 * H, g.to(low), there)
+    tl.store(cells + (before + B) * H + h[None, :], c, there)
+    tl.store(hidden + now * H + h[None, :], m, there)
+    rows = projection + user * H * D + h[:, None] * D + d[None, :]
+    added = tl.dot(m, tl.load(rows, (h < H)[:, None] & (d < D)[None, :], other=0.0), input_precision=PRECISION)
+    mine = left + ((time % 2 * users + user) * K + tl.program_id(0)) * B * D
+    tl.store(mine + row[:, None] * D + d[None, :], added, real)
+
+
+@triton.jit(do_not_specialize=["time"])
+def _cell_back(
+    gates,
+    recurrent,
+    projection,
+    d_outputs,
+    later,
+    cells,
+    left,
+    time,
+    T,
+    B,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    BB: tl.constexpr,
+    BD: tl.constexpr,
+    BH: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One time backwards. What the time after adds to the gradient by r is summed here, and kept in `later`.
+
+    As in `_backwards`, the gradient by c takes the place of the c that is no longer needed.
+    """
+    user, users, K = tl.program_id(2).to(tl.int64), tl.num_programs(2), tl.num_programs(0)
+    row = tl.program_id(1) * BB + tl.arange(0, BB)
+    d = tl.arange(0, BD)
+    h = tl.program_id(0) * BH + tl.arange(0, BH)
+    there = (row < B)[:, None] & (h < H)[None, :]
+    real = (row < B)[:, None] & (d < D)[None, :]
+    now = ((user * T + time) * B + row)[:, None]
+    before = ((user * (T + 1) + time) * B + row)[:, None]
+    low = gates.dtype.element_ty
+    d_output = tl.load(d_outputs + (before + B) * D + d[None, :], real, other=0.0).to(tl.float32)
+    if time + 1 < T:
+        added = _summed(left + ((time + 1) % 2 * users + user) * K * B * D, row, B, K, D, BB, BD, AT_ONCE)
+        d_output += added
+        if tl.program_id(0) == 0:
+            tl.store(later + now * D + d[None, :], added, real)
+    rows = projection + user * H * D + h[None, :] * D + d[:, None]
+    weights = tl.load(rows, (d < D)[:, None] & (h < H)[None, :], other=0.0)
+    dm = tl.dot(d_output.to(low), weights, input_precision=PRECISION)
+    gate = gates + now * (3 * H) + h[None, :]
+    f = tl.load(gate, there, other=0.0).to(tl.float32)
+    o = tl.load(gate + H, there, other=0.0).to(tl.float32)
+    g = tl.load(gate + 2 * H, there, other=0.0).to(tl.float32)
+    cell = cells + before * H + h[None, :]
+    bounded = _tanh(tl.load(cell + B * H, there, other=0.0))
+    dc = tl.load(cell + 2 * B * H, there & (time + 1 < T), other=0.0) + dm * o * (1 - bounded * bounded)
+    df = tl.where(there, dc * (tl.load(cell, there, other=0.0) - g) * f * (1 - f), 0.0).to(low)
+    do = tl.where(there, dm * bounded * o * (1 - o), 0.0).to(low)
+    dg = tl.where(there, dc * (1 - f) * (1 - g * g), 0.0).to(low)
+    tl.store(cell + B * H, dc * f, there)
+    tl.store(gate, df, there)
+    tl.store(gate + H, do, there)
+    tl.store(gate + 2 * H, dg, there)
+    column = recurrent + user * D * 3 * H + h[:, None] + d[None, :] * (3 * H)
+    inside = (h < H)[:, None] & (d < D)[None, :]
+    more = tl.dot(df, tl.load(column, inside, other=0.0), input_precision=PRECISION)
+    more += tl.dot(do, tl.load(column + H, inside, other=0.0), input_precision=PRECISION)
+    more += tl.dot(dg, tl.load(column + 2 * H, inside, other=0.0), input_precision=PRECISION)
+    mine = left + ((time % 2 * users + user) * K + tl.program_id(0)) * B * D
+    tl.store(mine + row[:, None] * D + d[None, :], more, real)
+
+
+@triton.jit
+def _add_neighbors(
+    table,
+    low,
+    rows,
+    tokens,
+    places,
+    counts,
+    scale,
+    N,
+    S,
+    B,
+    V,
+    D: tl.constexpr,
+    BJ: tl.constexpr,
+    BD: tl.constexpr,
+    LOW: tl.constexpr,
+):
+    """A position. If it is the first of its token, the rows of all that have it, which follow, are added."""
+    user = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0)
+    count = tl.load(counts + user)
+    places += user * N
+    tokens += user * S
+    if i < count:
+        token = tl.load(tokens + tl.load(places + i) - B)
+        is_first = i == 0
+        if i > 0:
+            is_first = tl.load(tokens + tl.load(places + i - 1) - B) != token
+        if is_first:
+            d = tl.arange(0, BD)
+            total = tl.zeros((BD,), tl.float32)
+            first = i
+            found = BJ
+            while found == BJ:
+                j = first + tl.arange(0, BJ)
+                place = tl.load(places + j, j < count, other=B) - B
+                same = (tl.load(tokens + place) == token) & (j < count)
+                row = rows + (user * S + place[:, None]) * D + d[None, :]
+                total += tl.sum(tl.load(row, same[:, None] & (d < D)[None, :], other=0.0).to(tl.float32), 0)
+                found = tl.sum(same.to(tl.int32), 0)
+                first += BJ
+            at = (user * V + token) * D + d
+            value = tl.load(table + at, d < D, other=0.0).to(tl.float32) + scale * total
+            tl.store(table + at, value.to(table.dtype.element_ty), d < D)
+            if LOW:
+                tl.store(low + at, value.to(low.dtype.element_ty), d < D)
+
+
+class SpreadKernels(TritonKernels):
+    """`flsim.training.cohort.kernels.Kernels` for few users on an NVIDIA GPU.
+
+    Of each user, positions of the same token must be neighbors.
+    """
+
+    def recur(
+        self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
+        hidden: Tensor,
+    ) -> None:  # fmt: skip
+        outputs[:, 0].zero_()
+        cells[:, 0].zero_()
+        grid, sizes, left = self._spread(gates, projection)
+        for time in range(gates.shape[1]):
+            _cell[grid](gates, bias, recurrent, projection, outputs, cells, hidden, left, time, **sizes)
+        outputs[:, -1].copy_(left[(gates.shape[1] - 1) % 2].sum(1))
+
+    def recur_back(
+        self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
+    ) -> None:
+        grid, sizes, left = self._spread(gates, projection)
+        later = torch.empty_like(d_outputs[:, 1:], dtype=torch.float32, memory_format=torch.contiguous_format)
+        for time in reversed(range(gates.shape[1])):
+            _cell_back[grid](gates, recurrent, projection, d_outputs, later, cells, left, time, **sizes)
+        d_outputs[:, 1:-1] += later[:, :-1]
+
+    def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
+        (users, times, batch), positions = parts.tokens.shape, parts.places.shape[1]
+        _, vocabulary, width = table.shape
+        _add_neighbors[(positions, users)](
+            table, table if low is None else low, rows, parts.tokens, parts.places, parts.counts,
+            scale, positions, times * batch, batch, vocabulary,
+            D=width, BJ=SAME, BD=block(width), LOW=low is not None,
+        )  # fmt: skip
+
+    def descend(
+        self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
+        bias: Tensor | None = None, low_bias: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """In float32 the library's products of plain matrices do it."""
+        if low is not None:
+            super().descend(weight, low, left, right, rate, bias, low_bias)
+            return
+        for user, value in enumerate(weight):
+            value.addmm_(left[user].T, right[user], alpha=-rate)
+        if bias is not None:
+            bias.sub_(right.sum(1), alpha=rate)
+
+    def _spread(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int, int], dict[str, int | str], Tensor]:
+        """Grid, sizes, and room for what programs leave: float32 [2, u, blocks of units, B, D]."""
+        (users, times, rows, _), (_, units, width) = gates.shape, projection.shape
+        width_block = block(width)
+        row_block = DOT if rows <= MANY else block(rows, max(DOT, STATE // width_block))
+        unit_block = block(units, max(DOT, BLOCK // (width_block * gates.element_size())))
+        blocks = triton.cdiv(units, unit_block)
+        sizes: dict[str, int | str] = {"T": times, "B": rows, "D": width, "H": units, "PRECISION": self._precision}
+        sizes |= {"BB": row_block, "BD": width_block, "BH": unit_block, "AT_ONCE": AT_ONCE, "num_warps": 8}
+        left = torch.empty(2, users, blocks, rows, width, dtype=torch.float32, device=gates.device)
+        return (blocks, triton.cdiv(rows, row_block), users), sizes, left

@@ -1,0 +1,76 @@
+"""The engines of local training, by name: one contract, of which `local` is the oracle."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from flsim.base.errors import InputError
+from flsim.data.records import Users
+from flsim.data.vocabulary import Layout
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import Architecture
+from flsim.models.language_model import NextWordModel, Params
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
+from flsim.training.update import UpdateSum
+
+EngineName = Literal["cohort", "local"]
+
+
+class Engine(Protocol):
+    """Trains users from given parameters and sums their updates; see `flsim.training.local.train_cohort`."""
+
+    def train(
+        self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
+    ) -> UpdateSum: ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """The oracle, which a model is scratch for."""
+
+    model: NextWordModel
+    hparams: LocalHParams
+
+    def train(
+        self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
+    ) -> UpdateSum:
+        self.model.load_state_dict(start)
+        return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip)
+
+
+def engine_of(
+    name: EngineName,
+    model: NextWordModel,
+    layout: Layout,
+    hparams: LocalHParams,
+    micro_cohort: int | None = None,
+    memory_share: float = 1.0,
+) -> Engine:
+    """An engine on the model's device; the last two are `CohortEngine`'s.
+
+    "cohort" is a gradient written out, which the CIFG has. Other architectures always take "local", plain PyTorch.
+
+    Raises:
+        InputError: the engine, or the device, cannot do what is asked for.
+    """
+    if name == "cohort" and isinstance(model, CIFGLanguageModel):
+        like = {name: value.detach() for name, value in model.named_parameters()}
+        return CohortEngine(like, layout, hparams, micro_cohort, memory_share)
+    refuse_precision(name, hparams, model.hparams.architecture)
+    return LocalEngine(model, hparams)
+
+
+def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: Architecture = "cifg") -> None:
+    """Raises InputError where the engine has only the model's own precision."""
+    if hparams.precision == "float32":
+        return
+    if architecture != "cifg":
+        raise InputError(
+            f'architecture "{architecture}" trains in float32; local.precision {hparams.precision!r} needs "cifg"'
+        )
+    if name == "local":
+        raise InputError(
+            f'system.engine "local" trains in float32; local.precision {hparams.precision!r} needs "cohort"'
+        )

@@ -1,0 +1,104 @@
+"""What local training yields: one weighted sum over many users, never a single user's update."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from flsim.models.language_model import Params
+from flsim.training.clip import clip_factor, global_norm
+
+
+@dataclass(frozen=True)
+class UpdateSum:
+    """Sum over users of weight x (local model - global model), with counts; mergeable, with `zero` as identity.
+
+    Where updates are clipped, the sum is over clipped ones and every user's weight is 1.
+
+    Attributes:
+        delta: the sum, float64, so that neither the order nor the grouping of users matters beyond 1e-15 or so.
+        weight: sum of the users' weights: their numbers of local examples, or of users where updates are clipped.
+        users: number of users, those without records included.
+        loss: summed training cross-entropy in nats, over all local steps.
+        tokens: number of positions that the loss is over.
+        norms: sum of the norms of users' updates before the clip, over finite ones.
+        clipped: number of users whose norm exceeded the clip.
+        non_finite: number of users whose update is not finite. Clipping leaves them out of `delta`: they must fail the
+            round, which `flsim.algorithms.fedavg.apply` sees to.
+        examples: number of local examples.
+        left_out: number of records beyond the users' `max_records`, which were not trained on.
+    """
+
+    delta: Params
+    weight: float
+    users: int
+    loss: float
+    tokens: int
+    norms: float = 0.0
+    clipped: int = 0
+    non_finite: int = 0
+    examples: int = 0
+    left_out: int = 0
+
+    @classmethod
+    def zero(cls, like: Params) -> "UpdateSum":
+        delta = {name: torch.zeros_like(value, dtype=torch.float64, device="cpu") for name, value in like.items()}
+        return cls(delta, 0.0, 0, 0.0, 0)
+
+    @classmethod
+    def of_user(
+        cls, update: Params, examples: int, loss: float, tokens: int, clip: float | None = None, left_out: int = 0
+    ) -> "UpdateSum":
+        """One user's part of a sum: weighted by its examples, or clipped and of weight 1.
+
+        An update that is not finite is counted and left out, since no clip would mend it.
+
+        Args:
+            update: local model - global model, float64.
+            examples: number of local examples.
+            loss, tokens: as the attributes.
+            clip: S, bound on the norm of the whole update; None for no clip.
+            left_out: as the attribute.
+        """
+        counts, factor = cls.counts_of_user(global_norm(update), examples, loss, tokens, clip, left_out)
+        if counts.non_finite:
+            return replace(counts, delta=cls.zero(update).delta)
+        return replace(counts, delta={name: (value * factor).cpu() for name, value in update.items()})
+
+    @classmethod
+    def counts_of_user(
+        cls, norm: float, examples: int, loss: float, tokens: int, clip: float | None = None, left_out: int = 0
+    ) -> tuple["UpdateSum", float]:
+        """`of_user` for an engine that sums on its own device: all but `delta`, and the factor of the update in it."""
+        if not math.isfinite(norm):
+            return cls({}, 0.0, 1, loss, tokens, non_finite=1, examples=examples, left_out=left_out), 0.0
+        weight, factor = (examples, float(examples)) if clip is None else (1, clip_factor(norm, clip))
+        clipped = int(clip is not None and norm > clip)
+        return cls({}, float(weight), 1, loss, tokens, norm, clipped, examples=examples, left_out=left_out), factor
+
+    def merge(self, other: "UpdateSum") -> "UpdateSum":
+        return UpdateSum(
+            {name: value + other.delta[name] for name, value in self.delta.items()},
+            self.weight + other.weight,
+            self.users + other.users,
+            self.loss + other.loss,
+            self.tokens + other.tokens,
+            self.norms + other.norms,
+            self.clipped + other.clipped,
+            self.non_finite + other.non_finite,
+            self.examples + other.examples,
+            self.left_out + other.left_out,
+        )
+
+    @property
+    def within(self) -> int:
+        """Number of users whose update's norm is at most the clip; those without records are among them."""
+        return self.users - self.clipped - self.non_finite
+
+    @property
+    def is_finite(self) -> bool:
+        return (
+            not self.non_finite
+            and bool(torch.isfinite(torch.tensor(self.loss)))
+            and all(bool(torch.isfinite(value).all()) for value in self.delta.values())
+        )

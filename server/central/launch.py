@@ -1,0 +1,139 @@
+"""A central run, without Flower: training and the evaluation beside it are on Ray; this process looks after them."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+from flsim.algorithms.checkpoint import checkpoint_name
+from flsim.base.errors import Interrupted, RunFailed
+from flsim.base.logs import log, logging_to
+from flsim.base.progress import progress, say
+from flsim.privacy import report
+from flsim.runs.config import CentralSystemHParams
+from flsim.runs.folder import Run
+from flsim.runs.locks import DRIVEN, alone
+from flsim.runs.recovery import recover
+from server.central.attempts import attempt, refuse_what_does_not_fit
+from server.central.steps import Lost, News, opened
+from server.central.workers import STORAGE
+from server.cluster.nodes import Nodes
+from server.cluster.start import cluster, nodes
+from server.stopping import Stop, StopFile, stopping
+from server.supervision import Evaluations, supervised
+
+EVALUATION_SHARE = 0.05  # of a GPU: Ray counts nothing else on it, and the evaluation leaves most of it to the training
+
+
+def simulate(
+    run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
+) -> None:
+    """Train a run from its newest checkpoint to its last step, and wait for its evaluations.
+
+    Args:
+        run: the run; its status, checkpoints, rows and log are kept up to date.
+        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
+        cpus: cores of the local one, or of the head; all where this is None.
+        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
+        retrain_lost: as of `flsim.runs.recovery.recover`.
+
+    Raises:
+        InputError: no cluster at that address, none that the training fits on, or what `opened` refuses.
+        Diverged: values that are not finite; names the step and the last good checkpoint.
+        Interrupted: by a signal; there is a checkpoint.
+        RunFailed: training or an evaluation failed.
+    """
+    with alone(run, DRIVEN), logging_to(run.path):
+        with alone(run):  # a trainer whose driver died may still write
+            recover(run, retrain_lost)
+        opened(run)
+        _simulate(run, address, cpus, head)
+
+
+def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None) -> None:
+    gpus, evaluation_gpus = gpu_shares(run.central.system)
+    stop, stop_file = Stop(), StopFile(run.path)
+    stop_file.remove()
+    with cluster(address, cpus, head), stopping(stop):
+        Nodes(run.path, run.config.data.corpus).check()
+        refuse_what_does_not_fit(run.central.system, gpus, nodes())
+        try:
+            with supervised(run, evaluation_gpus, stop=stop) as evaluations:
+                train_on_ray(run, gpus, evaluations, stop, stop_file)
+        finally:
+            stop_file.remove()
+
+
+def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
+    """GPUs of a training process and of an evaluator: by default a process fills a GPU together with its evaluators."""
+    is_on_gpu = system.device == "cuda"
+    training, evaluation = system.gpus, system.gpus_for_evaluation
+    if evaluation is None:
+        evaluation = EVALUATION_SHARE if is_on_gpu else 0.0
+    if training is None:
+        left = 1.0 - evaluation * system.evaluators
+        training = left if is_on_gpu and left > 0 else float(is_on_gpu)
+    return training, evaluation
+
+
+def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
+    """All attempts: where a process dies, training starts again from the newest checkpoint, after 1, 2, 4, ... seconds.
+
+    Args:
+        run: the run.
+        gpus: of each process that trains.
+        evaluations: of the run.
+        stop: set from outside where the run shall end.
+        stop_file: tells the process that trains.
+
+    Raises:
+        Interrupted: `stop` was set.
+        RunFailed: processes died `system.retries` + 1 times without a checkpoint in between.
+    """
+    failures, retries = 0, run.central.system.retries
+    while True:
+        evaluations.submit_unevaluated()
+        try:
+            for news in _attempt(run, gpus, evaluations, stop, stop_file):
+                failures = 0 if news.saved else failures
+            return
+        except Interrupted:
+            stop.check()
+            raise
+        except Lost as error:
+            stop.check()
+            failures += 1
+            if failures > retries:
+                raise RunFailed(f"training failed {failures} times, last with: {error}") from error
+            say(f"{run.name}: training goes on from the newest checkpoint: {error}", failure="training lost")
+            stop.wait(2.0 ** (failures - 1))
+            stop.check()
+
+
+def _attempt(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> Iterator[News]:
+    """Show what there is to know, and have checkpoints evaluated, while it trains."""
+    config, spent, advance = run.config, dict[str, float](), None
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, run.path / STORAGE, ignore_errors=True)
+        told = stack.enter_context(closing(attempt(run.path.resolve(), run.name, run.central.system, gpus)))
+        for news in told:
+            if stop.is_set():
+                if advance is None:  # nothing is trained yet, so there is nothing to save
+                    stop.check()
+                stop_file.write()
+            evaluations.poll()
+            if news is None:
+                continue
+            if advance is None:  # it trains from now on
+                advance = stack.enter_context(progress(run.name, run.rounds, news.step, unit="steps"))
+            advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
+            if news.saved:
+                log.info("checkpoint", extra={"round": news.step, "file": checkpoint_name(news.step)})
+                run.mark("running", evaluations.complaint)
+                if run.is_evaluated_at(news.step):
+                    evaluations.submit(run.path / "checkpoints" / checkpoint_name(news.step))
+            spent = news.spent or spent
+            if news.spent and news.saved and news.step < run.rounds:
+                say(f"{run.name}: {report.note(spent, config.unit)} by step {news.step:,}")
+            yield news
+    if spent:
+        say(f"{run.name}: {report.sentence(spent, config.sampler, run.delta, config.unit)}")

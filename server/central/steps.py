@@ -1,0 +1,122 @@
+"""The steps of a central run, in the process that trains: what it writes, and what it tells the driver."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from flsim.algorithms.checkpoint import digest_of
+from flsim.base.errors import InputError, Interrupted
+from flsim.runs import roundlog
+from flsim.runs.config import CentralSystemHParams
+from flsim.runs.folder import Run
+from flsim.runs.locks import alone
+from flsim.training.central import CentralState, CentralTraining, Log
+from flsim.training.central.training import train_chunks
+from server.stopping import StopFile
+
+NEWS_EVERY = 0.5  # seconds
+
+
+class Lost(Exception):  # noqa: N818 (an outcome)
+    """A process of the training is gone; the run can go on from its newest checkpoint."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What the driver is told.
+
+    Attributes:
+        step: number of completed steps.
+        loss: nats a position, since the news before.
+        saved: whether there is a checkpoint of that step.
+        spent: epsilons by the name of the convention, where they were computed.
+    """
+
+    step: int
+    loss: float | None = None
+    saved: bool = False
+    spent: dict[str, float] = field(default_factory=dict)
+
+
+def train(path: Path, gpus: float) -> Iterator[News]:
+    """Train a run in this process, from its newest checkpoint to its last step.
+
+    Args:
+        path: the run's folder.
+        gpus: share of a GPU that this process may fill.
+
+    Raises:
+        InputError: as `opened`, or no GPU where there should be one.
+        Diverged: values that are not finite; names the step.
+        Interrupted: the driver asked for it; there is a checkpoint.
+        RunFailed: another process trains the run.
+    """
+    run, stop = Run.open(path), StopFile(path)
+    use(run.central.system, gpus)
+    with alone(run):
+        training, state = opened(run)
+        chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop())
+        yield from written(run, state, chunks, stop)
+
+
+def opened(run: Run) -> tuple[CentralTraining, CentralState]:
+    """What a central run trains, and where it goes on from. Raises InputError where it cannot."""
+    training, state = run.central_training(), run.latest_state()
+    if not isinstance(state, CentralState):
+        raise InputError(f"{run.path}: its newest checkpoint is of federated training; start a new run")
+    return training, state
+
+
+def use(system: CentralSystemHParams, gpus: float) -> None:
+    """Keep to a process' share of the machine."""
+    torch.set_num_threads(system.threads)
+    if system.device == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError('system.device is "cuda", but torch finds no GPU on the node that Ray chose')
+        torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
+
+
+def written(
+    run: Run, state: CentralState, chunks: Iterable[tuple[int, Log, CentralState | None]], stop: StopFile
+) -> Iterator[News]:
+    """Save and log what is trained from `state` on; every state that is saved has a line about the steps before it.
+
+    Raises:
+        Interrupted: the driver asked for it, and a state was saved since.
+    """
+    roundlog.settle(run.path, state.step, run.has_a_line_per_round)
+    spent = run.epsilons(state)
+    yield News(state.step, spent=spent)
+    log, unsaid, since = Log(), Log(), state.step
+    began = last = time.monotonic()
+    for step, new, reached in chunks:
+        log, unsaid = log.merge(new), unsaid.merge(new)
+        if reached is None and time.monotonic() - last < NEWS_EVERY:
+            continue
+        evaluated = reached is not None and run.is_evaluated_at(step)
+        if reached is not None:
+            if evaluated:  # accounting takes a second or so
+                spent = run.epsilons(reached)
+            now = time.monotonic()
+            run.log_round(
+                round=step,
+                since=since,
+                loss=_mean(log),
+                records=log.records,
+                record_epsilon=spent if evaluated and spent else None,
+                seconds=round(now - began, 3),
+                digest=digest_of(reached),
+            )
+            run.save(reached)
+            log, began, since = Log(), now, step
+        yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})
+        unsaid, last = Log(), time.monotonic()
+        if reached is not None and step < run.rounds and stop():
+            raise Interrupted
+
+
+def _mean(log: Log) -> float | None:
+    return log.loss / log.tokens if log.tokens else None

@@ -1,0 +1,101 @@
+"""Central training in several processes, by Ray Train: torch's DistributedDataParallel, on any nodes' CPUs or GPUs."""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.runs.folder import Run
+from flsim.runs.locks import alone
+from flsim.training.central.distributed import DistributedEngine, shared
+from flsim.training.central.training import train_chunks
+from server.central.steps import Lost, News, opened, use, written
+from server.stopping import StopFile
+
+LOOK = "0.5"  # seconds between two looks at the workers' health
+TIMEOUT = 600  # seconds that a worker waits for the others; the first one also saves and writes meanwhile
+STORAGE = ".ray-train"  # in the run's folder, where all nodes see it; it holds nothing that is needed
+
+
+def train_together(path: Path, gpus: float) -> Iterator[News]:
+    """As `server.central.steps.train`, by as many processes as the run's settings say, each with so many GPUs.
+
+    Raises:
+        InputError, Diverged, Interrupted, RunFailed, OSError: as there.
+        Lost: a process died, or failed in another way.
+    """
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig
+    from ray.train.v2.api.exceptions import TrainingFailedError
+    from ray.util.queue import Empty, Queue
+
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", LOOK)
+    system, told = Run.open(path).central.system, Queue(actor_options={"num_cpus": 0})
+    resources = {"CPU": float(system.threads)} | ({"GPU": gpus} if gpus else {})
+    trainer = _trainer()(
+        _work,
+        train_loop_config={"path": path, "gpus": gpus, "told": told},
+        torch_config=TorchConfig(timeout_s=TIMEOUT),
+        scaling_config=ScalingConfig(num_workers=system.workers, use_gpu=gpus > 0, resources_per_worker=resources),
+        run_config=RunConfig(name=path.name, storage_path=str(path / STORAGE)),
+    )
+    failure: Exception | None = None
+    with ThreadPoolExecutor(1) as pool:
+        fit = pool.submit(trainer.fit)
+        while True:
+            ended = fit.done()
+            try:
+                news = told.get(timeout=0.2)
+            except Empty:
+                if ended:
+                    break
+                continue
+            if isinstance(news, News):
+                yield news
+            else:
+                failure = failure or news
+    told.shutdown()
+    try:
+        fit.result()
+    except TrainingFailedError as error:
+        raise failure or Lost(str(error).strip().splitlines()[-1]) from error
+
+
+def _trainer() -> Any:
+    """Ray Train's, without the process that cleans up after a dead controller: the driver does, and for certain."""
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+    class Trainer(TorchTrainer):  # type: ignore[misc]
+        def _create_default_callbacks(self) -> list[Any]:
+            callbacks = super()._create_default_callbacks()
+            return [each for each in callbacks if not isinstance(each, PlacementGroupCleanerCallback)]
+
+    return Trainer
+
+
+def _work(settings: dict[str, Any]) -> None:
+    """A worker. The first one reads the checkpoint, writes and tells; the others only train."""
+    told, run, leads = settings["told"], Run.open(settings["path"]), dist.get_rank() == 0
+    stop = StopFile(run.path)
+    try:
+        use(run.central.system, settings["gpus"])
+        with alone(run) if leads else nullcontext():
+            state = shared(opened(run)[1] if leads else None)
+            training = run.central_training()
+            engine = DistributedEngine(training, state)
+            chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop(), engine)
+            if leads:
+                for news in written(run, state, chunks, stop):
+                    told.put(news)
+            else:
+                deque(chunks, maxlen=0)
+    except (InputError, RunFailed, OSError) as error:
+        told.put(error)
+        raise

@@ -1,0 +1,132 @@
+"""Why a process of Ray ended, or none starts: what logs and the system's limits and counters say of it, in a line."""
+
+import os
+import re
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import ray
+from ray.exceptions import OutOfMemoryError, RayError
+
+from flsim.base.errors import InputError, RunFailed
+
+TAIL = 1 << 16  # bytes that are read at the end of a log
+FEWER = "run fewer processes at once (system.shards, system.evaluators)"
+
+# What the system's refusals look like in logs, of C++ as of Python.
+NO_PROCESS = re.compile(r"Resource temporarily unavailable|can't start new thread")
+NO_ROOM = re.compile(r"No space left on device")
+NO_MEMORY = re.compile(r"Cannot allocate memory|std::bad_alloc|MemoryError")
+NO_FILE = re.compile(r"Too many open files")
+
+
+def death(error: RayError) -> str:
+    """How a process died, and why as far as this machine knows; without Ray's guesses."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OutOfMemoryError):
+        used = re.search(r" was (\S+ / \S+) ", text)
+        return f"its process died: Ray ended it before memory ran out ({used[1] if used else 'full'}); {FEWER}"
+    *_, last = ["", *(line for line in str(error).splitlines() if line.strip())]
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
+    reason = named_in(*_logs_of(text)) or memory_that_ran_out()
+    return f"its process died: {reason or (detail.group(1) if detail else last.strip())}"
+
+
+def _logs_of(error: str) -> list[Path]:
+    """What a process wrote whose number an error names, where it ran on this machine."""
+    node, pid = ray._private.worker.global_worker.node, re.search(r" pid: (\d+) ", error)
+    return list(Path(node.get_logs_dir_path()).glob(f"worker-*-{pid[1]}.*")) if node and pid else []
+
+
+def said(error: BaseException) -> str:
+    """One line: what an exception says, and of which type it is unless it is one of ours."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (InputError, RunFailed)) else f"{type(error).__name__}: {text}"
+
+
+def named_in(*texts: str | Path) -> str | None:
+    """Return what stops processes, and what to do, as far as texts or the ends of logs tell; None where they do not."""
+    text = "\n".join(_tail(text) if isinstance(text, Path) else text for text in texts)
+    if NO_PROCESS.search(text):
+        return f"no further process or thread may be started ({limits()}); raise the limit, or {FEWER}"
+    if NO_ROOM.search(text):
+        return "a disk is full, most likely that of the temporary folder; make room there, or set RAY_TMPDIR to another"
+    if NO_MEMORY.search(text):
+        return f"there is not enough memory ({limits()}); {FEWER}, or give them more"
+    if NO_FILE.search(text):
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"no further file may be opened (`ulimit -n` is {most}); raise that limit, or {FEWER}"
+    return None
+
+
+def memory_that_ran_out() -> str | None:
+    """Return how often the kernel killed for want of memory since this process started, and what to do; else None."""
+    kills = oom_kills() - _BEFORE
+    if kills <= 0:
+        return None
+    times = "once" if kills == 1 else f"{kills} times"
+    size = _in_gigabytes(memory())
+    return f"the kernel has killed for want of memory {times} ({size} there); {FEWER}, or give them more"
+
+
+def oom_kills() -> int:
+    """How many processes of this one's control group the kernel has killed for want of memory; else, of the machine."""
+    for text in (_of_group("memory", "memory.events", "memory.oom_control"), _read(Path("/proc/vmstat"))):
+        if line := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
+            return int(line[1])
+    return 0
+
+
+def memory() -> int:
+    """Bytes that this process and those that it starts may have together."""
+    limit = _of_group("memory", "memory.max", "memory.limit_in_bytes").strip()
+    total = int(psutil.virtual_memory().total)
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def limits() -> str:
+    """The limits of this process and of those that it starts, on threads and on memory, for a parenthesis."""
+    known = []
+    for option, number, unit in (("u", resource.RLIMIT_NPROC, 1), ("v", resource.RLIMIT_AS, 1024)):
+        most, _ = resource.getrlimit(number)
+        if most != resource.RLIM_INFINITY:
+            known.append(f"`ulimit -{option}` is {most // unit}")
+    if (most_tasks := _of_group("pids", "pids.max").strip()).isdigit():
+        known.append(f"pids.max of its control group is {most_tasks}")
+    return ", ".join([*known, f"memory is {_in_gigabytes(memory())}"])
+
+
+def _in_gigabytes(amount: int) -> str:
+    return f"{amount / 1e9:.1f} GB"
+
+
+def _of_group(controller: str, *names: str) -> str:
+    """The first of a controller's files that this process's control group has, of version 1 or 2; else nothing."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = Path("/sys/fs/cgroup") / (controller if controllers else "")
+        for folder in (root / group.lstrip("/"), root):  # in a container the group's path may not be visible
+            for name in names:
+                if (folder / name).is_file():
+                    return _read(folder / name)
+    return ""
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _tail(path: Path) -> str:
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+_BEFORE = oom_kills()

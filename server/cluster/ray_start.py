@@ -1,0 +1,105 @@
+"""Ray's start on this machine: refused where it has no room, watched while it lasts, explained where it fails."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from ray._common.utils import get_default_ray_temp_dir
+
+from flsim.base.errors import RunFailed
+from flsim.base.progress import say
+from server.cluster import causes
+from server.cluster.watch import LOOK, is_alive
+
+ROOM = 1 << 20  # bytes: a short run writes a quarter of it, and where there is none Ray waits for itself
+THREADS = 300  # a run of two clients and an evaluator has 250; with a few less Ray hangs within a call, for ever
+MAKE_ROOM = "make room there, or set RAY_TMPDIR to another folder"
+GRACE = 2.0  # seconds in which Ray may say by itself that a process of its own has ended
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Ray starts in the block.
+
+    Ray would wait for half a minute for a process of its own that ends meanwhile, in a call that nothing interrupts. So
+    a thread watches those processes, says why one has ended, and ends this process with exit code 1.
+
+    Raises:
+        RunFailed: Ray does not start; the line says why, and what to do.
+    """
+    folder = Path(get_default_ray_temp_dir())
+    refuse_without_room(folder)
+    _refuse_without_threads()
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(folder, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:  # Ray raises bare ones, too
+        raise RunFailed(_failure(folder, _first_line(error))) from error
+    finally:
+        over.set()
+        thread.join()
+
+
+def refuse_without_room(folder: Path) -> None:
+    """Raises RunFailed where Ray's temporary folder cannot be made, or its filesystem is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        left = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise RunFailed(f"{folder}: Ray cannot use it ({error.strerror}); set RAY_TMPDIR to another folder") from error
+    if left < ROOM:
+        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes there, and {left:,} are left; {MAKE_ROOM}")
+
+
+def _refuse_without_threads() -> None:
+    """Raises RunFailed where Ray could not start its threads; it is tried out, for limits are of many kinds."""
+    over, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(THREADS):
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError as error:
+        raise RunFailed(
+            f"a run needs some {THREADS} threads on this machine, and may not start them ({causes.limits()}); "
+            f"raise the limit"
+        ) from error
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _failure(folder: Path, reason: str) -> str:
+    """What to say where Ray has not started: what its logs say, or else the reason that it gave itself."""
+    if "AF_UNIX path length" in reason:
+        reason = f"{folder} is too long a path for its sockets; set RAY_TMPDIR to a shorter one, such as /tmp"
+    else:
+        logs = [path for session in folder.glob(f"session_*_{os.getpid()}") for path in (session / "logs").glob("*.*")]
+        reason = causes.named_in(reason, *logs) or causes.memory_that_ran_out() or reason
+    return f"Ray does not start on this machine: {reason}"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _watch(folder: Path, over: threading.Event) -> None:
+    while not over.wait(LOOK):
+        ended = next((process for process in _of_ray() if not is_alive(process)), None)
+        if ended is not None:
+            if over.wait(GRACE):
+                return
+            say(f"flsim: {_failure(folder, f'its {ended.name()} has ended')}")
+            os._exit(1)
+
+
+def _of_ray() -> list[psutil.Process]:
+    """The control store and the raylet that this process has started, also where they have ended."""
+    return [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]

@@ -1,0 +1,234 @@
+"""A Ray cluster for as long as a run needs it: the one place that starts Ray, or joins it."""
+
+import ctypes
+import importlib.util
+import io
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
+from pathlib import Path
+
+import ray
+from ray._common.utils import get_default_ray_temp_dir
+from ray._private import ray_constants, services, utils
+
+from flsim.base.errors import InputError, Interrupted
+from flsim.base.progress import say
+from flsim.base.versions import PACKAGES
+from server.cluster.ray_start import refuse_without_room, starting
+from server.cluster.watch import watched
+
+START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
+# The command `ray`, whose heads would open a port 10001 for clients from elsewhere wherever grpcio is installed.
+RAY_WITHOUT_CLIENTS = (
+    "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
+)
+NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
+LOOK = 0.1  # seconds between two looks at a head that starts
+
+
+@contextmanager
+def cluster(address: str | None = None, cpus: int | None = None, head: str | None = None) -> Iterator[None]:
+    """Ray, initialised in this thread, until the block ends.
+
+    A local cluster listens on loopback alone. Nodes of another one run the code of this process, which is shipped.
+
+    Args:
+        address: of a cluster that runs already ("auto" finds it); a local one is started where this is None.
+        cpus: cores of the local one, or of the head; all where this is None.
+        head: "HOST:PORT" of this machine, where a head is started for as long as the block lasts, which other nodes
+            can join; instead of `address`.
+
+    Raises:
+        InputError: no cluster at that address, or no head can be started there.
+        Interrupted: from the keyboard.
+        RunFailed: no local one starts.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Nobody asks for them without a dashboard, and the control store keeps 100,000: hundreds of MB in a long run.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    if address is not None and head is not None:
+        raise InputError("--address joins a cluster and --head starts one; give one of them")
+    with ExitStack() as stack:
+        if head is not None:
+            address = stack.enter_context(_head(head, cpus))
+        stack.callback(ray.shutdown)
+        stack.enter_context(_our_signals())
+        _connect(address, cpus)
+        stack.enter_context(watched())
+        try:
+            with redirect_stdout(_RayMessages()):
+                yield
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT) from None
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Ray sets no handler of SIGTERM in the block: its own ones end the process with other codes, at once."""
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
+
+
+def nodes() -> list[dict[str, float]]:
+    """Total resources of each Ray node that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def end_with_parent() -> None:
+    """Linux kills this process when the one that started it ends, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _connect(address: str | None, cpus: int | None) -> None:
+    options = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address and "://" in address:
+        raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
+    if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
+        with starting(), _on_loopback():
+            quiet = options | {"logging_level": logging.CRITICAL}  # why it does not start is said in a line of ours
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+        logging.getLogger("ray").setLevel(options["logging_level"])
+        return
+    try:
+        _refuse_silence(address)
+        with chdir("/"):  # Ray has workers import from this folder first, before what is shipped
+            ray.init(address=address, runtime_env=_this_code(), **options)
+    except Exception as error:  # Ray raises bare ones, too
+        raise InputError(
+            f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
+        ) from error
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """What Ray starts meanwhile listens on loopback.
+
+    A node whose address is 127.0.0.1 does, but on Linux Ray takes another address of the machine wherever it is given
+    that one. This is the switch by which it does not on systems where it has no clusters; children read the variable.
+    """
+    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    variable = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[name]
+        if variable is not None:
+            os.environ[name] = variable
+
+
+def _refuse_silence(address: str) -> None:
+    """Raises OSError or ValueError where nobody speaks gRPC at the address: Ray itself would try for minutes."""
+    services.find_gcs_addresses.cache_clear()  # "auto" looks for processes, and remembers what it found
+    host, _, port = (services.canonicalize_bootstrap_address(address) or "").rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") == "0":
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NO_SETTINGS)  # RFC 9113, section 3.4
+            if connection.recv(len(NO_SETTINGS), socket.MSG_WAITALL)[3:4] != NO_SETTINGS[3:4]:
+                raise ConnectionError
+
+
+def _this_code() -> dict[str, list[str]]:
+    """A Ray runtime environment in which all nodes run this process's packages, whatever is installed there."""
+    specs = [importlib.util.find_spec(name) for name in PACKAGES]
+    folders = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
+    return {"py_modules": folders, "excludes": ["**/__pycache__/**"]}
+
+
+@contextmanager
+def _head(place: str, cpus: int | None) -> Iterator[str]:
+    """A head node in processes that end with this one; its address.
+
+    Ray ends what `ray start --block` started when that is killed, so it is enough that this process's end kills it.
+    """
+    host, port = _place(place)
+    refuse_without_room(Path(get_default_ray_temp_dir()))
+    address = f"{host}:{port}"
+    command = [sys.executable, "-c", RAY_WITHOUT_CLIENTS, "start", "--head", "--block"]
+    command += [f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
+    command += [] if cpus is None else [f"--num-cpus={cpus}"]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for this process, which may have something to write first
+            preexec_fn=end_with_parent,
+        )
+        try:
+            _wait_for(process, host, port)
+            if process.poll() is not None:
+                said.seek(0)
+                why = " ".join(next((line for line in reversed(said.readlines()) if line.strip()), "").split())
+                raise InputError(f"--head {place}: Ray does not start there ({why})")
+            say(f"head at {address}; another machine joins with: ray start --address {address}")
+            if os.environ.get("RAY_AUTH_MODE") != "token":
+                say(f"whoever reaches {host} can run code there; set RAY_AUTH_MODE=token to ask for a token")
+            yield address
+        finally:
+            process.terminate()
+            try:
+                process.wait(START_DEADLINE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Host and port on which a head can listen. Raises InputError where it cannot, or nobody else could join."""
+    host, _, port = text.rpartition(":")
+    try:
+        host, number = socket.gethostbyname(host or " "), int(port)
+        for where in ((host, 0), ("", number)):  # Ray listens on all of the machine's addresses
+            with socket.socket() as free:
+                free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                free.bind(where)
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"--head {text}: cannot listen there ({error}); name an address of this machine and a free port, "
+            f"such as {ray.util.get_node_ip_address()}:6379"
+        ) from error
+    reachable = services.resolve_ip_for_localhost(host)
+    if reachable != host:
+        raise InputError(f"--head {text}: no other machine reaches this address; name one like {reachable}:{number}")
+    return host, number
+
+
+def _wait_for(process: "subprocess.Popen[bytes]", host: str, port: int) -> None:
+    """Until someone listens there, or the process has ended."""
+    until = time.monotonic() + START_DEADLINE
+    while process.poll() is None and time.monotonic() < until:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+        except OSError:
+            time.sleep(LOOK)
+        else:
+            return
+
+
+class _RayMessages(io.TextIOBase):
+    """Ray prints its messages on standard output, which is for results: they go to standard error, line by line."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            say(line)
+        return len(text)

@@ -1,0 +1,61 @@
+"""Why a shard keeps failing: a file that changed, a user who is too much for a client, or neither."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.progress import say
+from flsim.runs.folder import Run
+from flsim.wire import RoundRequest
+
+Ask = Callable[[RoundRequest], dict[int, str]]
+
+
+class ShardFailed(RunFailed):
+    """A shard failed as often as it may."""
+
+    def __init__(self, request: RoundRequest, times: int, reason: str) -> None:
+        super().__init__(f"round {request.round + 1}: shard {request.shard} failed {times} times, last with: {reason}")
+        self.request = request
+
+
+def blame(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
+    """What to tell of a shard that keeps failing.
+
+    Args:
+        run: the run.
+        failed: the shard's request, and how it failed.
+        ask: one attempt at a request; what failed, by shard.
+    """
+    try:
+        run.verify()
+    except InputError as error:
+        return RunFailed(str(failed) if str(error) in str(failed) else f"{failed}; {error}")
+    about = {"round": failed.request.round + 1, "shard": failed.request.shard}
+    say(f"{run.name}: {failed}; looks for the user whom it fails with", **about)
+
+    def fails(users: Sequence[int]) -> bool:
+        return bool(ask(replace(failed.request, users=failed.request.users[list(users)])))
+
+    found = culprit(range(len(failed.request.users)), fails)
+    if found is None:
+        return RunFailed(f"{failed}; no single one of its users is the cause; `flsim run --resume` tries again")
+    user = int(failed.request.users[found])
+    return RunFailed(
+        f"{failed}; user {user} ({run.users.name(user)}) alone fails it too: leave that user out of the corpus, "
+        f"or give clients more memory"
+    )
+
+
+def culprit(users: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
+    """One of `users` who fails alone, found by halving; None where there is none, or where nobody fails it too.
+
+    >>> culprit(range(8), lambda users: 5 in users)
+    5
+    """
+    if fails([]):
+        return None
+    while len(users) > 1:
+        half = users[: len(users) // 2]
+        users = half if fails(half) else users[len(half) :]
+    return users[0] if users and fails(users) else None

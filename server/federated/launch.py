@@ -1,0 +1,90 @@
+"""A federated run on a Ray cluster: Flower's ClientApp in processes on its machines, the rounds in this process."""
+
+from collections.abc import Sequence
+
+from flsim.base.errors import InputError
+from flsim.base.progress import say
+from flsim.runs.config import SystemHParams
+from flsim.runs.folder import Run
+from flsim.training.hparams import Precision
+from server.cluster.nodes import Nodes
+from server.cluster.start import cluster, nodes
+from server.federated import rounds
+from server.pool.grid import ClientShare, ray_grid
+from server.stopping import Stop, stopping
+
+EVALUATION_SHARE = 0.05  # of a GPU, for all evaluators
+
+
+def simulate(
+    run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
+) -> None:
+    """Train a run on Ray, with a Flower node per shard.
+
+    Args:
+        run: the run; it says the number of shards and the resources of a client.
+        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
+        cpus: cores of the local one, or of the head; all where this is None.
+        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
+        retrain_lost: as of `flsim.runs.recovery.recover`.
+
+    Raises:
+        InputError: no cluster at that address, its machines differ, or none can hold a client.
+        Interrupted: by a signal; there is a checkpoint of the last completed round.
+        RunFailed: as `server.federated.rounds.train`.
+    """
+    system, stop = run.federated.system, Stop()
+    _say_what_a_cap_leaves_out(run)
+    with cluster(address, cpus, head), stopping(stop):
+        client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
+        share = ClientShare(system.cpus_per_client, client_gpus)
+        _refuse_what_does_not_fit(share)
+        refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
+        machines = Nodes(run.path, run.config.data.corpus)
+        machines.check()
+        with ray_grid("clients.app:app", system.shards, share, machines) as grid:
+            rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
+
+
+def _say_what_a_cap_leaves_out(run: Run) -> None:
+    """No cap drops a canary silently: one that is trained on less often than it was planted looks less memorized."""
+    cap = run.federated.local.max_records
+    if cap is None:
+        return
+    beyond, kept = run.users.copies_beyond(cap)
+    if beyond:
+        say(
+            f"local.max_records = {cap} leaves out records, canaries too: of {beyond:,} copies that users with more "
+            f"records hold, {kept:,.0f} would be trained on in a round of all users"
+        )
+
+
+def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
+    """GPUs of a client and of an evaluator, on nodes with so many GPUs.
+
+    Nodes are filled with clients by their totals, whatever else runs there. So one client per GPU takes a little less
+    than the whole, and the evaluators, which ask for no CPU, find the rest.
+    """
+    there_are_some = any(gpus)
+    client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
+    if evaluation is None:
+        evaluation = EVALUATION_SHARE / system.evaluators if there_are_some else 0.0
+    if client is None:
+        left = 1.0 - evaluation * system.evaluators
+        client = left if there_are_some and left > 0 else float(there_are_some)
+    return client, evaluation
+
+
+def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
+    """Raises InputError where clients could not train."""
+    if precision == "tf32" and not client_gpus:
+        raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
+
+
+def _refuse_what_does_not_fit(share: ClientShare) -> None:
+    """Raises InputError where no machine could hold a client."""
+    if not any(share.fits(node) for node in nodes()):
+        raise InputError(
+            f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has them; lower "
+            f"system.cpus_per_client or system.gpus_per_client"
+        )

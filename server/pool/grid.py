@@ -1,0 +1,325 @@
+"""Flower's message layer on Ray: a Flower Grid whose nodes are shards, served by ClientApp processes on all Ray nodes.
+
+Flower's own simulation engine counts its processes once, when it starts, and works on min(32, cores of the driver + 4)
+messages at a time; a process that hangs or whose machine leaves takes its message with it. Here processes come and go
+with the machines, and whoever is idle serves the next shard.
+"""
+
+import importlib
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import ray
+from flwr.app import Context, Error, Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from flsim.base.errors import RunFailed
+from flsim.base.logs import log
+from server.cluster.causes import death, said
+from server.cluster.nodes import Nodes
+
+LOOK = 1.0  # seconds between two looks at the machines
+SERVER = 0  # the node that sends
+CLIENT_FAILED = 0  # Flower's code of an error that it does not name
+PATIENCE = 20.0  # seconds in which all processes start once the first one has
+STARTS = 5  # processes that end before they have started, one after another, until there is no hope
+
+
+@dataclass(frozen=True)
+class ClientShare:
+    """What a client process holds of its machine."""
+
+    cpus: int
+    gpus: float = 0.0
+
+    def fits(self, resources: dict[str, float]) -> int:
+        """How many of them a machine with such resources has room for."""
+        of_cpus = int(resources.get("CPU", 0.0) / self.cpus)
+        if not self.gpus:
+            return of_cpus
+        gpus = resources.get("GPU", 0.0)  # a share is of one of them
+        return min(of_cpus, int(gpus) * int(1 / self.gpus) if self.gpus < 1 else int(gpus / self.gpus))
+
+
+class _Client:
+    """The actor: applies the ClientApp to one message after another."""
+
+    def __init__(self, app: str) -> None:
+        module, _, name = app.partition(":")
+        self._app = getattr(importlib.import_module(module), name)
+
+    def ready(self) -> None:
+        """Return once the process runs."""
+
+    def run(self, message: Message, context: Context) -> Message:
+        return self._app(message, context)
+
+
+@dataclass(eq=False)
+class _Process:
+    """A client process, and what it works on."""
+
+    machine: str
+    actor: Any
+    ready: Any
+    is_ready: bool = False
+    message: Message | None = None
+    reply: Any = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_ready and self.message is None
+
+
+class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
+    """Flower nodes 0 to shards - 1, each the name of a shard, and the processes that serve them.
+
+    There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
+    served its node before, which has the shard in its memory, or to any that is idle. A process that dies is replaced,
+    and its message answered with an error. A machine that leaves is missed by nobody, for its messages go to others;
+    one that joins is used from the next look on. A newer message to a node takes the place of one that is unanswered,
+    and whoever still works on that is ended: it hangs.
+
+    All of it moves on when messages are pushed or pulled, in the thread that does.
+    """
+
+    def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes) -> None:
+        """Nothing starts yet.
+
+        Args:
+            app: of Flower, as ``module:attribute``; imported by each process.
+            shards: Flower nodes.
+            share: what a process holds.
+            machines: the Ray nodes that may be used.
+        """
+        self._app, self._shards, self._share, self._machines = app, shards, share, machines
+        self._processes: list[_Process] = []
+        self._waiting: deque[Message] = deque()
+        self._replies: dict[str, Message] = {}
+        self._served_by: dict[int, _Process] = {}  # the last one, by node
+        self._patient_until: float | None = None
+        self._numbers = count(1)
+        self._looked, self._failed_starts = -LOOK, 0
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SERVER, 1  # Message asks for them
+
+    def set_run(self, run: Any) -> None:
+        """There is only one."""
+
+    @property
+    def run(self) -> Any:
+        """There is none of Flower's: nothing here asks for it, and code that does shall hear so."""
+        raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> list[int]:
+        """All nodes while processes are there to serve them, none while none is.
+
+        At first those that there is room for are waited for, but not for long where one is there: others may hold the
+        room.
+        """
+        self._advance()
+        ready = [process.is_ready for process in self._processes]
+        if not any(ready):
+            return []
+        now = time.monotonic()
+        self._patient_until = self._patient_until or now + PATIENCE
+        if not all(ready) and now < self._patient_until:
+            return []
+        self._patient_until = now
+        return list(range(self._shards))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand out messages, or have them wait for a process; returns at once."""
+        sent = [_numbered(message, next(self._numbers)) for message in messages]
+        for message in sent:
+            self._withdraw(message.metadata.dst_node_id)
+            self._waiting.append(message)
+        self._advance()
+        return [message.metadata.message_id for message in sent]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies that are there, each of them once; does not wait."""
+        self._advance()
+        return [self._replies.pop(each) for each in message_ids if each in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push messages and wait for all replies, or those that come within `timeout` seconds."""
+        until, left = time.monotonic() + (float("inf") if timeout is None else timeout), self.push_messages(messages)
+        replies: list[Message] = []
+        while left and time.monotonic() < until:
+            replies += self.pull_messages(left)
+            answered = {reply.metadata.reply_to_message_id for reply in replies}
+            left = [each for each in left if each not in answered]
+            time.sleep(0.005)
+        return replies
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in list(self._processes):
+            self._end(process)
+        self._waiting.clear()
+
+    def _advance(self) -> None:
+        """See who is there, what ended, and hand out what waits."""
+        if time.monotonic() - self._looked >= LOOK:
+            self._look()
+            self._looked = time.monotonic()
+        self._see_who_started()
+        busy = {process.reply: process for process in self._processes if process.message}
+        for reply in _ended(busy):
+            self._conclude(busy[reply], busy[reply].message)
+        self._dispatch()
+
+    def _look(self) -> None:
+        """Processes follow the machines."""
+        room = {machine["NodeID"]: self._share.fits(machine["Resources"]) for machine in self._machines.usable()}
+        for process in [process for process in self._processes if process.machine not in room]:
+            if process.message:
+                about = _about(process.message) | {"machine": process.machine, "failure": "machine left"}
+                log.warning("machine left", extra=about)
+                self._waiting.appendleft(process.message)
+            self._end(process)
+        for process in self._processes:
+            room[process.machine] -= 1
+        while len(self._processes) < self._shards and any(left > 0 for left in room.values()):
+            machine = max(room, key=lambda each: room[each])  # the emptiest
+            room[machine] -= 1
+            self._processes.append(self._start(machine))
+
+    def _start(self, machine: str) -> _Process:
+        options = {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus, "max_restarts": 0, "max_task_retries": 0}
+        where = NodeAffinitySchedulingStrategy(machine, soft=False)
+        actor = ray.remote(_Client).options(**options, scheduling_strategy=where).remote(self._app)
+        return _Process(machine, actor, actor.ready.remote())
+
+    def _see_who_started(self) -> None:
+        starting = {process.ready: process for process in self._processes if not process.is_ready}
+        for ready in _ended(starting):
+            try:
+                ray.get(ready)
+            except RayError as error:
+                self._end(starting[ready])
+                self._failed_starts += 1
+                about = {"machine": starting[ready].machine, "failure": "client did not start"}
+                log.warning("client process did not start", extra=about | {"reason": _reason(error)})
+                if self._failed_starts >= STARTS:
+                    raise RunFailed(f"client processes do not start; the last one: {_reason(error)}") from error
+            else:
+                starting[ready].is_ready, self._failed_starts = True, 0
+                log.info("client process started", extra=self._room(starting[ready]))
+
+    def _conclude(self, process: _Process, message: Message) -> None:
+        """A reply is there, or will never be."""
+        process.message = None
+        try:
+            reply = ray.get(process.reply)
+        except RayError as error:
+            reply = Message(Error(CLIENT_FAILED, _reason(error)), reply_to=message)
+            lives = isinstance(error, RayTaskError)
+            about = {"reason": _reason(error), "failure": "client raised" if lives else "client died"}
+            log.warning("client failed", extra=_about(message) | {"machine": process.machine} | about)
+            if not lives:
+                self._end(process)
+        self._replies[message.metadata.message_id] = reply
+
+    def _dispatch(self) -> None:
+        """Give what waits to who is idle."""
+        for _ in range(len(self._waiting)):
+            idle = [process for process in self._processes if process.is_idle]
+            if not idle:
+                return
+            message = self._waiting.popleft()
+            node = message.metadata.dst_node_id
+            before = self._served_by.get(node)
+            process = before if before in idle else self._stranger(idle)
+            self._served_by[node] = process
+            process.message = message
+            process.reply = process.actor.run.remote(message, self._context(node))
+
+    def _stranger(self, idle: list[_Process]) -> _Process:
+        """Rather one that no other node that waits was served by."""
+        wanted = {self._served_by.get(message.metadata.dst_node_id) for message in self._waiting}
+        return next((process for process in idle if process not in wanted), idle[0])
+
+    def _context(self, node: int) -> Context:
+        config = {"partition-id": node, "num-partitions": self._shards}
+        return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+
+    def _withdraw(self, node: int) -> None:
+        """Forget what a node was asked before; a process that is still at it hangs."""
+        self._waiting = deque(message for message in self._waiting if message.metadata.dst_node_id != node)
+        self._replies = {key: reply for key, reply in self._replies.items() if reply.metadata.src_node_id != node}
+        for process in list(self._processes):
+            if process.message and process.message.metadata.dst_node_id == node:
+                about = _about(process.message) | {"machine": process.machine, "failure": "client hung"}
+                log.warning("client process ended, it gave no reply", extra=about)
+                self._end(process)
+
+    def _end(self, process: _Process) -> None:
+        ray.kill(process.actor)
+        self._processes.remove(process)
+        self._looked = -LOOK  # another one takes its place
+        self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
+        log.info("client process ended", extra=self._room(process))
+
+    def _room(self, process: _Process) -> dict[str, Any]:
+        """For the log: its machine, how many processes are ready now, and on how many machines."""
+        ready = [each.machine for each in self._processes if each.is_ready]
+        return {"machine": process.machine, "processes": len(ready), "machines": len(set(ready))}
+
+
+@contextmanager
+def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes) -> Iterator[RayGrid]:
+    """A `RayGrid` whose processes end with the block."""
+    grid = RayGrid(app, shards, share, machines)
+    try:
+        yield grid
+    finally:
+        grid.close()
+
+
+def _ended(references: Iterable[Any]) -> list[Any]:
+    """Which of them are there, or will never be; does not wait."""
+    left = list(references)
+    return list(ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]) if left else []
+
+
+def _numbered(message: Message, number: int) -> Message:
+    """As Flower's own grids do when they send."""
+    old = message.metadata
+    new = Metadata(
+        run_id=old.run_id,
+        message_id=str(number),
+        src_node_id=old.src_node_id,
+        dst_node_id=old.dst_node_id,
+        reply_to_message_id="",
+        group_id=old.group_id,
+        created_at=old.created_at,
+        ttl=old.ttl,
+        message_type=old.message_type,
+    )
+    new.delivered_at = ""
+    return Message(content=message.content, metadata=new)
+
+
+def _about(message: Message) -> dict[str, Any]:
+    return {"round": int(message.metadata.group_id or 0), "shard": message.metadata.dst_node_id}
+
+
+def _reason(error: RayError) -> str:
+    """One line: what a client raised, or how its process died."""
+    if isinstance(error, RayTaskError):
+        return said(error.cause or error)
+    return death(error)
