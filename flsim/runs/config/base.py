@@ -21,6 +21,7 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
 from flsim.privacy.sampling import Sampler
+from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
@@ -144,7 +145,7 @@ class Config(ABC):
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
-        values = asdict(self)
+        values = own_code.renamed(type(self), asdict(self), own_code.by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:
