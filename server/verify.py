@@ -6,15 +6,14 @@ from dataclasses import dataclass
 import torch
 
 from flsim.algorithms import checkpoint, fedavg
-from flsim.algorithms.checkpoint import State, digest_of, model_of
-from flsim.algorithms.fedavg import ServerState
+from flsim.algorithms.checkpoint import digest_of, model_of
 from flsim.base.errors import InputError
 from flsim.base.progress import progress
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
-from flsim.training.central import CentralState
 from flsim.training.central.training import train_chunks
 from flsim.training.engines import engine_of
+from flsim.training.state import State
 from server.federated.rounds import requests, sum_of
 
 
@@ -58,7 +57,7 @@ def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
     run.verify()
     state = _state_before(run, round_)
     start, differs, found = state.round, None, ""
-    again = _rounds(run, state, device) if isinstance(state, ServerState) else _steps(run, state, round_, set(logged))
+    again = _rounds(run, state, device) if isinstance(state, State) else _steps(run, state, round_, set(logged))
     with progress(f"{run.name}: verifying", round_, start=start) as advance:
         for state in again:
             found = digest_of(state)
@@ -86,7 +85,7 @@ def _state_before(run: Run, round_: int) -> State:
     return run.first_state()
 
 
-def _rounds(run: Run, state: ServerState, device: str) -> Iterator[ServerState]:
+def _rounds(run: Run, state: State, device: str) -> Iterator[State]:
     """As `server.federated.rounds.train_rounds`, in this process."""
     config, system = run.federated, run.federated.system
     torch.set_num_threads(system.cpus_per_client)
@@ -102,7 +101,7 @@ def _rounds(run: Run, state: ServerState, device: str) -> Iterator[ServerState]:
         yield state
 
 
-def _steps(run: Run, state: CentralState, until: int, logged: set[int]) -> Iterator[CentralState]:
+def _steps(run: Run, state: State, until: int, logged: set[int]) -> Iterator[State]:
     torch.set_num_threads(run.central.system.threads)
     for _, _, reached in train_chunks(state, run.central_training(), until, logged.__contains__):
         if reached is not None:

@@ -15,7 +15,6 @@ from statistics import median
 from typing import Any, cast
 
 from flsim.algorithms import checkpoint
-from flsim.algorithms.fedavg import ServerState
 from flsim.base.errors import at_least_one
 from flsim.base.progress import say
 from flsim.canaries.spec import CanaryHParams
@@ -199,5 +198,5 @@ def _train_rounds(run: Run) -> None:
         ]
 
     with rounds.one_thread():
-        state = cast(ServerState, run.latest_state())
+        state = run.latest_state()
         rounds.train_rounds(run, state, send, cast(Evaluations, _NoEvaluations()))

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from flsim.algorithms import checkpoint, fedavg
-from flsim.algorithms.fedavg import ServerState
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.bench.peers.work import Result, UserData, Work
@@ -18,6 +17,7 @@ from flsim.data.records import batch
 from flsim.runs.folder import Run
 from flsim.training.batches import epoch_orders
 from flsim.training.engines import EngineName, engine_of
+from flsim.training.state import State
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Resul
     """All rounds of a run on one thread; engines take turns, so that a noisy machine is as noisy for all."""
     config, users, state = run.federated, run.users, _start(run)
     engines = {name: engine_of(name, checkpoint.model_of(run.provenance), users.layout, config.local) for name in names}
-    states: dict[str, ServerState] = dict.fromkeys(names, state)
+    states: dict[str, State] = dict.fromkeys(names, state)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def train_with_peer(name: str, folder: Path, processors: int, python: Sequence[s
     return Result.load(folder / name)
 
 
-def _start(run: Run) -> ServerState:
+def _start(run: Run) -> State:
     config = run.federated
     vocabulary_size = run.corpus.layout.vocabulary_size
     return fedavg.init(vocabulary_size, config.model, config.seed, config.training, config.privacy)

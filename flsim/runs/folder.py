@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flsim.algorithms import checkpoint, fedavg
-from flsim.algorithms.checkpoint import State
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.progress import say
@@ -43,6 +42,7 @@ from flsim.runs.trackers import flat, refuse_missing
 from flsim.training import central
 from flsim.training.central import CentralTraining
 from flsim.training.central.task import refuse_precision
+from flsim.training.state import State
 
 Status = Literal["running", "completed", "diverged", "failed"]
 

@@ -15,8 +15,7 @@ from flwr.serverapp import Grid
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import digest_of
-from flsim.algorithms.fedavg import ServerState
-from flsim.base.errors import InputError, Interrupted, RunFailed
+from flsim.base.errors import Interrupted, RunFailed
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import report
@@ -24,6 +23,7 @@ from flsim.privacy.sampling import draw_cohort, shard_ranges
 from flsim.runs.folder import Run
 from flsim.runs.locks import alone
 from flsim.runs.recovery import recover
+from flsim.training.state import State
 from flsim.training.update import UpdateSum
 from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_requests
 from server.federated.deadline import Deadline
@@ -37,7 +37,7 @@ NODES_DEADLINE = 120.0  # seconds
 WORTH_SAYING = 60.0  # seconds without a client
 
 
-def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrain_lost: bool = False) -> ServerState:
+def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrain_lost: bool = False) -> State:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Args:
@@ -68,17 +68,14 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
     with alone(run), logging_to(run.path), one_thread():
         nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
-        state = run.latest_state()
-        if not isinstance(state, ServerState):
-            raise InputError(f"{run.path}: its newest checkpoint is of central training; start a new run")
         with supervised(run, evaluation_gpus, stop=stop) as evaluations:
-            return train_rounds(run, state, send, evaluations)
+            return train_rounds(run, run.latest_state(), send, evaluations)
 
 
 Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
 
 
-def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluations) -> ServerState:
+def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
     config, rounds, population = run.federated, run.rounds, len(run.users)
     with progress(run.name, rounds, start=state.round) as advance:
@@ -116,7 +113,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
     return state
 
 
-def leave(run: Run, state: ServerState) -> None:
+def leave(run: Run, state: State) -> None:
     """Save the last completed round, so that none is trained again."""
     if state.round and not run.is_saved_at(state.round):
         run.save(state)
@@ -134,7 +131,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def sum_of(updates: Sequence[UpdateSum], state: ServerState) -> UpdateSum:
+def sum_of(updates: Sequence[UpdateSum], state: State) -> UpdateSum:
     """Of a round, in shard order: it does not depend on who replied first."""
     return reduce(UpdateSum.merge, updates) if updates else UpdateSum.zero(state.params)
 
@@ -160,7 +157,7 @@ def _training_seconds(replies: Sequence[ShardReply]) -> float:
     return max(by_worker.values(), default=0.0)
 
 
-def requests(run: Run, state: ServerState) -> list[RoundRequest]:
+def requests(run: Run, state: State) -> list[RoundRequest]:
     """One request per shard that holds users of this round's cohort, in shard order."""
     population = len(run.users)
     config, training = run.federated, run.federated.training

@@ -12,7 +12,6 @@ from helpers import Experiment, MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.algorithms.fedavg import ServerState
 from flsim.canaries.planting import plant
 from flsim.canaries.population import Population, Twin, make_twin
 from flsim.canaries.spec import Canary
@@ -70,7 +69,6 @@ def test_both_worlds_of_any_users_are_twins(
 def cohorts(run: Run, rounds: int) -> list[list[list[int]]]:
     """The users that each shard is asked for in each round."""
     state = run.latest_state()
-    assert isinstance(state, ServerState)
     return [
         [request.users.tolist() for request in requests(run, replace(state, round=round_))] for round_ in range(rounds)
     ]

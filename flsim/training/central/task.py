@@ -15,7 +15,7 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
-from flsim.training.central.state import Moments
+from flsim.training.state import Moments
 
 EngineName = Literal["fused", "autograd"]
 
@@ -59,7 +59,7 @@ class Engine(Protocol):
         ...
 
     def moments(self) -> Moments:
-        """A copy of the optimizer's state, on the CPU; see `CentralState`."""
+        """A copy of the optimizer's state, on the CPU; see `State`."""
         ...
 
 
