@@ -97,7 +97,10 @@ def _rounds(run: Run, state: State, device: str) -> Iterator[State]:
             for each in requests(run, state)
         ]
         total = sum_of(updates, state)
-        state = fedavg.apply(state, total, config.training, config.privacy, config.seed, len(run.users))
+        vocabulary_size = run.users.layout.vocabulary_size
+        state = fedavg.apply(
+            state, total, config.training, config.privacy, config.seed, len(run.users), vocabulary_size
+        )
         yield state
 
 

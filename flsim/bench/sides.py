@@ -49,7 +49,15 @@ def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Resul
             began = time.perf_counter()
             total = engine.train(states[name].params, users, range(len(users)), config.seed, round_)
             seconds[name].append(time.perf_counter() - began)
-            states[name] = fedavg.apply(states[name], total, config.training, config.privacy, config.seed, len(users))
+            states[name] = fedavg.apply(
+                states[name],
+                total,
+                config.training,
+                config.privacy,
+                config.seed,
+                len(users),
+                users.layout.vocabulary_size,
+            )
     torch.set_num_threads(threads)
     return {name: Result(states[name].params, seconds[name]) for name in names}
 

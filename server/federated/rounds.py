@@ -78,6 +78,7 @@ Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
     config, rounds, population = run.federated, run.rounds, len(run.users)
+    vocabulary_size = run.users.layout.vocabulary_size
     with progress(run.name, rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         while state.round < rounds:
@@ -88,7 +89,9 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                 raise
             total = sum_of([reply.update for reply in replies], state)
             clip = state.clip
-            state = fedavg.apply(state, total, config.training, config.privacy, config.seed, population)
+            state = fedavg.apply(
+                state, total, config.training, config.privacy, config.seed, population, vocabulary_size
+            )
             evaluated = run.is_evaluated_at(state.round)
             if evaluated:  # accounting takes a second or so
                 spent, spent_by = run.epsilons(state), f"by round {state.round}"

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import PlainValidator
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import by_content
 from flsim.base.files import digest
 from flsim.canaries.population import World
 from flsim.canaries.spec import CanaryHParams
@@ -26,7 +27,7 @@ from flsim.runs.trackers import Kind
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
 # digest that it was started with.
-LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads")}
+LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads", "options")}
 
 
 def _location(value: object) -> Path | str:
@@ -145,7 +146,7 @@ class Config(ABC):
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
-        values = own_code.renamed(type(self), asdict(self), own_code.by_content)
+        values = own_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:

@@ -10,7 +10,7 @@ def engine_of(training: CentralTraining, state: State) -> Engine:
     """The engine that the training asks for, at that state.
 
     "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
-    each record's gradient, always takes it, and so do other architectures than the CIFG. "fused" is a gradient written
+    each record's gradient, always takes it, and so do models that do not declare more. "fused" is a gradient written
     out: on a CPU without padding, elsewhere with kernels and graphs of the cohort engine, as one user, which is also
     how bfloat16 is trained anywhere.
 
@@ -18,10 +18,13 @@ def engine_of(training: CentralTraining, state: State) -> Engine:
         InputError: the engine, or the device, has not the precision that is asked for.
     """
     refuse_precision(training)
-    if training.engine == "autograd" or training.privacy.mechanism != "none" or training.architecture != "cifg":
+    able, is_packed = training.capabilities, training.device == "cpu" and training.hparams.precision == "float32"
+    if training.engine == "autograd" or training.privacy.mechanism != "none" or not able.written_out:
         return AutogradEngine(training, state)
-    if training.device == "cpu" and training.hparams.precision == "float32":
+    if is_packed:
         return PackedEngine(training, state)
+    if not able.stacked:
+        return AutogradEngine(training, state)
     from flsim.training.central.stacked import StackedEngine
 
     return StackedEngine(training, state)
