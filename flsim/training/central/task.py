@@ -64,7 +64,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class CentralTraining:
+class CentralTask:
     """What training needs besides the state.
 
     Attributes:
@@ -134,7 +134,7 @@ class CentralTraining:
         return Entry("poisson", records, size, self.privacy.noise_multiplier, rounds=steps)
 
 
-def refuse_precision(training: CentralTraining) -> None:
+def refuse_precision(training: CentralTask) -> None:
     """Raises InputError where neither engine nor device has it."""
     precision = training.hparams.precision
     if precision == "float32":
