@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"data", "models", "privacy"},
     "algorithms": {"models", "privacy", "training"},
     "defences": {"canaries", "data", "models", "training"},
-    "results": set(),
+    "results": {"canaries"},
     "evaluation": {"canaries", "data", "memorization", "models", "results"},
     "runs": {"algorithms", "canaries", "data", "evaluation", "models", "privacy", "results", "training"},
     "report": {"data", "privacy", "results", "runs"},

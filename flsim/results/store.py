@@ -15,24 +15,14 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import Diverged, InputError
 from flsim.base.files import new_file
+from flsim.base.parquet import read_parquet
+from flsim.canaries.roster import read_roster
 from flsim.results.evaluations import failures
-from flsim.results.parquet import read_parquet
 from flsim.results.rows import DIVERGED, IDENTITY, KEY, SCHEMA, Row, frame
 from flsim.results.run_file import read_run_file, setting_of
 
 NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
 ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
-OPTIONAL = ("words", "planned_sharers", "sharers", "planned_insertions", "insertions")  # older rosters lack some
-ROSTER = pa.schema(
-    [
-        pa.field("canary", pa.string(), nullable=False),
-        pa.field("tokens", pa.list_(pa.int64()), nullable=False),
-        pa.field("words", pa.list_(pa.string()), nullable=False),
-        ("p_u", pa.float64()),
-        ("p_e", pa.float64()),
-        *(pa.field(name, pa.int64(), nullable=False) for name in OPTIONAL[1:]),
-    ]
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +195,7 @@ def read_run(run_folder: Path) -> RunResults:
         InputError: not a run folder, no roster, or a file that is damaged or belongs to another run or round.
     """
     about = read_run_file(run_folder)
-    roster = _read_roster(run_folder / "planted" / "roster.parquet")
+    roster = read_roster(run_folder / "planted" / "roster.parquet")
     known = {"", *roster["canary"]}
     tables = [SCHEMA.empty_table().to_pandas()]
     recorded_name = about.pop("recorded_name")
@@ -279,17 +269,6 @@ def _tolerance(wanted: float) -> float:
 def _listed(values: Sequence[object]) -> str:
     shown = values if len(values) < 10 else [*values[:4], "...", *values[-4:]]
     return ", ".join(map(str, shown))
-
-
-def _read_roster(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
-    roster = read_parquet(path, ROSTER, OPTIONAL)
-    if roster.empty or roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
-        raise InputError(f"{path}: canaries need different ids, and there must be some; restore it")
-    if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
-        raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
-    return roster
 
 
 def is_whole(path: Path) -> bool:
