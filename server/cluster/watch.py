@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-import ray
 
 from flsim.base.logs import log
 from flsim.base.progress import say
+from server.cluster.internals import arguments_of_own_processes
 
 LOOK = 0.5  # seconds between two looks
 GRACE = 5.0  # seconds to leave in: whoever signals all processes at once wants a checkpoint of the last round
@@ -35,8 +35,7 @@ def watched() -> Iterator[None]:
 
 def _processes() -> list[psutil.Process]:
     """The raylet of this machine, and the control store where it is on this machine; none that are hidden from us."""
-    node = ray._private.worker.global_worker.node
-    wanted = {f"--raylet_socket_name={node.raylet_socket_name}", f"--session-name={node.session_name}"}
+    wanted = arguments_of_own_processes()
     return [
         process
         for process in psutil.process_iter(["name", "cmdline"])
