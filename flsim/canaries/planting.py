@@ -220,7 +220,10 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
 
 def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
-    """Every copy replaces a record of its own, and every choice of records is as likely as another."""
+    """Every copy replaces a record of its own, and every choice of records is as likely as another.
+
+    A user with many records then holds more copies, in proportion.
+    """
     planted = np.where([canary.is_planted for canary in canaries], copies, 0)
     wanted = int(planted.sum())
     if wanted > split.records:

@@ -127,8 +127,10 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
 
     Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
     many words as the real user of its number has, canaries in place, up to a record, so that both worlds have the same
-    users in a round and as much of each. No record is left over: the twin is a permutation. Needs 5 bytes of memory a
-    record, 6 where records hold over 255 words.
+    users in a round and as much of each. No record is left over: the twin is a permutation. The paper fills users of
+    about 2,000 words, its real users' size; a fixed size would give another number of users once canaries shorten
+    records, and a remainder to drop. Twins of older runs were dealt in equal shares, and such a run continues with the
+    twin that it has. Needs 5 bytes of memory a record, 6 where records hold over 255 words.
 
     Returns:
         The twin, and what is planted, counted in its order.

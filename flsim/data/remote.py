@@ -6,6 +6,11 @@
     $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last seen there
 
 Only file names that a corpus has are read from the store, and only bytes that its manifest seals get into the cache.
+
+A corpus is fetched whole, and not read from the store as needed: rounds read users at random, which a local mapping
+serves at the speed of memory. A folder of the cache is named by the digest of its manifest, so that it is never changed
+in place, and URIs of the same corpus share it. A `file://` URI is copied too, where a path is mapped in place: which of
+them is faster depends on the filesystem, which the user knows.
 """
 
 import os
@@ -36,7 +41,8 @@ def fetched(uri: str) -> Path:
     """The folder of this machine that has the corpus, which is fetched where it is not there yet.
 
     The manifest is read from the store each time, so that a corpus that changed there is another one here. Where the
-    store does not answer, what was last seen there is used, and that is said.
+    store does not answer, the corpus that was last seen there is used, which is reported; a store that answers "not
+    found" or "not allowed" is believed.
 
     Args:
         uri: as ``s3://bucket/prefix/corpus?region=eu-west-1``; see `flsim.data.stores`.

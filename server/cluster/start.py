@@ -97,7 +97,10 @@ def _connect(address: str | None, cpus: int | None) -> None:
 
 
 def _refuse_silence(address: str) -> None:
-    """Raises OSError or ValueError where nobody speaks gRPC at the address: Ray itself would try for minutes."""
+    """Raise OSError or ValueError where nothing at the address answers in HTTP/2, on which gRPC is built.
+
+    Ray itself would try for minutes where a cluster has ended or hangs, also at a stale address that "auto" finds.
+    """
     host, _, port = internals.address_of_control_store(address).rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
         if os.environ.get("RAY_USE_TLS", "0") == "0":
@@ -118,6 +121,9 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
     """A head node in processes that end with this one; its address.
 
     Ray ends what `ray start --block` started when that is killed, so it is enough that this process's end kills it.
+
+    Loopback is refused: Ray would listen on all addresses, and no machine could join. No token is asked for unless the
+    environment says so (RAY_AUTH_MODE): a token of ours would have to be carried to each machine that joins.
     """
     host, port = _place(place)
     refuse_without_room(internals.temporary_folder())
