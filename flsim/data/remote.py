@@ -5,7 +5,9 @@
     $FLSIM_CACHE/corpora/DIGEST.lock       held by whoever fetches
     $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last seen there
 
-Only file names that a corpus has are read from the store, and only bytes that its manifest seals get into the cache.
+Files are copied by hand, since `pyarrow.fs.copy_files` does not continue a file that was begun, reads a file by one
+request after another, and reports no progress. Only file names that a corpus has are read from the store, and only
+bytes that its manifest seals get into the cache.
 
 A corpus is fetched whole, and not read from the store as needed: rounds read users at random, which a local mapping
 serves at the speed of memory. A folder of the cache is named by the digest of its manifest, so that it is never changed
