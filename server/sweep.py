@@ -1,8 +1,12 @@
 """Many runs on a Ray cluster, as resources allow: each is `flsim run` in a process of its own, within a Ray task.
 
-The task holds what the run takes of a node, and the run starts a Ray of its own there with as much: Flower's pool
-counts all of a cluster's cores as its own, so two federated runs do not share one. A process for each run also means
-that a failure stays with its run, and that its memory is given back.
+The task holds what the run takes of a node, and the run starts a Ray of its own there with as much, which takes some
+ten seconds: a run counts on all the cores of the machines that its Ray sees, so that two federated runs on one Ray
+would wait for each other's processes. A process for each run also means that a failure stays with its run, and that its
+memory is given back. Linux ends the process when its task ends (PR_SET_PDEATHSIG), and Ray ends with that process, so
+that nothing outlives a sweep that was killed.
+
+There is no `--resume`: a sweep is a folder that says what it is to hold, and each call trains what is missing.
 """
 
 import os

@@ -11,7 +11,7 @@ rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trai
                  of central training a line per saved step: loss since the line before, records, ...
                  (flsim.runs.roundlog)
 log.jsonl        what happened, for people and machines (flsim.base.logs)
-run.json         name, setting, status, round; digests of the configuration and of the corpus
+run.json         name, setting, world, status, round; digests of the configuration and of the corpus
 tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.runs.trackers)
 """
 
@@ -34,6 +34,7 @@ from flsim.data.rewriting import labelled_steps
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.results.rows import identity_of
+from flsim.results.run_file import setting_of
 from flsim.results.store import refuse_foreign_rows
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load
@@ -126,7 +127,12 @@ class Run:
     @property
     def setting(self) -> str:
         """The row's name in a table: the configuration's, and what was done to the corpus."""
-        return ", ".join([self.config.setting, *(step["label"] for step in labelled_steps(self.corpus))])
+        return setting_of(self.config.world, self.label)
+
+    @property
+    def label(self) -> str:
+        """`setting` without the world."""
+        return ", ".join([self.config.label, *(step["label"] for step in labelled_steps(self.corpus))])
 
     @property
     def series(self) -> str:
@@ -271,6 +277,8 @@ class Run:
             "config": self.config.digest,
             "corpus": self.corpus.digest,
             "setting": self.setting,
+            "world": self.config.world,
+            "label": self.label,
             "status": status,
             "reason": reason,
             "round": checkpoint.round_of(newest) if newest else 0,

@@ -99,12 +99,12 @@ class FederatedConfig(Config):
         refuse_precision(self.system.engine, self.local, self.model.architecture)
 
     @property
-    def _setting(self) -> str:
+    def _label(self) -> str:
         training, privacy = self.training, self.privacy
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
         if training.server_optimizer != "sgd":
             algorithm += f"+{training.server_optimizer.capitalize()}"
-        parts = [self._world, algorithm, *filter(None, [self.model.label])]
+        parts = [algorithm, *filter(None, [self.model.label])]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:
