@@ -1,6 +1,7 @@
 """The Python API: docs/python.md as it stands, and what `import flsim` costs."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,13 +48,19 @@ def test_the_guide_runs_and_gives_the_rows_of_runs_bit_for_bit(
 ) -> None:
     """All its code in one process, with fewer rounds; what is simulated is held against the runs that it trains."""
     monkeypatch.chdir(experiment.folder)
-    (experiment.folder / "experiments").symlink_to(ROOT / "experiments")
+    (experiment.folder / "experiments").mkdir()
+    shutil.copy(ROOT / "experiments" / "demo.toml", experiment.folder / "experiments")
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     code = "\n".join(blocks)
-    for old, new in (("rounds = 100", f"rounds = {SHORT}"), ("every=20", "every=2")):
+    every = 'f"training.rounds={rounds}"'
+    shorter = {
+        "rounds = 100": f"rounds = {SHORT}",
+        "every=20": "every=2",
+        every: f'{every}, "evaluation.every_epochs=0.2"',
+    }
+    for old, new in shorter.items():
         assert code.count(old) == 1
         code = code.replace(old, new)
-    code = code.replace('"data.corpus=corpora/demo"', '"data.corpus=corpora/demo", "evaluation.every_epochs=0.2"')
     script = experiment.folder / "guide.py"
     save = "\nfor (world, after), found in rows.items():\n    found.to_parquet(f'{world}-{after}.parquet')\n"
     script.write_text(code + save, encoding="utf-8")
