@@ -181,7 +181,7 @@ def test_a_federated_run_is_killed_and_resumes_to_the_same_bits(own: Experiment)
 
 def _movement(path: Path) -> list[tuple[Tensor, Tensor]]:
     """Each parameter after training, and before."""
-    first = Run.open(path).first_state().params
+    first = Run.open(path).training().first_state().params
     return [(value, first[name]) for name, value in final_params(path).items() if name != "cells.bias_hh_l0"]
 
 
@@ -298,6 +298,6 @@ def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) ->
 def test_an_error_in_evaluation_names_file_and_line(own: Experiment) -> None:
     write_model(own.folder, (FORWARD, f"        if len(tokens) > 8: [][0]\n{FORWARD}"))
     run = Run.create(config.load(own.config), own.folder / "run")
-    path = run.save(replace(run.first_state(), round=4))
+    path = run.save(replace(run.training().first_state(), round=4))
     with pytest.raises(RunFailed, match=rf"mine.*\.py:{LINE}: IndexError: list index out of range"):
         evaluate_checkpoint(run.path, path)

@@ -110,7 +110,7 @@ def generation(probe: Probe) -> dict[str, float]:
 
 def contexts(probe: Probe) -> dict[str, float]:
     words, known = probe.canary.tokens, len(probe.prefix) - 1
-    record = (*words, probe.layout.eos) if len(words) < probe.layout.record_words else words
+    record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words
     secret = Secret(record, tuple(range(known, len(words))))
     ranked = context_sampling(probe.model, secret, probe.references, probe.layout.bos)
     return {

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from flsim.algorithms.rounds import RoundRequest
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import parts
 from flsim.base.progress import say
 from flsim.runs.config.own_code import names_in
 from flsim.runs.folder import Run
-from flsim.wire import RoundRequest
 
 Ask = Callable[[RoundRequest], dict[int, str]]
 

@@ -76,8 +76,8 @@ def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (
             ("formats.posts.PART_BYTES", part),
-            ("pieces.steps.PIECE", piece),
-            ("pieces.steps.BUCKET", bucket),
+            ("importing.tasks.PIECE", piece),
+            ("importing.tasks.BUCKET", bucket),
         ):
             patch.setattr(f"flsim.data.{name}", size)
         patch.setattr("flsim.data.importing.tasks.COUNTED", counted)

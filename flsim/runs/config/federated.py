@@ -7,7 +7,9 @@ from typing import Literal
 import numpy as np
 
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, at_least_one
+from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.models.architectures import declared
 from flsim.privacy.ledger import Entry
@@ -76,6 +78,10 @@ class SystemHParams(CommonSystemHParams):
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
 
+    @property
+    def training_threads(self) -> int:
+        return self.cpus_per_client
+
 
 @dataclass(frozen=True)
 class FederatedConfig(Config):
@@ -95,12 +101,12 @@ class FederatedConfig(Config):
         refuse_precision(self.system.engine, self.local, architecture, declared(architecture))
 
     @property
-    def _setting(self) -> str:
+    def _label(self) -> str:
         training, privacy = self.training, self.privacy
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
         if training.server_optimizer != "sgd":
             algorithm += f"+{training.server_optimizer.capitalize()}"
-        parts = [self._world, algorithm, *filter(None, [self.model.label])]
+        parts = [algorithm, *filter(None, [self.model.label])]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:
@@ -129,6 +135,20 @@ class FederatedConfig(Config):
             self.training.rounds
             if epochs is None
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
+        )
+
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> FederatedTraining:  # noqa: ARG002 (rounds are asked for one by one)
+        return FederatedTraining(
+            users,
+            self.model,
+            self.training,
+            self.local,
+            self.privacy,
+            self.seed,
+            self.system.shards,
+            self.system.engine,
+            self.system.micro_cohort,
+            device or "cpu",
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

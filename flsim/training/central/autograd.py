@@ -10,7 +10,7 @@ from flsim.data.records import Batch, batch
 from flsim.models.language_model import Params
 from flsim.models.loss import loss_sum
 from flsim.training.central.state import load_moments, moments_of
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.dropout import factors
 from flsim.training.local import bound_norm
 from flsim.training.state import Moments, State
@@ -21,7 +21,7 @@ Batches = tuple[int, list[Batch]]
 class AutogradEngine:
     """A `flsim.training.central.engines.Engine`."""
 
-    def __init__(self, training: CentralTraining, state: State) -> None:
+    def __init__(self, training: CentralTask, state: State) -> None:
         self._training, self._layout = training, training.records.layout
         self._model = training.model_with(state.params)
         self._named = self._model.trainable

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flsim.models.language_model import Params
 from flsim.training.central.hparams import CentralHParams
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import kernels_for, products
 from flsim.training.cohort.kernels import BETAS, Kernels, Rule, TorchKernels
@@ -50,7 +50,7 @@ class StackedEngine:
     """
 
     def __init__(
-        self, training: CentralTraining, state: State, kernels: Kernels | None = None, graphs: bool | None = None
+        self, training: CentralTask, state: State, kernels: Kernels | None = None, graphs: bool | None = None
     ) -> None:
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}

@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class CentralTraining:
+class CentralTask:
     """What training needs besides the state.
 
     Attributes:
@@ -146,7 +146,7 @@ class CentralTraining:
         return Entry("poisson", records, size, self.privacy.noise_multiplier, rounds=steps)
 
 
-def refuse_precision(training: CentralTraining) -> None:
+def refuse_precision(training: CentralTask) -> None:
     """Raises InputError where model, engine or device have only float32."""
     precision = training.hparams.precision
     if precision == "float32":
