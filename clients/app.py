@@ -49,8 +49,9 @@ def _open(path: str, config: str) -> tuple[Run, Engine]:
     torch.set_num_threads(system.cpus_per_client)
     gpus = _gpus() if torch.cuda.is_available() else 0.0
     model = model_of(run.provenance).to("cuda" if gpus else "cpu")
+    share = min(1.0, gpus or 1.0)
     return run, engine_of(
-        system.engine, model, run.corpus.layout, run.federated.local, system.micro_cohort, min(1.0, gpus or 1.0)
+        system.engine, model, run.corpus.layout, run.federated.local, system.micro_cohort, share, run.rounds
     )
 
 

@@ -91,14 +91,14 @@ def _rounds(run: Run, state: ServerState, device: str) -> Iterator[ServerState]:
     config, system = run.federated, run.federated.system
     torch.set_num_threads(system.cpus_per_client)
     model = model_of(run.provenance).to(device)
-    engine = engine_of(system.engine, model, run.corpus.layout, config.local, system.micro_cohort)
+    engine = engine_of(system.engine, model, run.corpus.layout, config.local, system.micro_cohort, rounds=run.rounds)
     while True:
         updates = [
             engine.train(each.params, run.users, each.users.tolist(), config.seed, each.round, each.clip)
             for each in requests(run, state)
         ]
         total = sum_of(updates, state)
-        state = fedavg.apply(state, total, config.training, config.privacy, config.seed, len(run.users))
+        state = fedavg.apply(state, total, config.training, config.privacy, config.seed, len(run.users), run.rounds)
         yield state
 
 

@@ -28,7 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"data", "privacy", "results", "runs"},
     "sweeps": {"data", "results", "runs"},
     "wire": {"models", "training"},
-    "planning": {"canaries", "data", "evaluation", "models", "privacy", "results", "runs", "sweeps", "server"},
+    "planning": {
+        *("algorithms", "canaries", "data", "evaluation", "models", "privacy", "results", "runs", "sweeps", "training"),
+        "server",
+    },
     "bench": {
         *("algorithms", "canaries", "data", "memorization", "models", "results", "runs", "training", "wire"),
         "server",

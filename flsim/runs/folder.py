@@ -34,7 +34,6 @@ from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
-from flsim.privacy.sampling import draw_cohort, shard_ranges
 from flsim.results.rows import identity_of
 from flsim.results.store import refuse_foreign_rows
 from flsim.runs import roundlog
@@ -310,10 +309,8 @@ class Run:
 
 def _foresee_training(settings: Config, train: Split) -> None:
     """Raises InputError where training could not begin."""
-    if isinstance(settings, FederatedConfig):
-        draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
-        shard_ranges(len(train), settings.system.shards)
-    elif isinstance(settings, CentralConfig):
+    settings.refuse_unfit(train)
+    if isinstance(settings, CentralConfig):
         refuse_precision(_central_training(settings, train, settings.rounds_over(train)))
     _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train))
 

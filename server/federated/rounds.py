@@ -91,7 +91,7 @@ def train_rounds(run: Run, state: ServerState, send: Send, evaluations: Evaluati
                 raise
             total = sum_of([reply.update for reply in replies], state)
             clip = state.clip
-            state = fedavg.apply(state, total, config.training, config.privacy, config.seed, population)
+            state = fedavg.apply(state, total, config.training, config.privacy, config.seed, population, rounds)
             evaluated = run.is_evaluated_at(state.round)
             if evaluated:  # accounting takes a second or so
                 spent, spent_by = run.epsilons(state), f"by round {state.round}"

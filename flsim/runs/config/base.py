@@ -26,7 +26,12 @@ from flsim.runs.trackers import Kind
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
 # digest that it was started with.
-LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads")}
+LATER = {
+    "canaries": ("insertions",),
+    "model": ("architecture", "layers", "heads"),
+    "training": ("server_schedule",),
+    "local": ("schedule",),
+}
 
 
 def _location(value: object) -> Path | str:
@@ -151,9 +156,11 @@ class Config(ABC):
         for name in self._without_digest:
             del values["training"][name]
         for section, names in LATER.items():
+            if section not in values:
+                continue
             default = asdict(type(getattr(self, section))())
             for name in names:
-                if values[section][name] == default[name]:
+                if name in default and values[section][name] == default[name]:
                     del values[section][name]
         if seed:
             del values["seed"]
@@ -187,6 +194,10 @@ class Config(ABC):
     @abstractmethod
     def rounds_over(self, train: Split) -> int:
         """How long to train on these users. Raises InputError where they cannot say it."""
+
+    @abstractmethod
+    def refuse_unfit(self, train: Split) -> None:
+        """Raise InputError where training on these users could not begin; a user's own optimizers are tried."""
 
     @abstractmethod
     def planned(self, population: int, rounds: int) -> Entry:

@@ -11,6 +11,7 @@ from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluat
 from flsim.training.central import CentralHParams
 from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName
+from flsim.training.optimizers import label_of, slots_of
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class CentralConfig(Config):
     @property
     def _setting(self) -> str:
         training, privacy = self.training, self.privacy
-        optimizer = {"sgd": "SGD", "rmsprop": "RMSProp"}.get(training.optimizer, training.optimizer.capitalize())
+        optimizer = label_of(training.optimizer)
         algorithm = {"none": f"{self._world}, {optimizer}", "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
         parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
         if privacy.clip is not None:
@@ -151,6 +152,9 @@ class CentralConfig(Config):
 
     def rounds_over(self, train: Split) -> int:
         return self.training.steps_over(train.records, train.words)
+
+    def refuse_unfit(self, train: Split) -> None:  # noqa: ARG002 (the other kind needs it)
+        slots_of(self.training.optimizer)
 
     def planned(self, population: int, rounds: int) -> Entry:
         return Entry(self.sampler, population, self.training.batch_size, self.privacy.noise_multiplier, rounds)

@@ -6,14 +6,17 @@ from typing import Literal
 
 import numpy as np
 
+from flsim.algorithms import server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.base.errors import InputError, at_least_one
 from flsim.data.corpus import Split
+from flsim.models.architectures import build
 from flsim.privacy.ledger import Entry
-from flsim.privacy.sampling import Sampler
+from flsim.privacy.sampling import Sampler, draw_cohort, shard_ranges
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
+from flsim.training.optimizers import refuse_failing, refuse_low_precision
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,11 @@ class FederatedConfig(Config):
     system: SystemHParams = field(default_factory=SystemHParams)
 
     unit = "user"
-    _without_digest = ("rounds", "epochs")
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        is_constant = self.training.server_schedule == self.local.schedule == "constant"
+        return ("rounds", "epochs") if is_constant else ()  # other schedules know the end
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,8 +103,8 @@ class FederatedConfig(Config):
     def _setting(self) -> str:
         training, privacy = self.training, self.privacy
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
-        if training.server_optimizer != "sgd":
-            algorithm += f"+{training.server_optimizer.capitalize()}"
+        if training.server_label:
+            algorithm += f"+{training.server_label}"
         parts = [self._world, algorithm, *filter(None, [self.model.label])]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
@@ -128,6 +135,14 @@ class FederatedConfig(Config):
             if epochs is None
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
         )
+
+    def refuse_unfit(self, train: Split) -> None:
+        draw_cohort(self.seed, 0, len(train), self.training.cohort, self.training.sampler)
+        shard_ranges(len(train), self.system.shards)
+        model = build(train.layout.vocabulary_size, self.model)
+        server_optimizers.refuse_unfit({n: value.detach() for n, value in model.named_parameters()}, self.training)
+        refuse_failing(self.local.optimizer)
+        refuse_low_precision(self.local.optimizer, self.local.precision)
 
     def planned(self, population: int, rounds: int) -> Entry:
         return Entry(self.sampler, population, self.training.cohort, self.privacy.noise_multiplier, rounds)

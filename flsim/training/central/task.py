@@ -16,6 +16,7 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
 from flsim.training.central.state import Moments
+from flsim.training.optimizers import refuse_low_precision
 
 EngineName = Literal["fused", "autograd"]
 
@@ -147,5 +148,6 @@ def refuse_precision(training: CentralTraining) -> None:
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
         )
+    refuse_low_precision(training.hparams.optimizer, precision)
     if precision == "tf32" and training.device == "cpu":
         raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')
