@@ -17,7 +17,7 @@ import os, time
 from pathlib import Path
 from flsim.cli import main
 from flsim.data.formats import posts
-from flsim.data.importing import steps
+from flsim.data.importing import tasks as steps
 from flsim.base.pool import Pool
 posts.PART_BYTES, steps.PIECE, steps.BUCKET, steps.COUNTED = 60_000, 40_000, 60_000, 500
 scratch, most, run = Path(os.environ["SCRATCH"]), float(os.environ["MOST"]), Pool.run
