@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from flsim.algorithms import checkpoint
-from flsim.algorithms.checkpoint import State
 from flsim.base.errors import Diverged, Interrupted, RunFailed
 from flsim.base.logs import log
 from flsim.base.progress import progress, say
@@ -16,6 +15,7 @@ from flsim.runs import roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
+from flsim.training.state import State
 from server.metrics import exposed
 from server.pool.evaluations import EvaluationService, ServiceHParams
 from server.stopping import Stop

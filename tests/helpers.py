@@ -18,11 +18,11 @@ from waiting import hear_ctrl_c
 
 from flsim import cli
 from flsim.algorithms.checkpoint import latest, load
-from flsim.algorithms.fedavg import ServerState
 from flsim.data.corpus import Corpus
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.results.store import read_run
+from flsim.training.state import State
 
 MakeCorpus = Callable[..., Corpus]
 Trained = Callable[..., Path]
@@ -80,11 +80,10 @@ class InMemory:
         return Records.of(self.users[user])
 
 
-def final_state(run: Path) -> ServerState:
+def final_state(run: Path) -> State:
     newest = latest(run / "checkpoints")
     assert newest is not None
     state, _ = load(newest)
-    assert isinstance(state, ServerState)
     return state
 
 

@@ -11,8 +11,9 @@ from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
-from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.task import EngineName
+from flsim.training.state import State
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
@@ -38,7 +39,7 @@ def source(records: list[list[int]]) -> Split:
     return Split(LAYOUT, flat.tokens, flat.offsets, np.array([0, len(records)]), Path("nowhere"))
 
 
-def start() -> CentralState:
+def start() -> State:
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
     return replace(state, params={name: value.double() for name, value in state.params.items()})
 
@@ -47,19 +48,19 @@ def training_of(records: list[list[int]], hparams: CentralHParams, engine: Engin
     return CentralTraining(source(records), hparams, 0, engine=engine)
 
 
-def trained(records: list[list[int]], hparams: CentralHParams, engine: EngineName, until: int = 7) -> CentralState:
+def trained(records: list[list[int]], hparams: CentralHParams, engine: EngineName, until: int = 7) -> State:
     ((state, _),) = train_central(start(), training_of(records, hparams, engine), until)
     return state
 
 
-def tensors(state: CentralState) -> dict[str, torch.Tensor]:
+def tensors(state: State) -> dict[str, torch.Tensor]:
     moments = {f"{slot}/{name}": value for slot, of in state.moments.items() for name, value in of.items()}
     return state.params | moments
 
 
-def same(one: CentralState, other: CentralState) -> bool:
+def same(one: State, other: State) -> bool:
     """Bit for bit."""
     ours, theirs = tensors(one), tensors(other)
-    return (one.step, one.ledger, ours.keys()) == (other.step, other.ledger, theirs.keys()) and all(
+    return (one.round, one.ledger, ours.keys()) == (other.round, other.ledger, theirs.keys()) and all(
         torch.equal(value, theirs[name]) for name, value in ours.items()
     )

@@ -22,10 +22,11 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.record_level import record_gradients
-from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.training import train_chunks
 from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
+from flsim.training.state import State
 
 RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
 others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)
@@ -38,7 +39,7 @@ def training_of(hparams: ModelHParams, privacy: PrivacyHParams | None = None, **
     return CentralTraining(source(RECORDS), settings, 0, privacy=privacy or PrivacyHParams(), model=hparams)
 
 
-def trained(state: CentralState, training: CentralTraining, until: int) -> CentralState:
+def trained(state: State, training: CentralTraining, until: int) -> State:
     *_, (reached, _) = train_central(state, training, until)
     return reached
 
@@ -48,7 +49,7 @@ def all_records() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
 
 
-def mean_loss(state: CentralState, hparams: ModelHParams) -> float:
+def mean_loss(state: State, hparams: ModelHParams) -> float:
     loss, count = loss_sum(restore(state.params, hparams), *all_records())
     return loss.item() / count
 
@@ -65,7 +66,6 @@ def test_central_training_lowers_the_loss_and_resumes_to_the_same_bits(
     assert mean_loss(whole, hparams) < 0.9 * mean_loss(start, hparams)
     about = Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, hparams)
     kept, provenance = load(save(tmp_path, trained(start, training, 17), about))
-    assert isinstance(kept, CentralState)
     assert provenance == about
     assert same(trained(kept, training, 40), whole)
     without = trained(start, replace(training, hparams=replace(training.hparams, dropout=0.0)), 40)

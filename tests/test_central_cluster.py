@@ -21,7 +21,8 @@ from flsim.base.errors import InputError
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import TRAINED
-from flsim.training.central import CentralState, init, train_central
+from flsim.training.central import init, train_central
+from flsim.training.state import State
 from server.central.attempts import refuse_what_does_not_fit
 from server.central.launch import gpu_shares
 from server.central.workers import STORAGE
@@ -107,14 +108,14 @@ def other_worker(trainer: int) -> int:
     return other
 
 
-def start_of(run: Run) -> CentralState:
+def start_of(run: Run) -> State:
     return init(run.corpus.layout.vocabulary_size, run.config.model, run.config.seed)
 
 
-def alone(path: Path) -> CentralState:
+def alone(path: Path) -> State:
     """The run's last state, trained in this process in one go."""
     run = Run.open(path)
-    ((state, _),) = train_central(start_of(run), run.central_training(), run.rounds)
+    ((state, _),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), run.rounds)
     return state
 
 
@@ -156,7 +157,7 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert code == 1
     assert said.splitlines()[-1].startswith("flsim: training failed 1 times, last with: its process died")
     assert status_of(run.path) == "failed"
-    kept = state_of(run.path).step
+    kept = state_of(run.path).round
     again = begin("run", *long, options=["--resume"])
     wait_for_step(run.path, kept + 70)
     os.kill(trainer_of(run.path), signal.SIGKILL)
@@ -187,7 +188,7 @@ def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -
     assert rows(hurt.path).equals(rows(whole.path))
     assert not (whole.path / STORAGE).exists()
     run = Run.open(whole.path)
-    ((_, log),) = train_central(start_of(run), run.central_training(), 20)
+    ((_, log),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), 20)
     assert log_of(whole.path)[0]["loss"] == pytest.approx(log.loss / log.tokens, rel=1e-5)
 
 

@@ -24,8 +24,9 @@ from flsim.runs import config, locks
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training import central
-from flsim.training.central import CentralState, CentralTraining, train_central
+from flsim.training.central import CentralTraining, train_central
 from flsim.training.central.records import Order
+from flsim.training.state import State
 
 RECORDS = 24 * 8
 CENTRAL = f"""{WORLD}[training]
@@ -57,11 +58,10 @@ def central_experiment(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def state_of(run: Path) -> CentralState:
+def state_of(run: Path) -> State:
     newest = latest(run / "checkpoints")
     assert newest is not None
     state, _ = load(newest)
-    assert isinstance(state, CentralState)
     return state
 
 
@@ -71,8 +71,8 @@ def log_of(run: Path) -> list[dict[str, object]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def assert_same_state(one: CentralState, other: CentralState) -> None:
-    assert (one.step, one.ledger, one.moments.keys()) == (other.step, other.ledger, other.moments.keys())
+def assert_same_state(one: State, other: State) -> None:
+    assert (one.round, one.ledger, one.moments.keys()) == (other.round, other.ledger, other.moments.keys())
     for ours, theirs in (
         (one.params, other.params),
         *((one.moments[slot], other.moments[slot]) for slot in one.moments),
@@ -81,7 +81,7 @@ def assert_same_state(one: CentralState, other: CentralState) -> None:
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-def train_in_this_process(run: Run) -> CentralState:
+def train_in_this_process(run: Run) -> State:
     """All steps without a stop: in random order of the IID twin, in sequence through the users, or by lots."""
     settings, privacy = run.central, run.config.privacy
     order: Order = "iid" if settings.data.world == "iid" or privacy.mechanism != "none" else "sequence"
@@ -191,7 +191,7 @@ def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_e
     process.wait()
     assert json.loads((broken / "run.json").read_text())["status"] == "running"
     wait_until_nobody_trains(broken)
-    kept = state_of(broken).step
+    kept = state_of(broken).round
     assert kept >= 28
     with (broken / "rounds.jsonl").open("a") as log:
         log.write('{"round": 9999999, "loss": 1.0}\n{"round": 99, "lo')  # lines beyond it, the last cut short
@@ -217,12 +217,12 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     wait_until_nobody_trains(stopped)
     about = json.loads((stopped / "run.json").read_text())
     assert (about["status"], about["reason"]) == ("failed", "interrupted")
-    assert state_of(stopped).step == about["round"] == log_of(stopped)[-1]["round"]
+    assert state_of(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
     assert not (stopped / ".stop").exists()
-    steps = state_of(stopped).step + 3
+    steps = state_of(stopped).round + 3
     options = settings(f"training.steps={steps}", LONG[1])
     central_experiment.flsim("run", central_experiment.config, "--out", "stopped", *options, "--resume")
-    assert (state_of(stopped).step, json.loads((stopped / "run.json").read_text())["status"]) == (steps, "completed")
+    assert (state_of(stopped).round, json.loads((stopped / "run.json").read_text())["status"]) == (steps, "completed")
 
 
 def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(central_experiment: Experiment) -> None:

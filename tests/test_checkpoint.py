@@ -10,20 +10,20 @@ from safetensors.torch import save_file
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import Provenance, checkpoint_name, latest, load, round_of, save
-from flsim.algorithms.fedavg import ServerState
 from flsim.base.errors import InputError
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.training import central
-from flsim.training.central import CentralHParams, CentralState
+from flsim.training.central import CentralHParams
 from flsim.training.optimizers import OPTIMIZERS
+from flsim.training.state import State
 
 PROVENANCE = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(3, 5))
 
 
-def state_of(round_: int = 0) -> ServerState:
-    return ServerState(round_, fedavg.init(12, ModelHParams(3, 5), seed=0).params)
+def state_of(round_: int = 0) -> State:
+    return State(round_, fedavg.init(12, ModelHParams(3, 5), seed=0).params)
 
 
 def test_a_state_reads_back_bit_for_bit(tmp_path: Path) -> None:
@@ -41,9 +41,8 @@ def test_moments_clip_and_ledger_read_back_bit_for_bit(tmp_path: Path, clip: flo
     """So that a resumed run neither spends twice nor skips."""
     moments = {of: {n: value / 3 for n, value in state_of().params.items()} for of in ("m", "v")}
     ledger = Ledger.zero().record(Entry("fixed-size", 392_000, 5_000, 1 / 3, 7)).record(Entry("poisson", 9, 1, 2.0, 1))
-    state = replace(state_of(8), moments=moments, clip=clip, ledger=ledger)
+    state = replace(state_of(8), moments=moments, values={} if clip is None else {"clip": clip}, ledger=ledger)
     read, _ = load(save(tmp_path, state, PROVENANCE))
-    assert isinstance(read, ServerState)
     assert (read.round, read.clip, read.ledger) == (8, clip, ledger)
     assert read.moments.keys() == moments.keys()
     for moment, tensors in moments.items():
@@ -67,9 +66,8 @@ def test_a_central_state_reads_back_bit_for_bit(tmp_path: Path, optimizer: str) 
             moments.setdefault(slot, {})[name] = value
     assert (not moments) == (optimizer == "sgd")
     ledger = Ledger.zero().record(Entry("poisson", 9, 2, 1 / 3, 7))
-    read, provenance = load(save(tmp_path, CentralState(7, params, moments, ledger), PROVENANCE))
-    assert isinstance(read, CentralState)
-    assert (read.step, read.round, read.ledger, provenance) == (7, 7, ledger, PROVENANCE)
+    read, provenance = load(save(tmp_path, State(7, params, moments, ledger=ledger), PROVENANCE))
+    assert (read.round, read.ledger, provenance) == (7, ledger, PROVENANCE)
     for ours, theirs in ((read.params, params), *((read.moments[slot], moments[slot]) for slot in moments)):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], value) and ours[name].dtype == value.dtype for name, value in theirs.items())
@@ -126,7 +124,8 @@ HUGE = ("-1", "0", "999999999", "9" * 30, "9" * 5_000, "1e308", "", "x")
     [
         *((key, value) for key in ("vocabulary_size", "embedding", "units", "layers", "heads") for value in HUGE),
         *(("round", value) for value in ("-1", "9" * 30, "x", "")),
-        *(("clip", value) for value in ("nan", "inf", "0", "-1", "x")),
+        *(("values", value) for value in ("", "3", "[]", '{"a": "x"}')),
+        *(("values", f'{{"clip": {value}}}') for value in ("NaN", "Infinity", "0", "-1", '"x"')),
         *(("ledger", value) for value in ("", "x", "3", "[1]", "[" * 100_000 + "]" * 100_000)),
         ("ledger", '[{"sampler": "poisson", "population": 1e308, "cohort": 1, "noise_multiplier": 1, "rounds": 1}]'),
         ("ledger", '[{"sampler": "poisson", "population": 9, "cohort": 1, "noise_multiplier": NaN, "rounds": 1}]'),
@@ -141,6 +140,22 @@ def test_absurd_metadata_is_refused_and_takes_no_memory(tmp_path: Path, key: str
     save_file(tensors, path, metadata)
     with pytest.raises(InputError, match="damaged"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "values"),
+    [({"round": "8", "clip": "0.1"}, {"clip": 0.1}), ({"round": "8", "clip": ""}, {}), ({"step": "8"}, {})],
+)
+def test_checkpoints_from_before_states_had_values_are_read(
+    tmp_path: Path, metadata: dict[str, str], values: dict[str, float]
+) -> None:
+    path = save(tmp_path, replace(state_of(8), values=values), PROVENANCE)
+    with safe_open(path, framework="pt") as file:
+        known = {name: text for name, text in file.metadata().items() if name not in ("round", "values")}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    save_file(tensors, path, known | metadata)
+    read, _ = load(path)
+    assert (read.round, read.values) == (8, values)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 2**31, 2**63, 2**64 - 1])

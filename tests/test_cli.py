@@ -12,11 +12,12 @@ import torch
 from helpers import Experiment, Flsim, MakeCorpus
 
 from flsim.algorithms.checkpoint import save
-from flsim.algorithms.fedavg import ServerState, init
+from flsim.algorithms.fedavg import init
 from flsim.models.hparams import ModelHParams
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
+from flsim.training.state import State
 
 Refuse = Callable[..., str]
 POST = '<row Id="{id}" PostTypeId="1" OwnerUserId="{user}" Body="&lt;p&gt;{text}.&lt;/p&gt;" />\n'
@@ -38,7 +39,7 @@ def trained(experiment: Experiment) -> Path:
     """A run of two rounds, made without Ray: its checkpoint is the initial model."""
     run = Run.create(load(experiment.config, ["training.rounds=2"]), experiment.folder / "run")
     state = run.latest_state()
-    evaluate_checkpoint(run.path, run.save(ServerState(2, state.params)))
+    evaluate_checkpoint(run.path, run.save(State(2, state.params)))
     run.mark("completed")
     return run.path
 
@@ -208,7 +209,7 @@ def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained:
     run = Run.open(trained)
     state = run.latest_state()
     state.params["gate_bias"][0] = torch.nan
-    done = experiment.call("evaluate", run.save(ServerState(2, state.params)), check=False)
+    done = experiment.call("evaluate", run.save(State(2, state.params)), check=False)
     assert done.returncode == 1
     assert "gate_bias are not finite" in done.stderr
     assert done.stdout == ""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from helpers import Experiment, Flsim
 
-from flsim.algorithms.fedavg import ServerState
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.runs.config import load
 from flsim.runs.folder import Run
+from flsim.training.state import State
 
 PAPER = ("--users", "392000", "--cohort", "5000", "--rounds", "784", "--delta", "1e-7")
 SMALL = ("--users", "1000", "--cohort", "10", "--rounds", "5", "--delta", "1e-4")
@@ -77,7 +77,7 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
     assert (code, out) == (2, "")
     assert "no round is completed" in err
     params, ledger = run.latest_state().params, Ledger((Entry("fixed-size", 24, 6, 2.0, 4),))
-    run.save(ServerState(4, params, clip=0.2, ledger=ledger))
+    run.save(State(4, params, values={"clip": 0.2}, ledger=ledger))
     code, out, err = flsim(run.path, "--json")
     assert code == 0
     assert "4 rounds, delta 0.001" in err

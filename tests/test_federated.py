@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from flsim.algorithms import fedavg, server_optimizers
-from flsim.algorithms.fedavg import FedAvgHParams, ServerState
+from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
+from flsim.training.state import State
 from flsim.training.update import UpdateSum
 
 POPULATION = 1_000
@@ -24,11 +25,11 @@ DP = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.7)
 TRAINING = FedAvgHParams(cohort=20)
 
 
-def state_of(training: FedAvgHParams = TRAINING, privacy: PrivacyHParams = NONE) -> ServerState:
+def state_of(training: FedAvgHParams = TRAINING, privacy: PrivacyHParams = NONE) -> State:
     return fedavg.init(12, ModelHParams(3, 5), 0, training, privacy)
 
 
-def users_of(state: ServerState, count: int, clip: float | None, seed: int = 0) -> list[UpdateSum]:
+def users_of(state: State, count: int, clip: float | None, seed: int = 0) -> list[UpdateSum]:
     """Users of 1 to 9 examples, with float32 updates of norms from 0 to about 3."""
     made = []
     for user in range(count):
@@ -41,21 +42,21 @@ def users_of(state: ServerState, count: int, clip: float | None, seed: int = 0) 
     return made
 
 
-def summed(state: ServerState, users: Sequence[UpdateSum]) -> UpdateSum:
+def summed(state: State, users: Sequence[UpdateSum]) -> UpdateSum:
     return reduce(UpdateSum.merge, users, UpdateSum.zero(state.params))
 
 
 def step(
-    state: ServerState,
+    state: State,
     users: Sequence[UpdateSum],
     privacy: PrivacyHParams,
     training: FedAvgHParams = TRAINING,
     seed: int = 0,
-) -> ServerState:
+) -> State:
     return fedavg.apply(state, summed(state, users), training, privacy, seed, POPULATION)
 
 
-def moved(before: ServerState, after: ServerState) -> Params:
+def moved(before: State, after: State) -> Params:
     return {name: after.params[name].double() - value.double() for name, value in before.params.items()}
 
 
@@ -164,7 +165,7 @@ def test_the_clip_of_the_state_is_what_noise_and_adaptation_follow() -> None:
     assert 0 < within < 10
     after = step(state, users, privacy)
     assert after.clip == pytest.approx(0.1 * math.exp(-0.2 * (within / 20 - 0.5)), rel=1e-12)
-    noisy = replace(state_of(privacy=replace(DP, clip=0.1)), clip=7.0)  # as after many rounds
+    noisy = replace(state_of(privacy=replace(DP, clip=0.1)), values={"clip": 7.0})  # as after many rounds
     deviation = torch.cat(
         [value.flatten() for value in moved(noisy, step(noisy, [], replace(DP, clip=0.1))).values()]
     ).std()

@@ -13,16 +13,16 @@ from raynodes import free_port, started
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import model_of
-from flsim.algorithms.fedavg import ServerState
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.engines import engine_of
+from flsim.training.state import State
 from flsim.training.update import UpdateSum
 
 
-def train_without_flower(run: Run, rounds: int) -> ServerState:
+def train_without_flower(run: Run, rounds: int) -> State:
     """The paper's loop, plainly, in this process."""
     config, training, seed = run.federated, run.federated.training, run.config.seed
     state = fedavg.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)

@@ -18,7 +18,6 @@ from faulty import fill, small_disk
 from helpers import PRIVATE, Experiment
 
 from flsim.algorithms import checkpoint
-from flsim.algorithms.fedavg import ServerState
 from flsim.base.errors import InputError
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
@@ -68,7 +67,6 @@ def simulate(run: Run, last: int = 8, after: Callable[[int], None] = lambda _: N
     """Rounds from the newest checkpoint on, as the server writes them, but without clients; Ray is not needed."""
     with supervised(run, service=EvaluationService(evaluate_checkpoint)):
         state = run.latest_state()
-        assert isinstance(state, ServerState)
         for round_ in range(state.round + 1, last + 1):
             run.log_round(**line_of(round_), workers=["node/1"])
             if run.is_saved_at(round_):

@@ -1,13 +1,14 @@
 """A state of training on disk: one safetensors file, written then renamed; loading it executes no code.
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
-Metadata     round and clip ("" without one), or step, where training is central; ledger (JSON), digest of all that,
-             and the fields of `Provenance` and of its model; what a model's settings lack is at its default, as in
-             older checkpoints, which have no digest either
+Metadata     round, values (JSON, such as the clip), ledger (JSON), digest of all that, and the fields of `Provenance`
+             and of its model. Older checkpoints have the clip ("" without one), or, of central training, the step by
+             their own names; what a model's settings lack is at its default; the oldest have no digest
 """
 
 import errno
 import hashlib
+import json
 import math
 import re
 from dataclasses import asdict, dataclass
@@ -18,18 +19,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from flsim.algorithms.fedavg import ServerState
 from flsim.base.errors import InputError
-from flsim.base.files import new_file
+from flsim.base.files import from_json, new_file
 from flsim.models.architectures import build
 from flsim.models.hparams import Architecture, ModelHParams
 from flsim.models.language_model import NextWordModel, Params
 from flsim.privacy.ledger import Ledger
-from flsim.training.central import CentralState
+from flsim.training.state import State
 
 SUFFIX = ".safetensors"
 NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
-State = ServerState | CentralState
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,8 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     path = folder / checkpoint_name(state.round)
     about = asdict(provenance)
     metadata = {name: str(value) for name, value in (about | about.pop("model")).items()}
-    if isinstance(state, CentralState):
-        metadata |= {"step": str(state.step)}
-    else:
-        clip = "" if state.clip is None else repr(state.clip)  # repr of a float reads back bit for bit
-        metadata |= {"round": str(state.round), "clip": clip}
+    values = json.dumps(dict(state.values))  # a float that is written so reads back bit for bit
+    metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
     with new_file(path) as partial:
         try:
@@ -97,8 +93,10 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
 
 def digest_of(state: State) -> str:
     """sha256, in hexadecimal, of everything in a state: two states that train on to the same bits have the same."""
-    about = (state.round, None if isinstance(state, CentralState) else state.clip, state.ledger.to_json())
+    about = (state.round, state.clip, state.ledger.to_json())  # as before there were other values
     whole = hashlib.sha256(repr(about).encode())
+    for name in sorted(state.values.keys() - {"clip"}):
+        whole.update(f"{name} {state.values[name]!r} ".encode())
     for name, value in sorted(_tensors(state).items()):
         array = value.detach().cpu().numpy()
         whole.update(f"{name} {array.dtype.str} {array.shape} ".encode())
@@ -163,14 +161,18 @@ def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
 
 def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Params]) -> State:
     ledger = Ledger.from_json(metadata["ledger"])
-    if not 0 <= int(metadata["step"] if "step" in metadata else metadata["round"]) < 2**63:
+    round_ = int(metadata["step"] if "step" in metadata else metadata["round"])
+    if not 0 <= round_ < 2**63:
         raise ValueError("its round cannot be")
-    if "step" in metadata:
-        return CentralState(int(metadata["step"]), params, moments, ledger)
-    clip = float(metadata["clip"]) if metadata["clip"] else None
-    if clip is not None and not 0 < clip < math.inf:
-        raise ValueError(f"its clip is {clip:g}")
-    return ServerState(int(metadata["round"]), params, moments, clip, ledger)
+    if "values" in metadata:
+        values = from_json(metadata["values"])
+    else:
+        values = {"clip": float(metadata["clip"])} if metadata.get("clip") else {}
+    if not isinstance(values, dict) or not all(type(value) in (int, float) for value in values.values()):
+        raise ValueError("its values are no numbers by name")
+    if not all(math.isfinite(value) for value in values.values()) or values.get("clip", 1.0) <= 0:
+        raise ValueError(f"its values are {values}")
+    return State(round_, params, moments, values, ledger)
 
 
 def _prefix(name: str) -> str:

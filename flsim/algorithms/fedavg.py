@@ -4,20 +4,20 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.server_optimizers import Moments, ServerOptimizerHParams
+from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import Diverged, at_least_one
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
-from flsim.privacy.ledger import Entry, Ledger
+from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.sampling import Sampler
 from flsim.training.divergence import refuse_absurd_loss
+from flsim.training.state import State
 from flsim.training.update import UpdateSum
 
 
@@ -41,48 +41,29 @@ class FedAvgHParams(ServerOptimizerHParams):
         at_least_one(rounds=self.rounds, cohort=self.cohort)
 
 
-@dataclass(frozen=True)
-class ServerState:
-    """All that training carries from one round to the next.
-
-    Attributes:
-        round: number of completed rounds.
-        params: the global model's parameters.
-        moments: the server optimizer's state.
-        clip: the bound on the updates of the next round; None without clip.
-        ledger: what the completed rounds released.
-    """
-
-    round: int
-    params: Params
-    moments: Moments = field(default_factory=dict)
-    clip: float | None = None
-    ledger: Ledger = field(default_factory=Ledger.zero)
-
-
 def init(
     vocabulary_size: int,
     model: ModelHParams,
     seed: int,
     training: FedAvgHParams | None = None,
     privacy: PrivacyHParams | None = None,
-) -> ServerState:
+) -> State:
     """The state before the first round; by default that of plain FedAvg."""
     network = build(vocabulary_size, model).initialize(seed)
     params = {name: value.detach() for name, value in network.named_parameters()}
     moments = server_optimizers.init(params, training or FedAvgHParams())
-    return ServerState(0, params, moments, privacy.clip if privacy else None)
+    return State(0, params, moments, _values(privacy.clip if privacy else None))
 
 
 def apply(
-    state: ServerState,
+    state: State,
     total: UpdateSum,
     hparams: FedAvgHParams,
     privacy: PrivacyHParams,
     seed: int,
     population: int,
     rounds: int | None = None,
-) -> ServerState:
+) -> State:
     """The next state, from the sum over a round's users: average, noise, step, and the ledger's entry.
 
     Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; no examples, no change.
@@ -117,10 +98,14 @@ def apply(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
     spent = Entry(hparams.sampler, population, hparams.cohort, privacy.noise_multiplier, rounds=1)
-    return ServerState(state.round + 1, params, moments, clip, state.ledger.record(spent))
+    return State(state.round + 1, params, moments, _values(clip), state.ledger.record(spent))
 
 
-def _refuse_divergence(state: ServerState, total: UpdateSum) -> None:
+def _values(clip: float | None) -> dict[str, float]:
+    return {} if clip is None else {"clip": clip}
+
+
+def _refuse_divergence(state: State, total: UpdateSum) -> None:
     if not total.is_finite:
         of_users = f" with {total.non_finite:,} of {total.users:,} users" if total.non_finite else ""
         raise Diverged(

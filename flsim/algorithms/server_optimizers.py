@@ -14,10 +14,11 @@ from torch import Tensor
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import Own, is_own, naming_own_code, parts, refuse_unknown, resolve
+from flsim.models.architectures import build
+from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.schedules import SCHEDULES, rate_at
-
-Moments = dict[str, Params]  # slot -> parameter -> tensor
+from flsim.training.state import Moments
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ def apply(
     return _as_kept(stepped, params), kept
 
 
-def refuse_unfit(params: Params, hparams: ServerOptimizerHParams) -> None:
-    """Try a user's own optimizer on parameters of the model's shapes, before anything is trained with it.
+def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
+    """Try a user's own optimizer on parameters of the model, before anything is trained with it.
 
     Raises:
         InputError: it fails, or its state or its step is not of the parameters' names and shapes.
@@ -211,6 +212,7 @@ def refuse_unfit(params: Params, hparams: ServerOptimizerHParams) -> None:
     name = hparams.server_optimizer
     if not is_own(name):
         return
+    params = {key: value.detach() for key, value in build(vocabulary_size, model).named_parameters()}
     mean = {key: torch.ones_like(value, dtype=torch.float64) for key, value in params.items()}
     moments = init(params, hparams)
     try:

@@ -23,8 +23,9 @@ from flsim.data.corpus import Split
 from flsim.data.records import Records, batch
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.clip import global_norm
+from flsim.training.state import State
 
 PAPER_STEPS = 37_500_000
 FAR = 0.01  # of what training changed: beyond it two sides have not done the same
@@ -167,7 +168,7 @@ def _plain_loop(
     return time.perf_counter() - began
 
 
-def _distance(first: CentralState, ours: CentralState, model: CIFGLanguageModel) -> float:
+def _distance(first: State, ours: State, model: CIFGLanguageModel) -> float:
     theirs = {name: value.detach().cpu() for name, value in model.named_parameters()}
     apart = global_norm({name: value - theirs[name] for name, value in ours.params.items()})
     return apart / global_norm({name: value - first.params[name] for name, value in ours.params.items()})

@@ -22,8 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from flsim.algorithms import checkpoint, fedavg
-from flsim.algorithms.checkpoint import State
+from flsim.algorithms import checkpoint
+from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.progress import say
@@ -39,9 +39,7 @@ from flsim.results.store import refuse_foreign_rows
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.trackers import flat, refuse_missing
-from flsim.training import central
-from flsim.training.central import CentralTraining
-from flsim.training.central.task import refuse_precision
+from flsim.training.state import State
 
 Status = Literal["running", "completed", "diverged", "failed"]
 
@@ -193,9 +191,9 @@ class Run:
         """Number of what an epsilon is about: users, or records."""
         return _population(self.config, self.corpus.split("train"))
 
-    def central_training(self) -> CentralTraining:
-        """What the steps of a central run need. Raises InputError where it is a federated one."""
-        return _central_training(self.central, self.users, self.rounds)
+    def training(self, device: str | None = None) -> Training:
+        """The training of this run's users, in this process on a device of torch."""
+        return self.config.training_of(self.users, self.rounds, device)
 
     @property
     def has_a_line_per_round(self) -> bool:
@@ -210,14 +208,7 @@ class Run:
     def latest_state(self) -> State:
         """The newest checkpoint's state, or a new model's where there is none."""
         newest = checkpoint.latest(self.path / "checkpoints")
-        return self.first_state() if newest is None else self.load(newest)
-
-    def first_state(self) -> State:
-        """A new model's."""
-        config, vocabulary = self.config, self.corpus.layout.vocabulary_size
-        if isinstance(config, FederatedConfig):
-            return fedavg.init(vocabulary, config.model, config.seed, config.training, config.privacy)
-        return central.init(vocabulary, config.model, config.seed)
+        return self.training().first_state() if newest is None else self.load(newest)
 
     def load(self, path: Path) -> State:
         """A checkpoint of this run.
@@ -309,29 +300,13 @@ class Run:
 
 def _foresee_training(settings: Config, train: Split) -> None:
     """Raises InputError where training could not begin."""
-    settings.refuse_unfit(train)
-    if isinstance(settings, CentralConfig):
-        refuse_precision(_central_training(settings, train, settings.rounds_over(train)))
-    _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train))
+    rounds = settings.rounds_over(train)
+    settings.training_of(train, rounds)
+    _foresee_privacy(settings, _population(settings, train), rounds)
 
 
 def _population(settings: Config, train: Split) -> int:
     return len(train) if settings.unit == "user" else train.records
-
-
-def _central_training(settings: CentralConfig, records: Split | Population, steps: int) -> CentralTraining:
-    return CentralTraining(
-        records,
-        settings.training,
-        settings.seed,
-        settings.order,
-        settings.privacy,
-        steps,
-        settings.system.device,
-        settings.system.engine,
-        settings.system.physical_batch,
-        settings.model,
-    )
 
 
 def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:

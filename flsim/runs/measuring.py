@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from flsim.algorithms import checkpoint
-from flsim.algorithms.checkpoint import State
 from flsim.base.errors import Diverged, InputError
 from flsim.evaluation.evaluate import evaluate
 from flsim.models.language_model import NextWordModel
 from flsim.results.rows import DIVERGED, Row
 from flsim.results.store import write_rows
 from flsim.runs.folder import Run
+from flsim.training.state import State
 
 
 def evaluate_checkpoint(

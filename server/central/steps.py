@@ -13,8 +13,9 @@ from flsim.runs import roundlog
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import alone
-from flsim.training.central import CentralState, CentralTraining, Log
+from flsim.training.central import CentralTraining, Log
 from flsim.training.central.training import train_chunks
+from flsim.training.state import State
 from server.stopping import StopFile
 
 NEWS_EVERY = 0.5  # seconds
@@ -62,12 +63,9 @@ def train(path: Path, gpus: float) -> Iterator[News]:
         yield from written(run, state, chunks, stop)
 
 
-def opened(run: Run) -> tuple[CentralTraining, CentralState]:
+def opened(run: Run) -> tuple[CentralTraining, State]:
     """What a central run trains, and where it goes on from. Raises InputError where it cannot."""
-    training, state = run.central_training(), run.latest_state()
-    if not isinstance(state, CentralState):
-        raise InputError(f"{run.path}: its newest checkpoint is of federated training; start a new run")
-    return training, state
+    return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
 def use(system: CentralSystemHParams, gpus: float) -> None:
@@ -79,18 +77,16 @@ def use(system: CentralSystemHParams, gpus: float) -> None:
         torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
 
 
-def written(
-    run: Run, state: CentralState, chunks: Iterable[tuple[int, Log, CentralState | None]], stop: StopFile
-) -> Iterator[News]:
+def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]], stop: StopFile) -> Iterator[News]:
     """Save and log what is trained from `state` on; every state that is saved has a line about the steps before it.
 
     Raises:
         Interrupted: the driver asked for it, and a state was saved since.
     """
-    roundlog.settle(run.path, state.step, run.has_a_line_per_round)
+    roundlog.settle(run.path, state.round, run.has_a_line_per_round)
     spent = run.epsilons(state)
-    yield News(state.step, spent=spent)
-    log, unsaid, since = Log(), Log(), state.step
+    yield News(state.round, spent=spent)
+    log, unsaid, since = Log(), Log(), state.round
     began = last = time.monotonic()
     for step, new, reached in chunks:
         log, unsaid = log.merge(new), unsaid.merge(new)

@@ -88,7 +88,7 @@ def _work(settings: dict[str, Any]) -> None:
         use(run.central.system, settings["gpus"])
         with alone(run) if leads else nullcontext():
             state = shared(opened(run)[1] if leads else None)
-            training = run.central_training()
+            training = run.central.training_of(run.users, run.rounds)
             engine = DistributedEngine(training, state)
             chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop(), engine)
             if leads:

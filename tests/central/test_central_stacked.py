@@ -15,12 +15,13 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.engines import engine_of
 from flsim.training.central.packed import PackedEngine
 from flsim.training.central.stacked import StackedEngine
 from flsim.training.central.task import Engine
 from flsim.training.cohort.kernels import TorchKernels
+from flsim.training.state import State
 
 RECORDS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 1, 2], [3], [], [5, 5, 5, 5]]
 
@@ -32,16 +33,16 @@ class Padded:
         return getattr(TorchKernels(), name)
 
 
-def stepped(engine: Engine, training: CentralTraining, state: CentralState, *until: int) -> CentralState:
+def stepped(engine: Engine, training: CentralTraining, state: State, *until: int) -> State:
     """The state after chunks that end there."""
     for end in until:
-        losses, tokens = engine.train(engine.pack(training.chunk(state.step, end)))
-        assert len(losses) == len(tokens) == end - state.step
-        state = replace(state, step=end, params=engine.params(), moments=engine.moments())
+        losses, tokens = engine.train(engine.pack(training.chunk(state.round, end)))
+        assert len(losses) == len(tokens) == end - state.round
+        state = replace(state, round=end, params=engine.params(), moments=engine.moments())
     return state
 
 
-def assert_equal(found: CentralState, expected: CentralState) -> None:
+def assert_equal(found: State, expected: State) -> None:
     """In float64, to 1e-10."""
     for name, value in expected.params.items():
         torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-10)
@@ -51,7 +52,7 @@ def assert_equal(found: CentralState, expected: CentralState) -> None:
             torch.testing.assert_close(found.moments[slot][name], value, rtol=0, atol=1e-10)
 
 
-def assert_same_bits(found: CentralState, expected: CentralState) -> None:
+def assert_same_bits(found: State, expected: State) -> None:
     assert all(torch.equal(found.params[name], value) for name, value in expected.params.items())
     assert found.moments.keys() == expected.moments.keys()
     for slot, moment in expected.moments.items():

@@ -15,10 +15,11 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.central import CentralHParams, CentralState, CentralTraining, init, train_central
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.packed import PackedEngine
 from flsim.training.central.stacked import StackedEngine
 from flsim.training.clip import global_norm
+from flsim.training.state import State
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"
@@ -44,7 +45,7 @@ def training_of(precision: Any, others: dict[str, Any]) -> CentralTraining:
     return CentralTraining(split, hparams, 0, device="cuda")
 
 
-def begin(training: CentralTraining) -> CentralState:
+def begin(training: CentralTraining) -> State:
     """Adam and RMSProp as after many gradients of 1: from 0 they would blow up the rounding of small ones."""
     state = init(LAYOUT.vocabulary_size, ModelHParams(96, 70), 0)
     slots = {"adam": {"exp_avg": 0.0, "exp_avg_sq": 1.0}, "rmsprop": {"square_avg": 1.0}}
@@ -57,7 +58,7 @@ def begin(training: CentralTraining) -> CentralState:
     return replace(state, moments=moments)
 
 
-def doubled(state: CentralState) -> CentralState:
+def doubled(state: State) -> State:
     moments = {
         slot: {name: value.double() if slot != "step" else value for name, value in moment.items()}
         for slot, moment in state.moments.items()
@@ -65,17 +66,17 @@ def doubled(state: CentralState) -> CentralState:
     return replace(state, params={name: value.double() for name, value in state.params.items()}, moments=moments)
 
 
-def stepped(engine: Any, training: CentralTraining, state: CentralState, *until: int) -> tuple[CentralState, float]:
+def stepped(engine: Any, training: CentralTraining, state: State, *until: int) -> tuple[State, float]:
     """The state after chunks that end there, and the sum of all losses."""
     total = 0.0
     for end in until:
-        losses, _ = engine.train(engine.pack(training.chunk(state.step, end)))
+        losses, _ = engine.train(engine.pack(training.chunk(state.round, end)))
         total += sum(losses)
-        state = replace(state, step=end, params=engine.params(), moments=engine.moments())
+        state = replace(state, round=end, params=engine.params(), moments=engine.moments())
     return state, total
 
 
-def change(state: CentralState, start: CentralState) -> Params:
+def change(state: State, start: State) -> Params:
     return {name: value.double() - start.params[name].double() for name, value in state.params.items()}
 
 

@@ -16,7 +16,7 @@ from smoothing import smooth_steps
 from stepping import same, start, tensors
 from torch.nn.functional import cross_entropy
 
-from flsim.algorithms.fedavg import FedAvgHParams, ServerState, apply
+from flsim.algorithms.fedavg import FedAvgHParams, apply
 from flsim.base.errors import Diverged, InputError
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
@@ -29,11 +29,12 @@ from flsim.privacy.accounting import INTEGER_ORDERS
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.training.central import CentralHParams, CentralState, CentralTraining, train_central
+from flsim.training.central import CentralHParams, CentralTraining, train_central
 from flsim.training.central.records import Order, poisson_lot, positions_at
 from flsim.training.central.task import EngineName
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
+from flsim.training.state import State
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
@@ -65,7 +66,7 @@ def read_by(training: CentralTraining, step: int) -> list[list[int]]:
     return [record.tolist() for record in training.chunk(step, step + 1).records]
 
 
-def final(state: CentralState, training: CentralTraining, until_step: int) -> CentralState:
+def final(state: State, training: CentralTraining, until_step: int) -> State:
     ((state, _),) = train_central(state, training, until_step)
     return state
 
@@ -140,7 +141,7 @@ def test_one_step_over_everything_is_a_round_with_one_user(users: Population, or
     central = final(start(), training_of(users, hparams, order=order, engine=engine), 1)
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(0).double()
     total = train_cohort(model, population_of([everything]), [0], LocalHParams(1, 13, 0.3), 0, 0)
-    before = ServerState(0, start().params)
+    before = State(0, start().params)
     after = apply(before, total, FedAvgHParams(cohort=1), PrivacyHParams(), seed=0, population=1)
     for name, value in after.params.items():
         torch.testing.assert_close(central.params[name], value, rtol=0, atol=1e-12)
@@ -171,7 +172,7 @@ def test_a_stop_in_mid_epoch_changes_no_bit(
         state = final(state, training_of(users, hparams, privacy=privacy, order=order), until)
         stored = load(save(tensors(state)))
         moments = {slot: {name: stored[f"{slot}/{name}"] for name in of} for slot, of in state.moments.items()}
-        state = CentralState(until, {name: stored[name] for name in state.params}, moments, state.ledger)
+        state = State(until, {name: stored[name] for name in state.params}, moments, ledger=state.ledger)
     assert same(state, whole)
     assert not same(final(start(), training_of(users, hparams, seed=1, privacy=privacy), 12), whole)
 
@@ -182,7 +183,7 @@ def test_states_are_handed_out_where_asked_for_and_stay_as_they_are(users: Popul
         (state, {name: value.clone() for name, value in tensors(state).items()}, log)
         for state, log in train_central(start(), training, 9, stop_at=lambda step: step % 4 == 0)
     ]
-    assert [state.step for state, _, _ in seen] == [4, 8, 9]
+    assert [state.round for state, _, _ in seen] == [4, 8, 9]
     assert [log.records for _, _, log in seen] == [12, 10, 3]
     assert all(torch.equal(value, then[name]) for state, then, _ in seen for name, value in tensors(state).items())
     assert same(seen[1][0], final(seen[0][0], training, 8))
@@ -213,8 +214,8 @@ def test_a_lot_may_be_everything_or_nothing(users: Population) -> None:
     np.testing.assert_array_equal(poisson_lot(0, 13, 13, seed=0), np.arange(13))
     empty = next(step for step in range(100) if not len(poisson_lot(step, 13, 1, seed=0)))
     training = training_of(users, CentralHParams(batch_size=1), privacy=DP)
-    ((state, log),) = train_central(replace(start(), step=empty), training, empty + 1)
-    assert (log.tokens, log.records, state.step) == (0, 0, empty + 1)
+    ((state, log),) = train_central(replace(start(), round=empty), training, empty + 1)
+    assert (log.tokens, log.records, state.round) == (0, 0, empty + 1)
     assert all(not torch.equal(value, start().params[name]) for name, value in state.params.items())
 
 

@@ -20,11 +20,12 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.training.central import CentralHParams, CentralState, CentralTraining, Log, init, train_central
+from flsim.training.central import CentralHParams, CentralTraining, Log, init, train_central
 from flsim.training.central.distributed import DistributedEngine, shared
 from flsim.training.central.records import Order
 from flsim.training.central.task import EngineName
 from flsim.training.central.training import train_chunks
+from flsim.training.state import State
 
 LAYOUT = Layout(12, record_words=6)
 WORKERS, STEPS = 3, 9
@@ -46,7 +47,7 @@ class Case:
         return CentralTraining(source, self.hparams, 0, self.order, engine=self.engine)
 
     @property
-    def start(self) -> CentralState:
+    def start(self) -> State:
         state = init(LAYOUT.vocabulary_size, ModelHParams(embedding=3, units=5), 0)
         return replace(state, params={name: value.to(self.dtype) for name, value in state.params.items()})
 
@@ -76,12 +77,12 @@ WILD = Case(CentralHParams(batch_size=5, learning_rate=1e300, steps=9))
 
 @dataclass(frozen=True)
 class Outcome:
-    state: CentralState
+    state: State
     log: Log
-    resumed: CentralState
+    resumed: State
 
 
-def trained(case: Case, start: CentralState, until: int, stop: int = 0) -> tuple[dict[int, CentralState], Log]:
+def trained(case: Case, start: State, until: int, stop: int = 0) -> tuple[dict[int, State], Log]:
     """States by step, of this process."""
     engine, states, log = DistributedEngine(case.training, start), {}, Log()
     for step, new, state in train_chunks(start, case.training, until, lambda step: step == stop, engine):

@@ -21,7 +21,6 @@ import torch
 from helpers import Experiment, rows
 
 from flsim.algorithms import checkpoint, fedavg
-from flsim.algorithms.fedavg import ServerState
 from flsim.base.errors import Diverged, InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.results.evaluations import read_evaluations
@@ -30,6 +29,7 @@ from flsim.results.tables import memorization_table, to_markdown
 from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
+from flsim.training.state import State
 from server.pool.evaluations import EvaluationService, ServiceHParams
 from server.supervision import Evaluations, keep, supervised
 
@@ -56,7 +56,7 @@ def service() -> Iterator[EvaluationService]:
     service.close()
 
 
-def state_after(run: Run, round_: int) -> ServerState:
+def state_after(run: Run, round_: int) -> State:
     """A model of its own for each round."""
     rng = stream(0, "fault test", round_)
     settings = run.federated

@@ -10,7 +10,6 @@ from helpers import Experiment
 from flsim.planning.disk import corpus_bytes, run_bytes
 from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run
-from flsim.training.central import CentralState
 
 CENTRAL = ("training.kind='central'", "training.steps=4", "training.batch_size=4")
 WIDE = ("model.embedding=64", "model.units=128")  # so that a checkpoint is more than its header
@@ -45,13 +44,12 @@ def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], world:
     settings = load(config_of(experiment, *overrides), (*overrides, f"data.world='{world}'"))
     run = Run.create(settings, experiment.folder / "run")
     state, slots = run.latest_state(), dict[str, dict[str, torch.Tensor]]()
-    if isinstance(state, CentralState):
+    if isinstance(settings, CentralConfig):
         names = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
-        assert isinstance(settings, CentralConfig)
         for slot in names[settings.training.optimizer]:
             slots[slot] = {name: value.clone() for name, value in state.params.items()}
-        run.save(replace(state, step=2, moments=slots))
-        run.save(replace(state, step=4, moments=slots))
+        run.save(replace(state, round=2, moments=slots))
+        run.save(replace(state, round=4, moments=slots))
     else:
         run.save(replace(state, round=2))
         run.save(replace(state, round=4))

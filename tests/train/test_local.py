@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flsim.algorithms.fedavg import FedAvgHParams, ServerState, apply, init
+from flsim.algorithms.fedavg import FedAvgHParams, apply, init
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
 from flsim.data.records import Records
@@ -23,13 +23,14 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort, train_user
+from flsim.training.state import State
 from flsim.training.update import UpdateSum
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
 
 
-def step(state: ServerState, total: UpdateSum) -> ServerState:
+def step(state: State, total: UpdateSum) -> State:
     """Plain averaging."""
     return apply(state, total, FedAvgHParams(), PrivacyHParams(), seed=0, population=1_000)
 
@@ -159,7 +160,7 @@ def test_one_user_in_one_batch_is_one_step_of_gradient_descent() -> None:
     total = train_cohort(model, InMemory(LAYOUT, [records]), [0], LocalHParams(batch_size=3, learning_rate=0.1), 0, 0)
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     gradients = torch.autograd.grad(naive_loss(leaves, records)[0], list(leaves.values()))
-    after = step(ServerState(0, params), total)
+    after = step(State(0, params), total)
     for (name, value), gradient in zip(params.items(), gradients, strict=True):
         torch.testing.assert_close(after.params[name], value - 0.1 * gradient, rtol=0, atol=1e-12)
     assert after.round == 1

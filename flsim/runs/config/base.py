@@ -9,9 +9,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator
 
+from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.files import digest
-from flsim.canaries.population import World
+from flsim.canaries.population import Population, World
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.stores import is_uri
@@ -114,6 +115,11 @@ class CommonSystemHParams:
         if self.gpus_for_evaluation is not None and self.gpus_for_evaluation < 0:
             raise InputError(f"gpus_for_evaluation must not be negative, found {self.gpus_for_evaluation}")
 
+    @property
+    def training_threads(self) -> int:
+        """Torch threads of a process that trains."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Config(ABC):
@@ -196,12 +202,21 @@ class Config(ABC):
         """How long to train on these users. Raises InputError where they cannot say it."""
 
     @abstractmethod
-    def refuse_unfit(self, train: Split) -> None:
-        """Raise InputError where training on these users could not begin; a user's own optimizers are tried."""
-
-    @abstractmethod
     def planned(self, population: int, rounds: int) -> Entry:
         """What so many rounds release, of a population of that many units of privacy."""
+
+    @abstractmethod
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> Training:
+        """Training of these users over so many rounds.
+
+        Args:
+            users: the training users; canaries need not be planted to see whether training could begin.
+            rounds: how long it is.
+            device: of torch, in this process; None for what the settings say, or a CPU.
+
+        Raises:
+            InputError: training could not begin.
+        """
 
     @property
     def _world(self) -> str:

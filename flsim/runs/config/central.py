@@ -4,14 +4,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
-from flsim.training.central import CentralHParams
+from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
-from flsim.training.central.task import EngineName
-from flsim.training.optimizers import label_of, slots_of
+from flsim.training.central.task import EngineName, refuse_precision
+from flsim.training.optimizers import label_of
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ class CentralSystemHParams(CommonSystemHParams):
         if self.workers > 1 and self.gpus <= 0.5:
             raise InputError(f"workers need a GPU each: with workers = {self.workers} gpus must be above 0.5")
 
+    @property
+    def training_threads(self) -> int:
+        return self.threads
+
 
 @dataclass(frozen=True)
 class CentralConfig(Config):
@@ -142,6 +147,22 @@ class CentralConfig(Config):
                 parts.append(f"{shown} {value:g}")
         return ", ".join(parts)
 
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> CentralTraining:  # noqa: ARG002 (it has a setting for that)
+        training = CentralTraining(
+            users,
+            self.training,
+            self.seed,
+            self.order,
+            self.privacy,
+            rounds,
+            self.system.device,
+            self.system.engine,
+            self.system.physical_batch,
+            self.model,
+        )
+        refuse_precision(training)
+        return training
+
     @property
     def sampler(self) -> Sampler:
         return "poisson" if self._is_private else "fixed-size"
@@ -152,9 +173,6 @@ class CentralConfig(Config):
 
     def rounds_over(self, train: Split) -> int:
         return self.training.steps_over(train.records, train.words)
-
-    def refuse_unfit(self, train: Split) -> None:  # noqa: ARG002 (the other kind needs it)
-        slots_of(self.training.optimizer)
 
     def planned(self, population: int, rounds: int) -> Entry:
         return Entry(self.sampler, population, self.training.batch_size, self.privacy.noise_multiplier, rounds)

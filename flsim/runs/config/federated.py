@@ -6,17 +6,16 @@ from typing import Literal
 
 import numpy as np
 
-from flsim.algorithms import server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, at_least_one
+from flsim.canaries.population import Population
 from flsim.data.corpus import Split
-from flsim.models.architectures import build
 from flsim.privacy.ledger import Entry
-from flsim.privacy.sampling import Sampler, draw_cohort, shard_ranges
+from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
-from flsim.training.optimizers import refuse_failing, refuse_low_precision
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,10 @@ class SystemHParams(CommonSystemHParams):
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
 
+    @property
+    def training_threads(self) -> int:
+        return self.cpus_per_client
+
 
 @dataclass(frozen=True)
 class FederatedConfig(Config):
@@ -136,13 +139,20 @@ class FederatedConfig(Config):
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
         )
 
-    def refuse_unfit(self, train: Split) -> None:
-        draw_cohort(self.seed, 0, len(train), self.training.cohort, self.training.sampler)
-        shard_ranges(len(train), self.system.shards)
-        model = build(train.layout.vocabulary_size, self.model)
-        server_optimizers.refuse_unfit({n: value.detach() for n, value in model.named_parameters()}, self.training)
-        refuse_failing(self.local.optimizer)
-        refuse_low_precision(self.local.optimizer, self.local.precision)
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> FederatedTraining:
+        return FederatedTraining(
+            users,
+            self.model,
+            self.training,
+            self.local,
+            self.privacy,
+            self.seed,
+            self.system.shards,
+            self.system.engine,
+            self.system.micro_cohort,
+            device or "cpu",
+            rounds,
+        )
 
     def planned(self, population: int, rounds: int) -> Entry:
         return Entry(self.sampler, population, self.training.cohort, self.privacy.noise_multiplier, rounds)

@@ -22,13 +22,14 @@ from flsim.models.hparams import Architecture
 from flsim.models.language_model import NextWordModel, Params
 from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import Mechanism
-from flsim.training.central.state import CentralState, Moments, load_moments, moments_of
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.state import load_moments, moments_of
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
 from flsim.training.cohort.steps import lay_out
 from flsim.training.dropout import factors
 from flsim.training.hparams import Precision
 from flsim.training.local import bound_norm
+from flsim.training.state import Moments, State
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class DistributedEngine:
         InputError: as `refuse_what_trains_alone`.
     """
 
-    def __init__(self, training: CentralTraining, state: CentralState) -> None:
+    def __init__(self, training: CentralTask, state: State) -> None:
         refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
         self._training, self._layout = training, training.records.layout
         self._rank, self._workers = dist.get_rank(), dist.get_world_size()
@@ -166,7 +167,7 @@ class DistributedEngine:
         return (packed,)
 
 
-def shared(state: CentralState | None) -> CentralState:
+def shared(state: State | None) -> State:
     """The state that the first process has, in every process of the default group."""
     found = [state]
     dist.broadcast_object_list(found)

@@ -3,12 +3,12 @@
 from flsim.base.progress import say
 from flsim.training.central.autograd import AutogradEngine
 from flsim.training.central.packed import PackedEngine
-from flsim.training.central.state import CentralState
-from flsim.training.central.task import CentralTraining, Engine, refuse_precision
+from flsim.training.central.task import CentralTask, Engine, refuse_precision
 from flsim.training.optimizers import optimizer_named
+from flsim.training.state import State
 
 
-def engine_of(training: CentralTraining, state: CentralState) -> Engine:
+def engine_of(training: CentralTask, state: State) -> Engine:
     """The engine that the training asks for, at that state.
 
     "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs

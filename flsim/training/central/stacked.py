@@ -14,8 +14,7 @@ from torch import Tensor
 
 from flsim.models.language_model import Params
 from flsim.training.central.hparams import CentralHParams
-from flsim.training.central.state import CentralState, Moments
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
@@ -25,6 +24,7 @@ from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_f
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors
 from flsim.training.optimizers import BETAS, MOMENTUM, SGD, optimizer_named
+from flsim.training.state import Moments, State
 
 POSITIONS = 2  # for each record of a batch: graphs are for multiples of so many positions
 
@@ -51,7 +51,7 @@ class StackedEngine:
     """
 
     def __init__(
-        self, training: CentralTraining, state: CentralState, kernels: Kernels | None = None, graphs: bool | None = None
+        self, training: CentralTask, state: State, kernels: Kernels | None = None, graphs: bool | None = None
     ) -> None:
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
@@ -70,7 +70,7 @@ class StackedEngine:
         slots = self._rule.optimizer.slots
         self._moments = [self._stacked(state.moments.get(slot), units_of(wide)) for slot in slots]
         self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # by the optimizer
-        self._began = state.step - self._done
+        self._began = state.round - self._done
         self._losses = torch.zeros(0, dtype=torch.float64, device=self._device)
         self._width = wide["embedding"].shape[1] if self._hparams.dropout else 0
         self._kept = torch.zeros(self._kept_values(self._largest), dtype=torch.uint8, device=self._device)

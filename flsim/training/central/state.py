@@ -1,37 +1,13 @@
-"""The state of central training: a checkpoint is the state and nothing else."""
+"""The first state of central training, what its steps log, and the state of torch's optimizers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.privacy.ledger import Ledger
-
-Moments = dict[str, Params]
-
-
-@dataclass(frozen=True)
-class CentralState:
-    """All that training carries from one step to the next.
-
-    Attributes:
-        step: number of completed steps.
-        params: the model's parameters.
-        moments: the optimizer's state: torch's name of it -> parameter -> tensor.
-        ledger: what the completed steps released.
-    """
-
-    step: int
-    params: Params
-    moments: Moments = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger.zero)
-
-    @property
-    def round(self) -> int:
-        """`step`, by the name of what a run counts."""
-        return self.step
+from flsim.training.state import Moments, State
 
 
 @dataclass(frozen=True)
@@ -52,9 +28,9 @@ class Log:
         return Log(self.loss + other.loss, self.tokens + other.tokens, self.records + other.records)
 
 
-def init(vocabulary_size: int, hparams: ModelHParams, seed: int) -> CentralState:
+def init(vocabulary_size: int, hparams: ModelHParams, seed: int) -> State:
     model = build(vocabulary_size, hparams).initialize(seed)
-    return CentralState(0, {name: value.detach() for name, value in model.named_parameters()})
+    return State(0, {name: value.detach() for name, value in model.named_parameters()})
 
 
 def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: Moments) -> None:

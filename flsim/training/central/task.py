@@ -15,8 +15,8 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
-from flsim.training.central.state import Moments
-from flsim.training.optimizers import refuse_low_precision
+from flsim.training.optimizers import refuse_low_precision, slots_of
+from flsim.training.state import Moments
 
 EngineName = Literal["fused", "autograd"]
 
@@ -60,12 +60,12 @@ class Engine(Protocol):
         ...
 
     def moments(self) -> Moments:
-        """A copy of the optimizer's state, on the CPU; see `CentralState`."""
+        """A copy of the optimizer's state, on the CPU; see `State`."""
         ...
 
 
 @dataclass(frozen=True)
-class CentralTraining:
+class CentralTask:
     """What training needs besides the state.
 
     Attributes:
@@ -99,6 +99,7 @@ class CentralTraining:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
+        slots_of(self.hparams.optimizer)  # a user's own is tried, as its state has to be in checkpoints
         if self.privacy.mechanism == "none":
             return
         if self.order == "sequence":
@@ -135,7 +136,7 @@ class CentralTraining:
         return Entry("poisson", records, size, self.privacy.noise_multiplier, rounds=steps)
 
 
-def refuse_precision(training: CentralTraining) -> None:
+def refuse_precision(training: CentralTask) -> None:
     """Raises InputError where neither engine nor device has it."""
     precision = training.hparams.precision
     if precision == "float32":

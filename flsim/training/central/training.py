@@ -3,28 +3,46 @@
 import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from flsim.base.errors import Diverged
+from flsim.base.errors import Diverged, InputError
 from flsim.base.progress import progress
 from flsim.models.language_model import Params
 from flsim.training.central.engines import engine_of
-from flsim.training.central.state import CentralState, Log
-from flsim.training.central.task import CentralTraining, Engine
+from flsim.training.central.state import Log, init
+from flsim.training.central.task import CentralTask, Engine
 from flsim.training.cohort.prefetch import ahead
 from flsim.training.divergence import refuse_absurd_loss
+from flsim.training.state import State
 
 CHUNK = 2_048  # records that are read at once
 
 
+@dataclass(frozen=True)
+class CentralTraining(CentralTask):
+    """Central training of records: the settings, and the loop of steps. See `flsim.algorithms.training.Training`."""
+
+    def first_state(self) -> State:
+        """The state before the first step. Raises InputError where the settings name no model."""
+        if self.model is None:
+            raise InputError("the settings of central training name no model; give it `model`")
+        return init(self.records.layout.vocabulary_size, self.model, self.seed)
+
+    def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
+        """Train to step `until`, and hand out the states that are wanted after so many steps, and the last one."""
+        for _, _, reached in train_chunks(state, self, until, is_wanted):
+            if reached is not None:
+                yield reached
+
+
 def train_central(
-    state: CentralState,
+    state: State,
     training: CentralTraining,
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
     title: str = "training",
-) -> Iterator[tuple[CentralState, Log]]:
+) -> Iterator[tuple[State, Log]]:
     """Train, and hand out the state where it is asked for: save or evaluate it there, or leave the loop.
 
     Args:
@@ -42,7 +60,7 @@ def train_central(
     """
     log = Log()
     with (
-        progress(title, until_step, state.step, unit="steps") as advance,
+        progress(title, until_step, state.round, unit="steps") as advance,
         closing(train_chunks(state, training, until_step, stop_at)) as chunks,
     ):
         for step, new, reached in chunks:
@@ -54,12 +72,12 @@ def train_central(
 
 
 def train_chunks(
-    state: CentralState,
+    state: State,
     training: CentralTraining,
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
     engine: Engine | None = None,
-) -> Generator[tuple[int, Log, CentralState | None]]:
+) -> Generator[tuple[int, Log, State | None]]:
     """As `train_central`, without a word; what happens in between is handed out too.
 
     Records are read and packed ahead, in a thread of their own.
@@ -74,10 +92,10 @@ def train_chunks(
     Raises:
         Diverged: a loss or the parameters of a state are not finite, or a loss is absurd; names the step.
     """
-    if state.step >= until_step:
+    if state.round >= until_step:
         return
     engine, ledger = engine or engine_of(training, state), state.ledger
-    with closing(ahead(_packed(engine, training, state.step, until_step, stop_at))) as chunks:
+    with closing(ahead(_packed(engine, training, state.round, until_step, stop_at))) as chunks:
         for first, counts, packed in chunks:
             losses, tokens = engine.train(packed)
             _refuse_divergence(first, losses, tokens, training.records.layout.vocabulary_size)
@@ -87,12 +105,12 @@ def train_chunks(
             if step == until_step or stop_at(step):
                 params = engine.params()
                 _refuse_non_finite(step, params)
-                reached = replace(state, step=step, params=params, moments=engine.moments(), ledger=ledger)
+                reached = replace(state, round=step, params=params, moments=engine.moments(), ledger=ledger)
             yield step, log, reached
 
 
 def _packed(
-    engine: Engine, training: CentralTraining, first: int, until_step: int, stop_at: Callable[[int], bool]
+    engine: Engine, training: CentralTask, first: int, until_step: int, stop_at: Callable[[int], bool]
 ) -> Iterator[tuple[int, Any, Any]]:
     """Chunks as (first step, records of each step, what the engine takes); one ends wherever a state is asked for."""
     at_once = max(1, CHUNK // training.hparams.batch_size)

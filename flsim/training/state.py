@@ -1,0 +1,35 @@
+"""The state of training, whatever the algorithm: a checkpoint is the state and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flsim.models.language_model import Params
+from flsim.privacy.ledger import Ledger
+
+Moments = dict[str, Params]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that training carries from one round to the next; central training counts its steps as rounds.
+
+    Checkpoints, messages and digests know no more of an algorithm than this.
+
+    Attributes:
+        round: number of completed rounds.
+        params: the model's parameters by name.
+        moments: other named tensors, such as an optimizer's: slot -> parameter -> tensor.
+        values: numbers by name, such as the "clip" of the next round.
+        ledger: what the completed rounds released.
+    """
+
+    round: int
+    params: Params
+    moments: Moments = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger.zero)
+
+    @property
+    def clip(self) -> float | None:
+        """Bound on the updates of the next round; None where nothing is clipped."""
+        return self.values.get("clip")
