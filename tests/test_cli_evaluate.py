@@ -53,7 +53,7 @@ def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     yield partial(flsim, "evaluate")
-    for name in [name for name in sys.modules if name in ("neighbour", "mine") or name.startswith("_audited_")]:
+    for name in [name for name in sys.modules if name in ("neighbour", "mine") or name.startswith("_own_")]:
         del sys.modules[name]
 
 
@@ -109,7 +109,7 @@ def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experime
         (["--model", "no_such:load"], "failed with ModuleNotFoundError: No module named 'no_such'"),
         (["--model", "mine.py:load"], "mine.py has no function load"),
         (["--model", "mine.py:none"], "mine.py has no function none"),
-        (["--model", "mine.py:fails"], "--model mine.py:fails: failed with KeyError: 'weights'"),
+        (["--model", "mine.py:fails"], "--model mine.py:fails: failed with KeyError: 'weights' (mine.py:17)"),
         (["--model", "mine.py:leaves"], "failed with SystemExit"),
         (["--model", "mine.py:nothing"], "made a NoneType, which has no method start"),
         (["--model", "mine.py:NaN"], "mine.py:NaN: start returned log-probs that are NaN"),

@@ -3,6 +3,7 @@
 A round is what a run counts: of central training, a step. Each run folder has this text as its README.
 
 config.toml      all settings, defaults included
+code/            copies of a user's own files that the settings name (flsim.runs.config.own_code)
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 rows/            round-000010.parquet, ...: what evaluation found
@@ -37,7 +38,7 @@ from flsim.results.rows import identity_of
 from flsim.results.run_file import setting_of
 from flsim.results.store import refuse_foreign_rows
 from flsim.runs import roundlog
-from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load
+from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.trackers import flat, refuse_missing
 from flsim.training.state import State
 
@@ -69,13 +70,13 @@ class Run:
                     f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
                 )
             planting = planting_of(corpus, settings.canaries, settings.seed)
-            dump(settings, folder / "config.toml")
+            dump(own_code.with_copies(settings, folder), folder / "config.toml")
             (folder / "planted").mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
             (folder / "checkpoints").mkdir()
             (folder / "rows").mkdir()
             (folder / "README").write_text(str(__doc__), encoding="utf-8")
-        run = cls(path, settings)
+        run = cls(path, own_code.with_copies(settings, path))
         run.mark("running")
         return run
 
@@ -92,10 +93,11 @@ class Run:
         corpus = Corpus.open(settings.data.corpus)
         settings = replace(settings, canaries=settled(corpus, settings.canaries))
         if started.config.digest != settings.digest:
+            own_code.refuse_other_versions(started.config, settings, path)
             raise InputError(
                 f"{path}: was started with other settings; resume it with the same ones, or name a new --out"
             )
-        run = cls(path, settings)
+        run = cls(path, own_code.with_copies(settings, path))
         run.verify()
         refuse_foreign_rows(path, run.identity)
         if not (path / "checkpoints").is_dir():
@@ -104,7 +106,7 @@ class Run:
                 f"from its beginning"
             )
         with new_file(path / "config.toml") as partial:
-            dump(settings, partial)
+            dump(run.config, partial)
         return run
 
     @classmethod
@@ -163,9 +165,8 @@ class Run:
 
     @property
     def provenance(self) -> checkpoint.Provenance:
-        return checkpoint.Provenance(
-            self.config.digest, self.corpus.digest, self.corpus.layout.vocabulary_size, self.config.model
-        )
+        vocabulary_size = self.corpus.layout.vocabulary_size
+        return checkpoint.Provenance(self.config.digest, self.corpus.digest, vocabulary_size, self.config.model)
 
     @property
     def federated(self) -> FederatedConfig:
@@ -221,8 +222,7 @@ class Run:
         Raises:
             InputError: it is damaged, of another model, of another configuration, or of another corpus.
         """
-        state, found = checkpoint.load(path)
-        ours, theirs = self.provenance, found
+        (state, theirs), ours = checkpoint.load(path), self.provenance
         if (ours.vocabulary_size, ours.model) != (theirs.vocabulary_size, theirs.model):
             raise InputError(f"{path}: a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}")
         if ours.corpus != theirs.corpus:
@@ -244,7 +244,8 @@ class Run:
         return path
 
     def verify(self) -> None:
-        """Raises InputError where a file of the corpus, or of what is planted in it, is not what it was."""
+        """Raise InputError where a file of the corpus, of what is planted in it, or of own code is not what it was."""
+        own_code.refuse_changed_copies(self.config)
         corpus = self.config.data.corpus
         if Corpus.open(corpus, verify=True).digest != self.corpus.digest:
             raise InputError(f"{corpus}: changed while it was open; restore it, and resume the run")

@@ -11,6 +11,7 @@ from flsim.base.files import new_folder
 from flsim.base.progress import tracked
 from flsim.results.store import read_run
 from flsim.runs.config import dump
+from flsim.runs.config.own_code import with_copies
 from flsim.runs.folder import Run, Status
 from flsim.runs.measuring import evaluate_checkpoint
 
@@ -35,14 +36,14 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     if not kept:
         raise InputError(f"{source}: has no evaluated checkpoint; wait for its first one")
     with new_folder(out) as folder:
-        dump(settings, folder / "config.toml")
+        dump(with_copies(settings, folder), folder / "config.toml")
         shutil.copytree(source / "planted", folder / "planted")
         (folder / "checkpoints").mkdir()
         (folder / "rows").mkdir()
         about = replace(run.provenance, config=settings.digest)
         for name in kept:
             checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), about)
-    quantized = Run(out, settings)
+    quantized = Run(out, with_copies(settings, out))
     quantized.mark("running")
     for name in tracked(f"{out.name}: evaluating", kept):
         evaluate_checkpoint(out, out / "checkpoints" / name, device)

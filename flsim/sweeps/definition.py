@@ -217,7 +217,7 @@ def planned_runs(
         definition: of the sweep.
         tier: one of its tiers.
         corpus: what is trained on.
-        source: the definition's file, for messages.
+        source: the definition's file, for messages; a user's own code is relative to its folder.
         seeds: in place of the tier's.
         only: names of the grids to take; all where empty.
         overrides: of all runs, as ``section.key=value``.
@@ -250,7 +250,8 @@ def planned_runs(
                 for override in overrides:
                     toml.override_value(values, override)
                 name = "-".join([grid.name, *(_slug(key, value) for key, value in ours.items()), f"seed{seed}"])
-                runs.append(Planned(name, grid.name, seed, ours, row, parse(values, f"{source}, {name}")))
+                config = parse(values, f"{source}, {name}", Path(source).parent)
+                runs.append(Planned(name, grid.name, seed, ours, row, config))
     _refuse_names(runs, source)
     return runs
 

@@ -14,11 +14,12 @@ from ray.exceptions import NodeDiedError, RayError, RayTaskError, RuntimeEnvSetu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.files import file_digest
+from flsim.base.files import digest, file_digest
 from flsim.base.progress import say
 from flsim.base.versions import processor, versions
 from flsim.data.corpus import Corpus
 from flsim.data.stores import is_uri, located
+from flsim.runs.config.own_code import FOLDER
 from server.cluster.causes import death
 
 DEADLINE = 300.0  # seconds in which all nodes answer at a run's start; a cold one imports from a shared filesystem
@@ -35,7 +36,7 @@ class About:
     Attributes:
         versions: of code and libraries.
         processor: its model.
-        run: digest of the run's settings, or None where its folder is not seen.
+        run: digest of the run's settings and of its user's own code, or None where its folder is not seen.
         corpus: digest of the corpus's manifest, or None where it cannot be opened.
         trouble: why it cannot.
     """
@@ -50,7 +51,8 @@ class About:
 def about(run: Path, corpus: Path | str) -> About:
     """Of where this is called; a corpus in an object store is fetched."""
     try:
-        settings = file_digest(run / "config.toml")
+        files = [run / "config.toml", *sorted((run / FOLDER).glob("*.py"))]
+        settings = digest(*map(file_digest, files))
     except OSError:
         settings = None
     try:

@@ -23,11 +23,17 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
 from flsim.privacy.sampling import Sampler
 from flsim.results.run_file import setting_of
+from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
 # digest that it was started with.
-LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads")}
+LATER = {
+    "canaries": ("insertions",),
+    "model": ("architecture", "layers", "heads"),
+    "training": ("server_schedule",),
+    "local": ("schedule",),
+}
 
 
 def _location(value: object) -> Path | str:
@@ -151,15 +157,17 @@ class Config(ABC):
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
-        values = asdict(self)
+        values = own_code.renamed(type(self), asdict(self), own_code.by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:
             del values["training"][name]
         for section, names in LATER.items():
+            if section not in values:
+                continue
             default = asdict(type(getattr(self, section))())
             for name in names:
-                if values[section][name] == default[name]:
+                if name in default and values[section][name] == default[name]:
                     del values[section][name]
         if seed:
             del values["seed"]

@@ -9,7 +9,7 @@ import tomli_w
 
 from flsim.base.errors import InputError
 from flsim.data.stores import located
-from flsim.runs.config import toml
+from flsim.runs.config import own_code, toml
 from flsim.runs.config.base import Config
 from flsim.runs.config.central import CentralConfig
 from flsim.runs.config.federated import FederatedConfig
@@ -31,28 +31,33 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     values = toml.read(path, overrides)
     if "grids" in values:
         raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
-    config = parse(values, str(path))
+    config = parse(values, str(path), path.parent)
     return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
 
 
-def parse(values: Mapping[str, Any], source: str) -> Config:
-    """Validate settings that were read from `source`; training.kind says which there are."""
+def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
+    """Validate settings that were read from `source`; training.kind says which there are.
+
+    Files of a user's own code are relative to `base`.
+    """
     training = values.get("training")
     name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise InputError(f"{source}: training.kind: Input should be 'federated' or 'central', found {name!r}")
     _refuse_unknown(name, values, source)
+    values = own_code.renamed(kind, values, lambda name: own_code.located(name, base))
     return toml.validate(kind, values, source)
 
 
 def dump(config: Config, path: Path) -> None:
     """Write all settings, defaults included, as TOML that `load` reads back."""
+    settings = own_code.renamed(type(config), asdict(config), lambda name: own_code.relative(name, path.parent))
     values = {
         name: {key: value for key, value in section.items() if value is not None}
         if isinstance(section, dict)
         else section
-        for name, section in asdict(config).items()
+        for name, section in settings.items()
     }
     values["data"]["corpus"] = str(config.data.corpus)
     path.write_text(tomli_w.dumps(values), encoding="utf-8")

@@ -1,0 +1,119 @@
+"""A user's own code in a configuration: which settings name it, and its copies in a run folder.
+
+A copy's name ends in the first digits of its digest, as in ``code/my_model.0a1b2c3d4e5f6a7b.py``, so that it can be
+checked wherever it lies.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import Own, is_own, parts, source_digest
+from flsim.base.files import new_file
+from flsim.runs.config import toml
+
+FOLDER = "code"
+DIGITS = 16  # of the digest in a copy's name
+Settings = TypeVar("Settings")
+
+
+def renamed(kind: type, values: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return values of a dataclass's fields, at any depth, with every name of a user's own changed."""
+    changed = dict(values)
+    for name, hint in _hints(kind).items():
+        value = values.get(name)
+        if is_dataclass(hint) and isinstance(value, Mapping):
+            changed[name] = renamed(hint, value, change)  # type: ignore[arg-type]
+        elif value is not None and _may_be_own(hint):
+            changed[name] = _each(value, change)
+    return changed
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _may_be_own(hint: Any) -> bool:
+    return isinstance(hint, Own) or any(map(_may_be_own, get_args(hint)))
+
+
+def _each(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_each(item, change) for item in value)
+    return change(value) if isinstance(value, str) and is_own(value) else value
+
+
+def names_in(settings: Any) -> list[str]:
+    """Return all names of a user's own in settings, in the order of the fields."""
+    names: list[str] = []
+    renamed(type(settings), asdict(settings), lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    return names
+
+
+def located(name: str, base: Path) -> str:
+    """Return the name with an absolute path; a relative one is relative to `base`."""
+    path, attribute = parts(name)
+    return f"{(base / path).resolve()}:{attribute}"
+
+
+def relative(name: str, base: Path) -> str:
+    """Return the name with a path relative to `base` where the file lies below it, so that the folder can be moved."""
+    path, attribute = parts(name)
+    below = path.is_relative_to(base.resolve())
+    return f"{path.relative_to(base.resolve()) if below else path}:{attribute}"
+
+
+def by_content(name: str) -> str:
+    """Return the name with the digest of the file in the place of its path.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    return f"{source_digest(name)}.py:{parts(name)[1]}"
+
+
+def with_copies(settings: Settings, folder: Path) -> Settings:
+    """Copy all files of a user's own into ``folder/code``, and return settings that name the copies.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    if not names_in(settings):
+        return settings
+    kind, folder = type(settings), folder.resolve()
+    values = renamed(kind, asdict(settings), lambda name: _copy(name, folder / FOLDER))  # type: ignore[call-overload]
+    return toml.validate(kind, values, str(folder))
+
+
+def _copy(name: str, folder: Path) -> str:
+    path, attribute = parts(name)
+    mark = source_digest(name)[:DIGITS]
+    copy = folder / f"{path.stem.removesuffix(f'.{mark}')}.{mark}.py"
+    if not copy.exists():
+        folder.mkdir(exist_ok=True)
+        with new_file(copy) as partial:
+            partial.write_bytes(path.read_bytes())
+    return f"{copy}:{attribute}"
+
+
+def refuse_changed_copies(settings: Any) -> None:
+    """Raise InputError where a copy that settings name is not the file that it was copied from."""
+    for name in names_in(settings):
+        path, _ = parts(name)
+        if path.parent.name == FOLDER and not path.stem.endswith(f".{source_digest(name)[:DIGITS]}"):
+            raise InputError(f"{path}: changed since the run was started; restore it, and resume the run")
+
+
+def refuse_other_versions(started: Any, settings: Any, run: Path) -> None:
+    """Raise InputError where settings differ from those that a run was started with in the content of a file."""
+    for old, new in zip(names_in(started), names_in(settings), strict=False):
+        (copy, was), (path, attribute) = parts(old), parts(new)
+        if was == attribute and source_digest(old) != source_digest(new):
+            raise InputError(
+                f"{run}: was started with another version of {path}, which is {copy}; restore that one, or name a new "
+                f"--out"
+            )

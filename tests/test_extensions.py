@@ -1,0 +1,124 @@
+"""A user's own code: what a name resolves to, how its errors read, and its copies in a run folder."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import Own, is_own, naming_own_code, resolve, source_digest
+from flsim.base.files import file_digest
+from flsim.runs.config import own_code
+
+BUILT_IN: dict[str, object] = {"one": 1, "two": 2}
+
+
+@dataclass(frozen=True)
+class Inner:
+    things: tuple[Annotated[str, Own("thing")], ...] = ()
+    text: str = "mine.py:Thing"  # is not marked
+
+
+@dataclass(frozen=True)
+class Outer:
+    thing: Annotated[str, Own("thing")] = "one"
+    other: Annotated[str | None, Own("thing")] = None
+    inner: Inner = field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.py:B", True), ("/x y/a.py:b_1", True), ("a.py", False), ("a.py:", False), ("a:B", False), ("a.py:1", False)],
+)
+def test_own_names_have_a_form(name: str, expected: bool) -> None:
+    assert is_own(name) is expected
+
+
+def test_a_file_is_executed_once_for_its_content(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"print('executed')\nThing, Other = object(), '{tmp_path}'\n")
+    (tmp_path / "copy.py").write_bytes(file.read_bytes())
+    first = resolve(f"{file}:Thing", BUILT_IN, "thing")
+    assert resolve(f"{tmp_path}/copy.py:Thing", BUILT_IN, "thing") is first
+    assert resolve(f"{file}:Other", BUILT_IN, "thing") == str(tmp_path)
+    assert resolve("two", BUILT_IN, "thing") == 2
+    assert capfd.readouterr() == ("", "executed\n")
+    file.write_text("Thing = 3\n")
+    assert resolve(f"{file}:Thing", BUILT_IN, "thing") == 3
+    assert source_digest(f"{file}:Thing") == file_digest(file)
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".pyc"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("", "three", "thing must be one of one, two, found 'three'; name your own as path/to/file.py:NAME"),
+        ("", "{folder}/no.py:Thing", "{folder}/no.py: no such file"),
+        ("Other = 1", "{folder}/mine.py:Thing", "{folder}/mine.py: defines no Thing; correct the name of the thing"),
+        ("a = 1\nb = a / 0\n", "{folder}/mine.py:Thing", "{folder}/mine.py:2: ZeroDivisionError: division by zero"),
+        ("a = 1\nb = = 2\n", "{folder}/mine.py:Thing", "{folder}/mine.py:2: invalid syntax"),
+        ("import json\njson.loads('{{')", "{folder}/mine.py:Thing", "{folder}/mine.py:2: JSONDecodeError: "),
+        ("raise SystemExit(0)", "{folder}/mine.py:Thing", "{folder}/mine.py: failed with SystemExit: 0"),
+        ("\nimport neighbour", "{folder}/mine.py:Thing", "{folder}/mine.py:2: ModuleNotFoundError: No module named"),
+        ("import neighbour", "{folder}/mine.py:Thing", "not its neighbours: make it one file"),
+    ],
+)
+def test_errors_name_the_file_and_the_line(tmp_path: Path, source: str, name: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text(source.format())
+    (tmp_path / "neighbour.py").touch()
+    with pytest.raises(InputError, match=re.escape(message.format(folder=tmp_path))):
+        resolve(name.format(folder=tmp_path), BUILT_IN, "thing")
+
+
+def test_later_errors_name_the_innermost_line_of_ones_own_file(tmp_path: Path) -> None:
+    """And those of other code, and of flsim, stay what they are."""
+    file = tmp_path / "mine.py"
+    file.write_text("import json\ndef work():\n    return inner()\ndef inner():\n    return json.loads('?')\n")
+    built_in: dict[str, Callable[[], object]] = {}
+    work = resolve(f"{file}:work", built_in, "thing")
+    with pytest.raises(RunFailed, match=re.escape(f"{file}:5: JSONDecodeError: Expecting value")), naming_own_code():
+        work()
+    with pytest.raises(InputError, match=re.escape(f"{file}:5: ")), naming_own_code(InputError):
+        work()
+    with pytest.raises(KeyError), naming_own_code():
+        raise KeyError("not theirs")
+
+
+def test_names_are_changed_wherever_they_may_stand() -> None:
+    values = {"thing": "a.py:A", "other": "two", "inner": {"things": ["b.py:B", "one"], "text": "c.py:C"}, "more": 1}
+    assert own_code.renamed(Outer, values, lambda name: own_code.located(name, Path("/base"))) == {
+        "thing": "/base/a.py:A",
+        "other": "two",
+        "inner": {"things": ["/base/b.py:B", "one"], "text": "c.py:C"},
+        "more": 1,
+    }
+    assert own_code.names_in(Outer("a.py:A", inner=Inner(("b.py:B", "one")))) == ["a.py:A", "b.py:B"]
+    assert own_code.relative("/base/code/a.py:A", Path("/base")) == "code/a.py:A"
+    assert own_code.relative("/other/a.py:A", Path("/base")) == "/other/a.py:A"
+
+
+def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
+    file, run = tmp_path / "mine.py", tmp_path / "run"
+    run.mkdir()
+    file.write_text("A = B = 1\n")
+    settings = Outer(f"{file}:A", inner=Inner((f"{file}:B",)))
+    copied = own_code.with_copies(settings, run)
+    (copy,) = (run / "code").iterdir()
+    assert copy.name == f"mine.{file_digest(file)[:16]}.py"
+    assert (copied.thing, copied.inner.things) == (f"{copy}:A", (f"{copy}:B",))
+    assert own_code.with_copies(copied, run) == copied
+    own_code.refuse_changed_copies(copied)
+    own_code.refuse_other_versions(copied, settings, run)
+    file.write_text("A = B = 2\n")
+    message = f"{run}: was started with another version of {file}, which is {copy}; restore that one, or name a new"
+    with pytest.raises(InputError, match=re.escape(message)):
+        own_code.refuse_other_versions(copied, settings, run)
+    copy.write_text("A = B = 3\n")
+    with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
+        own_code.refuse_changed_copies(copied)
+    copy.unlink()
+    with pytest.raises(InputError, match=re.escape(f"{copy}: cannot be read (No such file or directory)")):
+        own_code.refuse_changed_copies(copied)
