@@ -102,7 +102,15 @@ class FedAvg:
         """The training of these users. Raises InputError where it cannot begin."""
         settings = FedAvgHParams(**asdict(self.server), rounds=rounds, cohort=self.cohort, sampler=self.sampler)
         return FederatedTraining(
-            planted.users, model, settings, self.local, self.privacy, seed, self.shards, device=device
+            planted.users,
+            model,
+            settings,
+            self.local,
+            self.privacy,
+            seed,
+            self.shards,
+            device=device,
+            length=rounds,
         )
 
 

@@ -34,7 +34,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("algorithms", "canaries", "data", "evaluation", "models", "privacy", "report", "results", "runs"),
         *("simulation", "training", "server"),
     },
-    "planning": {"canaries", "data", "evaluation", "models", "privacy", "results", "runs", "sweeps", "server"},
+    "planning": {
+        *("algorithms", "canaries", "data", "evaluation", "models", "privacy", "results", "runs", "sweeps", "training"),
+        "server",
+    },
     "bench": {
         *("algorithms", "canaries", "data", "memorization", "models", "results", "runs", "training", "server"),
     },

@@ -63,6 +63,7 @@ def apply(
     seed: int,
     population: int,
     vocabulary_size: int,
+    rounds: int | None = None,
 ) -> State:
     """The next state, from the sum over a round's users: average, noise, step, and the ledger's entry.
 
@@ -77,6 +78,7 @@ def apply(
         seed: the experiment's; noise is a function of (seed, round).
         population: N, number of training users.
         vocabulary_size: number of token ids, which says what loss is absurd.
+        rounds: number of rounds of the run, for a schedule of eta; `hparams.rounds` where None.
 
     Raises:
         Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd: a model that
@@ -91,7 +93,8 @@ def apply(
         mean = {name: 1 / total.weight * value for name, value in total.delta.items()}
     params, moments = state.params, state.moments
     if mean is not None:
-        params, moments = server_optimizers.apply(params, mean, moments, hparams)
+        rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
+        params, moments = server_optimizers.apply(params, mean, moments, hparams, rate)
     if not all(bool(torch.isfinite(value).all()) for kept in (params, *moments.values()) for value in kept.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"

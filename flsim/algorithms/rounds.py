@@ -14,7 +14,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.algorithms import fedavg
+from flsim.algorithms import fedavg, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.data.records import Users
 from flsim.models.architectures import build
@@ -24,6 +24,7 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import check_cohort, draw_cohort, shard_ranges
 from flsim.training.engines import Engine, EngineName, engine_of
 from flsim.training.hparams import LocalHParams
+from flsim.training.optimizers import refuse_failing, refuse_low_precision
 from flsim.training.state import State
 from flsim.training.update import UpdateSum
 
@@ -100,9 +101,11 @@ class FederatedTraining:
         engine: what trains the users in this process; see `flsim.training.engines.engine_of`.
         micro_cohort: users that the cohort engine trains at once.
         device: of torch, in this process.
+        length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where rates
+            stay.
 
     Raises:
-        InputError: there is no such cohort, or there are more shards than users.
+        InputError: there is no such cohort, there are more shards than users, or a user's own optimizer fails.
     """
 
     users: Users
@@ -115,10 +118,14 @@ class FederatedTraining:
     engine: EngineName = "cohort"
     micro_cohort: int | None = None
     device: str = "cpu"
+    length: int | None = None
 
     def __post_init__(self) -> None:
         check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
         shard_ranges(len(self.users), self.shards)
+        server_optimizers.refuse_unfit(self.algorithm, self.users.layout.vocabulary_size, self.model)
+        refuse_failing(self.local.optimizer)
+        refuse_low_precision(self.local.optimizer, self.local.precision)
 
     def first_state(self) -> State:
         """The state before the first round."""
@@ -140,8 +147,8 @@ class FederatedTraining:
 
     def apply(self, state: State, total: UpdateSum) -> State:
         """The state after a round with this sum over its users. Raises `Diverged` as `fedavg.apply`."""
-        size, vocabulary_size = len(self.users), self.users.layout.vocabulary_size
-        return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, size, vocabulary_size)
+        users, size = len(self.users), self.users.layout.vocabulary_size
+        return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
         """Train from a state to the end of round `until`; `send` turns requests into replies, in the same order."""
@@ -170,7 +177,7 @@ class FederatedTraining:
         """What trains users on `device`, of whose memory it may fill a share."""
         layout = self.users.layout
         model = build(layout.vocabulary_size, self.model).to(self.device)
-        return engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share)
+        return engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
 
     def update(self, engine: Engine, asked: RoundRequest) -> UpdateSum:
         """What a shard was asked for: the sum over its users."""

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from flsim.algorithms import server_optimizers
 from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.data.corpus import Corpus
 from flsim.models.architectures import build
 from flsim.runs.config import CentralConfig, Config, FederatedConfig
-
-# Copies of the parameters that the optimizers keep beside them.
-OF_SERVER = {"sgd": 0, "momentum": 1, "adam": 2, "yogi": 2, "adagrad": 2}
-OF_CENTRAL = {"sgd": 0, "momentum": 1, "adam": 2, "rmsprop": 1}
+from flsim.training.optimizers import slots_of
 
 # Measured on runs of experiments/table1.toml, tier smoke; small beside checkpoints.
 CHECKPOINT_HEADER = 900
@@ -60,9 +59,9 @@ def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     """Of one: parameters in float32, the optimizer's state, and a header."""
     copies = 0
     if isinstance(config, FederatedConfig):
-        copies = OF_SERVER[config.training.server_optimizer]
+        copies = len(server_optimizers.init({"w": torch.zeros(1)}, config.training))
     elif isinstance(config, CentralConfig):
-        copies = OF_CENTRAL[config.training.optimizer]
+        copies = len(slots_of(config.training.optimizer))
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
 
 

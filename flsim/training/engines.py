@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from flsim.base.errors import InputError
+from flsim.base.progress import say
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import with_low_precision
 from flsim.models.language_model import Capabilities, Params, TrainableModel
-from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.engine import CohortEngine, is_stacked
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
+from flsim.training.optimizers import optimizer_named, refuse_low_precision
 from flsim.training.update import UpdateSum
 
 EngineName = Literal["cohort", "local"]
@@ -31,12 +33,13 @@ class LocalEngine:
 
     model: TrainableModel
     hparams: LocalHParams
+    rounds: int | None = None
 
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
         self.model.load(start)
-        return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip)
+        return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip, self.rounds)
 
 
 def engine_of(
@@ -46,20 +49,27 @@ def engine_of(
     hparams: LocalHParams,
     micro_cohort: int | None = None,
     memory_share: float = 1.0,
+    rounds: int | None = None,
 ) -> Engine:
-    """An engine on the model's device; the last two are `CohortEngine`'s.
+    """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    "cohort" is for models that declare a gradient written out, on GPUs stacking. Others take "local", plain PyTorch.
+    "cohort" is for models that declare a gradient written out and, where users are stacked, stacking. Others take
+    "local", plain PyTorch, and so does, where users would be stacked, an optimizer that only torch has.
 
     Raises:
         InputError: the engine, or the device, cannot do what is asked for.
     """
-    refuse_precision(name, hparams, model.hparams.architecture, model.capabilities)
     able = model.capabilities
-    if name == "cohort" and able.written_out and (able.stacked or model.device.type == "cpu"):
+    refuse_precision(name, hparams, model.hparams.architecture, able)
+    if name == "cohort" and able.written_out:
         like = {name: value.detach() for name, value in model.trainable.items()}
-        return CohortEngine(like, layout, hparams, micro_cohort, memory_share)
-    return LocalEngine(model, hparams)
+        is_packed = not is_stacked(like, hparams, micro_cohort)
+        if is_packed or (able.stacked and optimizer_named(hparams.optimizer).direction):
+            return CohortEngine(like, layout, hparams, micro_cohort, memory_share, rounds)
+        if able.stacked:
+            refuse_low_precision(hparams.optimizer, hparams.precision)
+            say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')
+    return LocalEngine(model, hparams, rounds)
 
 
 def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str, able: Capabilities | None) -> None:

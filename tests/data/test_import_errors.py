@@ -238,12 +238,11 @@ def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pyte
 IMPORT = """
 import sys
 from pathlib import Path
-from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.formats import posts
-from flsim.data.importing import tasks
+from flsim.data.importing import run, tasks
 posts.PART_BYTES = tasks.PIECE = tasks.BUCKET = 2**20
-hparams = ImportHParams(100, words_per_user=500)
-import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)
+hparams = run.ImportHParams(100, words_per_user=500)
+run.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)
 """
 
 

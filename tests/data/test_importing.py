@@ -54,7 +54,7 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
         users: list[list[Sentence]] = [[]]
         for record in authors[author]:
             users[-1].append(record)
-            if sum(len(record) - 1 for record in users[-1]) >= hparams.words_per_user:  # the full stop is no word
+            if sum(len(record) - 1 for record in users[-1]) >= (hparams.words_per_user or 0):  # the stop is no word
                 users.append([])
         remainder = users.pop()
         reasons = (

@@ -29,7 +29,12 @@ from flsim.runs.trackers import Kind
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
 # digest that it was started with.
-LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads", "options")}
+LATER = {
+    "canaries": ("insertions",),
+    "model": ("architecture", "layers", "heads", "options"),
+    "training": ("server_schedule",),
+    "local": ("schedule",),
+}
 
 
 def _location(value: object) -> Path | str:
@@ -159,9 +164,11 @@ class Config(ABC):
         for name in self._without_digest:
             del values["training"][name]
         for section, names in LATER.items():
+            if section not in values:
+                continue
             default = asdict(type(getattr(self, section))())
             for name in names:
-                if values[section][name] == default[name]:
+                if name in default and values[section][name] == default[name]:
                     del values[section][name]
         if seed:
             del values["seed"]

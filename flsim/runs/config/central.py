@@ -12,6 +12,7 @@ from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluat
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
+from flsim.training.optimizers import label_of
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class CentralConfig(Config):
     @property
     def _label(self) -> str:
         training, privacy = self.training, self.privacy
-        optimizer = {"sgd": "SGD", "rmsprop": "RMSProp"}.get(training.optimizer, training.optimizer.capitalize())
+        optimizer = label_of(training.optimizer)
         algorithm = {"none": optimizer, "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
         parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
         if privacy.clip is not None:

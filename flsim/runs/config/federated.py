@@ -92,7 +92,11 @@ class FederatedConfig(Config):
     system: SystemHParams = field(default_factory=SystemHParams)
 
     unit = "user"
-    _without_digest = ("rounds", "epochs")
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        is_constant = self.training.server_schedule == self.local.schedule == "constant"
+        return ("rounds", "epochs") if is_constant else ()  # other schedules know the end
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,8 +108,8 @@ class FederatedConfig(Config):
     def _label(self) -> str:
         training, privacy = self.training, self.privacy
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
-        if training.server_optimizer != "sgd":
-            algorithm += f"+{training.server_optimizer.capitalize()}"
+        if training.server_label:
+            algorithm += f"+{training.server_label}"
         parts = [algorithm, *filter(None, [self.model.label])]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
@@ -137,7 +141,7 @@ class FederatedConfig(Config):
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
         )
 
-    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> FederatedTraining:  # noqa: ARG002 (rounds are asked for one by one)
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> FederatedTraining:
         return FederatedTraining(
             users,
             self.model,
@@ -149,6 +153,7 @@ class FederatedConfig(Config):
             self.system.engine,
             self.system.micro_cohort,
             device or "cpu",
+            rounds,
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

@@ -1,8 +1,10 @@
 """Which engine trains a task on its device."""
 
+from flsim.base.progress import say
 from flsim.training.central.autograd import AutogradEngine
 from flsim.training.central.packed import PackedEngine
 from flsim.training.central.task import CentralTask, Engine, refuse_precision
+from flsim.training.optimizers import optimizer_named
 from flsim.training.state import State
 
 
@@ -24,6 +26,9 @@ def engine_of(training: CentralTask, state: State) -> Engine:
     if is_packed:
         return PackedEngine(training, state)
     if not able.stacked:
+        return AutogradEngine(training, state)
+    if optimizer_named(training.hparams.optimizer).direction is None:
+        say(f'optimizer "{training.hparams.optimizer}" has no kernel; engine "autograd" trains in its place')
         return AutogradEngine(training, state)
     from flsim.training.central.stacked import StackedEngine
 

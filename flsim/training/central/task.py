@@ -16,6 +16,7 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
+from flsim.training.optimizers import refuse_low_precision, slots_of
 from flsim.training.state import Moments
 
 EngineName = Literal["fused", "autograd"]
@@ -99,6 +100,7 @@ class CentralTask:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
+        slots_of(self.hparams.optimizer)  # a user's own is tried, as its state has to be in checkpoints
         if self.privacy.mechanism == "none":
             return
         if self.order == "sequence":
@@ -161,5 +163,6 @@ def refuse_precision(training: CentralTask) -> None:
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
         )
+    refuse_low_precision(training.hparams.optimizer, precision)
     if precision == "tf32" and training.device == "cpu":
         raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')
