@@ -4,7 +4,6 @@ Storing the same evaluation again replaces its file by itself, so a repeated or 
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +11,15 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from flsim.base.errors import Diverged, InputError
-from flsim.base.files import from_json, new_file
+from flsim.base.errors import InputError
+from flsim.base.files import from_json
+from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
 from flsim.results.parquet import read_parquet
-from flsim.results.rows import DIVERGED, IDENTITY, KEY, SCHEMA, Row, frame, identity_of
+from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, identity_of, read_rows_of, rows_in
 
-NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
 STATUSES = ("running", "completed", "diverged", "failed")
-ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
 OPTIONAL = ("words", "planned_sharers", "sharers", "planned_insertions", "insertions")  # older rosters lack some
 ROSTER = pa.schema(
     [
@@ -57,6 +54,7 @@ class RunResults:
         series: equal for runs that differ in nothing but the seed; None where an older run does not say.
         identity: equal for copies of one run, see `flsim.results.rows.identity_of`; None where an older run does not
             say.
+        own: what a user's own measures computed, by name.
     """
 
     name: str
@@ -72,6 +70,11 @@ class RunResults:
     seed: int | None = None
     series: str | None = None
     identity: str | None = None
+    own: Mapping[str, Quantity] = field(default_factory=dict)
+
+    def references(self, round: int) -> float | None:
+        """|R| of an evaluation; None where it does not say."""
+        return self.of_model(REFERENCES, round)
 
     @property
     def evaluated(self) -> list[int]:
@@ -163,35 +166,6 @@ def refuse_two_points(round: int | None, epoch: float | None) -> None:
         raise InputError("--round and --epoch: each says where to look; give one of them")
 
 
-def write_rows(run_folder: Path, round: int, rows: Sequence[Row]) -> None:
-    """Store the measurements of one round, in ``rows/round-000010.parquet``; earlier ones of that round are replaced.
-
-    Args:
-        run_folder: the run's folder.
-        round: number of completed rounds of the evaluated model.
-        rows: all its measurements, in any order.
-
-    Raises:
-        ValueError: no rows, rows of another round or of several runs, or a key that occurs twice.
-        Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
-    """
-    wrong = sorted({row.round for row in rows} - {round})
-    if wrong or len({row.run for row in rows}) != 1:
-        raise ValueError(f"rows of one run and of round {round} are needed, found {len(rows)} rows, of rounds {wrong}")
-    for row in rows:
-        if row.canary and not math.isfinite(row.value):
-            raise Diverged(
-                f"{run_folder}: {row.metric} {row.canary} of round {round} is {row.value}; nothing is stored"
-            )
-    table = frame(rows).sort_values(KEY)
-    if table.duplicated(KEY).any():
-        raise ValueError(f"{_first_duplicate(table)} is measured twice")
-    path = run_folder / "rows" / f"round-{round:06d}.parquet"
-    path.parent.mkdir(exist_ok=True)
-    with new_file(path) as partial:
-        pq.write_table(pa.Table.from_pandas(table, SCHEMA, preserve_index=False), partial)
-
-
 def read_run(run_folder: Path) -> RunResults:
     """Everything a table, a comparison or a plot needs of a run.
 
@@ -200,20 +174,16 @@ def read_run(run_folder: Path) -> RunResults:
     """
     about = _read_about(run_folder)
     roster = _read_roster(run_folder / "planted" / "roster.parquet")
-    known = {"", *roster["canary"]}
-    tables = [SCHEMA.empty_table().to_pandas()]
+    tables, own = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
     called = about.pop("called")
     for path in rows_in(run_folder):
-        rows = read_parquet(path, ROWS)
-        _refuse_foreign(path, rows, about["identity"] or called)
-        if not rows["canary"].isin(known).all() or {f"round-{value:06d}" for value in rows["round"]} != {path.stem}:
-            raise InputError(f"{path}: holds rows of another round or canary; move it away and evaluate that round")
-        if rows.duplicated(KEY).any():
-            raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
-        if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
-            raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
-        if not _can_be(rows["metric"], rows["value"]).all():
-            raise InputError(f"{path}: holds values that their metrics cannot have; remove it, evaluate again")
+        rows, described = read_rows_of(path, about["identity"] or called, roster["canary"].tolist())
+        for name, quantity in described.items():
+            if not own.setdefault(name, quantity).is_like(quantity):
+                raise InputError(
+                    f"{path}: describes {name} otherwise than an earlier round does; evaluate all rounds again"
+                )
+        own |= described
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED
@@ -221,48 +191,8 @@ def read_run(run_folder: Path) -> RunResults:
         reason = f"the model of round {rows.loc[diverged, 'round'].min()} is not finite"
         about |= {"status": "diverged", "reason": about["reason"] if about["status"] == "diverged" else reason}
     return RunResults(
-        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder)
+        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder), own=own
     )
-
-
-def rows_in(run_folder: Path) -> list[Path]:
-    """The files of a run's rows, by round; files of other names are none."""
-    return sorted(path for path in (run_folder / "rows").glob("*.parquet") if NAME.fullmatch(path.name))
-
-
-def strange_rows_in(run_folder: Path) -> list[Path]:
-    """Files among the rows that are named otherwise, such as copies; nothing reads them."""
-    return sorted(path for path in (run_folder / "rows").glob("[!.]*.parquet") if not NAME.fullmatch(path.name))
-
-
-def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
-    """Raises InputError where rows in a run's folder are of another run; those that cannot be read are passed over."""
-    for path in rows_in(run_folder):
-        if is_whole(path):
-            _refuse_foreign(path, read_parquet(path, ROWS), identity)
-
-
-def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
-    for other in rows.loc[rows["run"] != identity, "run"].unique():
-        what = f"of another run, {other!r:.60}"
-        if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
-            is_of_corpus = identity.split("-")[0] == other.split("-")[0]
-            what = (
-                "measured on another corpus than the run's is now" if is_of_corpus else "of a run with other settings"
-            )
-        raise InputError(
-            f"{path}: holds rows {what}; move it away, and `flsim run --resume` evaluates that round again"
-        )
-
-
-def _can_be(metric: "pd.Series[str]", value: "pd.Series[float]") -> "pd.Series[bool]":
-    """Whether each value is one of its metric."""
-    is_flag, is_count, is_perplexity = (
-        metric.isin(["rs", "bs"]),
-        metric.isin(["rank", "references"]),
-        metric == "perplexity",
-    )
-    return ~(is_flag & ~value.isin([0, 1]) | is_count & (value % 1 != 0) | is_perplexity & (value <= 0))
 
 
 def _read_about(run_folder: Path) -> dict[str, Any]:
@@ -332,17 +262,3 @@ def _read_roster(path: Path) -> pd.DataFrame:
     if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
         raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
     return roster
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a file of rows can be read."""
-    try:
-        read_parquet(path, ROWS)
-    except InputError:
-        return False
-    return True
-
-
-def _first_duplicate(rows: pd.DataFrame) -> str:
-    first = rows[rows.duplicated(KEY)].iloc[0]
-    return f"{first['metric']} {first['canary']}".strip()
