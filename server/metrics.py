@@ -18,7 +18,7 @@ from flsim.base import logs
 from flsim.base.jsonl import NewLines
 from flsim.base.progress import say
 from flsim.results import evaluations
-from flsim.results.store import rows_in
+from flsim.results.rows import rows_in
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
 

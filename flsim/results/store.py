@@ -4,25 +4,18 @@ Storing the same evaluation again replaces its file by itself, so a repeated or 
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from flsim.base.errors import Diverged, InputError
-from flsim.base.files import new_file
-from flsim.base.parquet import read_parquet
+from flsim.base.errors import InputError
 from flsim.canaries.roster import read_roster
+from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
-from flsim.results.rows import DIVERGED, IDENTITY, KEY, SCHEMA, Row, frame
+from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, read_rows_of, rows_in
 from flsim.results.run_file import read_run_file, setting_of
-
-NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
-ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +40,7 @@ class RunResults:
         identity: equal for copies of one run, see `flsim.results.rows.identity_of`; None where an older run does not
             say.
         world: whose records it trains on: "iid", "non-iid", or None where records are drawn in the same way in both.
+        own: what a user's own measures computed, by name.
     """
 
     name: str
@@ -63,11 +57,16 @@ class RunResults:
     series: str | None = None
     identity: str | None = None
     world: str | None = None
+    own: Mapping[str, Quantity] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
         """The name of its row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
         return setting_of(self.world, self.label)
+
+    def references(self, round: int) -> float | None:
+        """|R| of an evaluation; None where it does not say."""
+        return self.of_model(REFERENCES, round)
 
     @property
     def evaluated(self) -> list[int]:
@@ -159,35 +158,6 @@ def refuse_two_points(round: int | None, epoch: float | None) -> None:
         raise InputError("--round and --epoch: each says where to look; give one of them")
 
 
-def write_rows(run_folder: Path, round: int, rows: Sequence[Row]) -> None:
-    """Store the measurements of one round, in ``rows/round-000010.parquet``; earlier ones of that round are replaced.
-
-    Args:
-        run_folder: the run's folder.
-        round: number of completed rounds of the evaluated model.
-        rows: all its measurements, in any order.
-
-    Raises:
-        ValueError: no rows, rows of another round or of several runs, or a key that occurs twice.
-        Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
-    """
-    wrong = sorted({row.round for row in rows} - {round})
-    if wrong or len({row.run for row in rows}) != 1:
-        raise ValueError(f"rows of one run and of round {round} are needed, found {len(rows)} rows, of rounds {wrong}")
-    for row in rows:
-        if row.canary and not math.isfinite(row.value):
-            raise Diverged(
-                f"{run_folder}: {row.metric} {row.canary} of round {round} is {row.value}; nothing is stored"
-            )
-    table = frame(rows).sort_values(KEY)
-    if table.duplicated(KEY).any():
-        raise ValueError(f"{_first_duplicate(table)} is measured twice")
-    path = run_folder / "rows" / f"round-{round:06d}.parquet"
-    path.parent.mkdir(exist_ok=True)
-    with new_file(path) as partial:
-        pq.write_table(pa.Table.from_pandas(table, SCHEMA, preserve_index=False), partial)
-
-
 def read_run(run_folder: Path) -> RunResults:
     """Everything a table, a comparison or a plot needs of a run.
 
@@ -196,20 +166,16 @@ def read_run(run_folder: Path) -> RunResults:
     """
     about = read_run_file(run_folder)
     roster = read_roster(run_folder / "planted" / "roster.parquet")
-    known = {"", *roster["canary"]}
-    tables = [SCHEMA.empty_table().to_pandas()]
+    tables, own = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
     recorded_name = about.pop("recorded_name")
     for path in rows_in(run_folder):
-        rows = read_parquet(path, ROWS)
-        _refuse_foreign(path, rows, about["identity"] or recorded_name)
-        if not rows["canary"].isin(known).all() or {f"round-{value:06d}" for value in rows["round"]} != {path.stem}:
-            raise InputError(f"{path}: holds rows of another round or canary; move it away and evaluate that round")
-        if rows.duplicated(KEY).any():
-            raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
-        if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
-            raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
-        if not _can_be(rows["metric"], rows["value"]).all():
-            raise InputError(f"{path}: holds values that their metrics cannot have; remove it, evaluate again")
+        rows, described = read_rows_of(path, about["identity"] or recorded_name, roster["canary"].tolist())
+        for name, quantity in described.items():
+            if not own.setdefault(name, quantity).is_like(quantity):
+                raise InputError(
+                    f"{path}: describes {name} otherwise than an earlier round does; evaluate all rounds again"
+                )
+        own |= described
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED
@@ -217,48 +183,8 @@ def read_run(run_folder: Path) -> RunResults:
         reason = f"the model of round {rows.loc[diverged, 'round'].min()} is not finite"
         about |= {"status": "diverged", "reason": about["reason"] if about["status"] == "diverged" else reason}
     return RunResults(
-        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder)
+        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder), own=own
     )
-
-
-def rows_in(run_folder: Path) -> list[Path]:
-    """The files of a run's rows, by round; files of other names are none."""
-    return sorted(path for path in (run_folder / "rows").glob("*.parquet") if NAME.fullmatch(path.name))
-
-
-def strange_rows_in(run_folder: Path) -> list[Path]:
-    """Files among the rows that are named otherwise, such as copies; nothing reads them."""
-    return sorted(path for path in (run_folder / "rows").glob("[!.]*.parquet") if not NAME.fullmatch(path.name))
-
-
-def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
-    """Raises InputError where rows in a run's folder are of another run; those that cannot be read are passed over."""
-    for path in rows_in(run_folder):
-        if is_whole(path):
-            _refuse_foreign(path, read_parquet(path, ROWS), identity)
-
-
-def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
-    for other in rows.loc[rows["run"] != identity, "run"].unique():
-        what = f"of another run, {other!r:.60}"
-        if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
-            is_of_corpus = identity.split("-")[0] == other.split("-")[0]
-            what = (
-                "measured on another corpus than the run's is now" if is_of_corpus else "of a run with other settings"
-            )
-        raise InputError(
-            f"{path}: holds rows {what}; move it away, and `flsim run --resume` evaluates that round again"
-        )
-
-
-def _can_be(metric: "pd.Series[str]", value: "pd.Series[float]") -> "pd.Series[bool]":
-    """Whether each value is one of its metric."""
-    is_flag, is_count, is_perplexity = (
-        metric.isin(["rs", "bs"]),
-        metric.isin(["rank", "references"]),
-        metric == "perplexity",
-    )
-    return ~(is_flag & ~value.isin([0, 1]) | is_count & (value % 1 != 0) | is_perplexity & (value <= 0))
 
 
 def _tolerance(wanted: float) -> float:
@@ -269,17 +195,3 @@ def _tolerance(wanted: float) -> float:
 def _listed(values: Sequence[object]) -> str:
     shown = values if len(values) < 10 else [*values[:4], "...", *values[-4:]]
     return ", ".join(map(str, shown))
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a file of rows can be read."""
-    try:
-        read_parquet(path, ROWS)
-    except InputError:
-        return False
-    return True
-
-
-def _first_duplicate(rows: pd.DataFrame) -> str:
-    first = rows[rows.duplicated(KEY)].iloc[0]
-    return f"{first['metric']} {first['canary']}".strip()

@@ -32,11 +32,11 @@ from flsim.canaries.population import Population, open_population, verify_popula
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
+from flsim.evaluation.measures import measures
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
-from flsim.results.rows import identity_of
+from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import setting_of
-from flsim.results.store import refuse_foreign_rows
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.own_model import frozen_digest, refuse_unfit_model
@@ -61,6 +61,7 @@ class Run:
             InputError: anything that can be known to be wrong before training.
         """
         refuse_missing(settings.system.tracking)
+        measures(settings.evaluation.also)  # a file that fails is known now, not at the first evaluation
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
@@ -73,10 +74,9 @@ class Run:
                 )
             planting = planting_of(corpus, settings.canaries, settings.seed)
             dump(own_code.with_copies(settings, folder), folder / "config.toml")
-            (folder / "planted").mkdir()
+            for name in ("planted", "checkpoints", "rows"):
+                (folder / name).mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
-            (folder / "checkpoints").mkdir()
-            (folder / "rows").mkdir()
             (folder / "README").write_text(str(__doc__), encoding="utf-8")
         run = cls(path, own_code.with_copies(settings, path))
         run.mark("running")

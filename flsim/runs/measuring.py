@@ -11,9 +11,9 @@ from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import naming_own_code
 from flsim.evaluation.evaluate import evaluate
+from flsim.evaluation.measures import own_quantities
 from flsim.models.language_model import TrainableModel
-from flsim.results.rows import DIVERGED, Row
-from flsim.results.store import write_rows
+from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
@@ -38,12 +38,13 @@ def evaluate_checkpoint(
     opened = Run.open(Path(run))
     state, model = _load(opened, Path(path), device)
     without = [_without(opened, other, device) for other in calibrate]
+    hparams = replace(opened.config.evaluation, **changes)
     try:
         rows = evaluate(
             model,
             opened.canaries,
             opened.corpus.split("test"),
-            replace(opened.config.evaluation, **changes),
+            hparams,
             opened.config.seed,
             opened.identity,
             state.round,
@@ -51,7 +52,7 @@ def evaluate_checkpoint(
         )
         rows += _privacy_rows(opened, state)
         opened.verify()  # nothing is stored that was measured on other data
-        write_rows(opened.path, state.round, rows)
+        write_rows(opened.path, state.round, rows, own_quantities(hparams.also))
     except Diverged:
         write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
         raise

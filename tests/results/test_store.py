@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flsim.base.errors import Diverged, InputError
-from flsim.results.rows import SCHEMA, Row
-from flsim.results.store import read_run, write_rows
+from flsim.results.rows import SCHEMA, Row, write_rows
+from flsim.results.store import read_run
 
 MakeRun = Callable[..., Path]
 

@@ -26,7 +26,8 @@ from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import users_of
 from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.report.page import write_report
-from flsim.results.store import ROWS, read_run
+from flsim.results.rows import ROWS
+from flsim.results.store import read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint

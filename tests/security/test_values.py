@@ -26,7 +26,7 @@ from flsim.report import about
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results.frames import frames
-from flsim.results.store import ROWS
+from flsim.results.rows import ROWS
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.sweeps.folder import SweepFolder
