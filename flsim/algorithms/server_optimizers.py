@@ -212,7 +212,7 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     name = hparams.server_optimizer
     if not is_own(name):
         return
-    params = {key: value.detach() for key, value in build(vocabulary_size, model).named_parameters()}
+    params = {key: value.detach() for key, value in build(vocabulary_size, model).trainable.items()}
     mean = {key: torch.ones_like(value, dtype=torch.float64) for key, value in params.items()}
     moments = init(params, hparams)
     try:

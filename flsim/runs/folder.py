@@ -39,8 +39,8 @@ from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
-from flsim.runs.own_model import frozen_digest, refuse_unfit_model
 from flsim.runs.trackers import flat, refuse_missing
+from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State
 
 Status = Literal["running", "completed", "diverged", "failed"]
@@ -67,7 +67,7 @@ class Run:
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
             train = corpus.split("train")
             _foresee_training(settings, train)
-            refuse_unfit_model(settings, corpus.layout)
+            refuse_unfit(settings.model, corpus.layout, settings.seed)
             if not len(corpus.split("test")):
                 raise InputError(
                     f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
@@ -97,7 +97,7 @@ class Run:
         own_code.refuse_other_settings(started.config, settings, path)
         run = cls(path, own_code.with_copies(settings, path))
         run.verify()
-        refuse_unfit_model(run.config, corpus.layout)
+        refuse_unfit(run.config.model, corpus.layout, settings.seed)
         refuse_foreign_rows(path, run.identity)
         if not (path / "checkpoints").is_dir():
             raise InputError(

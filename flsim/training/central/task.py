@@ -11,7 +11,7 @@ from flsim.base.errors import InputError, at_least_one
 from flsim.data.records import Records, RecordSource
 from flsim.models.architectures import class_of, restore, with_low_precision
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel
+from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, TrainableModel
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
@@ -101,6 +101,8 @@ class CentralTask:
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
         slots_of(self.hparams.optimizer)  # a user's own is tried, as its state has to be in checkpoints
+        if self.hparams.dropout and not issubclass(class_of(self.architecture), NextWordModel):
+            raise InputError(f"training.dropout needs a NextWordModel, which {self.architecture} is not; set it to 0")
         if self.privacy.mechanism == "none":
             return
         if self.order == "sequence":

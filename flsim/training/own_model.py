@@ -6,33 +6,25 @@ from torch import Tensor
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, naming_own_code
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build, class_of
+from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import NextWordModel, TrainableModel, digest_of
+from flsim.models.language_model import TrainableModel, digest_of
 from flsim.models.loss import loss_sum
-from flsim.runs.config import CentralConfig, Config, FederatedConfig
-from flsim.training.engines import refuse_precision
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 
 
-def refuse_unfit_model(settings: Config, layout: Layout) -> None:
+def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
     """Try a user's own network on a few tokens; nothing happens where the network is a built-in one.
 
     Raises:
-        InputError: it cannot be made, asks for what engines cannot do, or is not what `TrainableModel` asks for; the
-            message says in what, and an error of the user's code names its file and line.
+        InputError: it cannot be made, or is not what `TrainableModel` asks for; the message says in what, and an error
+            of the user's code names its file and line.
     """
-    model = settings.model
     if not is_own(model.architecture):
         return
-    kind = class_of(model.architecture)
-    if isinstance(settings, FederatedConfig):
-        refuse_precision(settings.system.engine, settings.local, model.architecture, kind.capabilities)
-    elif isinstance(settings, CentralConfig) and settings.training.dropout and not issubclass(kind, NextWordModel):
-        raise InputError(f"training.dropout needs a NextWordModel, which {model.label} is not; set it to 0")
     with naming_own_code(InputError):
-        one, other = (build(layout.vocabulary_size, model).initialize(settings.seed) for _ in range(2))
+        one, other = (build(layout.vocabulary_size, model).initialize(seed) for _ in range(2))
         untouched = build(layout.vocabulary_size, model).frozen_digest
         _refuse_names(model.label, one)
         _refuse_chance(model.label, one, other, untouched)
