@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memorization": {"data", "models"},
     "measures": {"canaries", "data", "memorization", "models"},
     "training": {"data", "models", "privacy"},
-    "algorithms": {"data", "models", "privacy", "training"},
+    "algorithms": {"canaries", "data", "models", "privacy", "training"},
     "defences": {"canaries", "data", "models", "training"},
     "results": {"canaries", "measures"},
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 ON_THE_SERVER = {"api", "bench", "cli", "planning"}  # rooms of flsim/ that call server/, which calls the other ones
+KNOW_KINDS = {"flsim/planning/kinds.py", "flsim/runs/folder.py", "server/app.py", "server/launch.py"}
 PUBLIC_FLOWER = ("flwr.app.", "flwr.clientapp.", "flwr.serverapp.", "flwr.simulation.")
 PEERS = ROOT / "flsim" / "bench" / "peers"  # other platforms as their users run them, in processes of their own
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
@@ -136,6 +137,14 @@ def test_one_file_knows_the_private_parts_of_ray_and_flower(path: Path) -> None:
     private |= {name for name in names if name.startswith("flwr.") and not name.startswith(PUBLIC_FLOWER)}
     private |= {*re.findall(r"\bray\._\w+|\bTaskIdentity\b|\bMetadata\(", text)}
     assert bool(private) == (path.relative_to(ROOT).as_posix() == "server/cluster/internals.py"), private
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_kinds_of_training_are_known_to_their_own_rooms(path: Path) -> None:
+    """Elsewhere settings answer for themselves (`flsim.runs.config.base.Config`)."""
+    tested = re.search(r"isinstance\([^)]*(Federated|Central)Config", path.read_text(encoding="utf-8"))
+    where = path.relative_to(ROOT).as_posix()
+    assert not tested or where.startswith(("flsim/bench/", "flsim/runs/config/")) or where in KNOW_KINDS
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -204,7 +204,7 @@ class Run:
     @property
     def has_a_line_per_round(self) -> bool:
         """Whether rounds.jsonl has a line for every round; of central training it has one for each saved step."""
-        return isinstance(self.config, FederatedConfig)
+        return self.config.has_a_line_per_round
 
     @property
     def last_round(self) -> int:

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 
+from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.participation import Meetings
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population
@@ -91,6 +94,7 @@ class FederatedConfig(Config):
     system: SystemHParams = field(default_factory=SystemHParams)
 
     unit = "user"
+    has_a_line_per_round = True
 
     @property
     def _without_digest(self) -> tuple[str, ...]:
@@ -123,6 +127,17 @@ class FederatedConfig(Config):
     @property
     def sampler(self) -> Sampler:
         return self.training.sampler
+
+    @property
+    def round_size(self) -> int:
+        return self.training.cohort
+
+    @property
+    def optimizer_slots(self) -> int:
+        return len(server_optimizers.init({"w": torch.zeros(1)}, self.training))
+
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
 
     def rounds_per_epoch(self, train: Split) -> float:
         of_users, local = np.diff(train.user_offsets), self.local
