@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from flsim.algorithms import server_optimizers
 from flsim.canaries.population import order_dtype
@@ -59,7 +58,7 @@ def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     """Of one: parameters in float32, the optimizer's state, and a header."""
     copies = 0
     if isinstance(config, FederatedConfig):
-        copies = len(server_optimizers.init({"w": torch.zeros(1)}, config.training))
+        copies = len(server_optimizers.slots_of(config.training, vocabulary, config.model))
     elif isinstance(config, CentralConfig):
         copies = len(slots_of(config.training.optimizer))
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
