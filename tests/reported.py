@@ -13,8 +13,7 @@ import pandas as pd
 from flsim.base.rng import stream
 from flsim.canaries.population import World
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.results.rows import Row
-from flsim.results.store import write_rows
+from flsim.results.rows import Row, write_rows
 from flsim.runs.config import CentralConfig, Config, DataHParams, FederatedConfig, TrainingHParams, dump
 
 GRID = tuple(product((0.1, 0.05), (0.5, 1.0)))

@@ -10,7 +10,7 @@ from helpers import Experiment, MakeCorpus
 
 from flsim.algorithms.checkpoint import model_of
 from flsim.base.errors import InputError
-from flsim.evaluation.metrics import METRICS
+from flsim.measures.built_in import ALSO
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
 from flsim.results.store import read_run
@@ -30,7 +30,7 @@ def checkpoint_of(experiment: Experiment, name: str, seed: int = 0) -> tuple[Run
 def test_more_is_measured_where_asked_and_the_rest_is_as_ever(experiment: Experiment) -> None:
     run, path = checkpoint_of(experiment, "run")
     plain = evaluate_checkpoint(run.path, path)
-    more = evaluate_checkpoint(run.path, path, also=tuple(METRICS), samples=200, nodes=500)
+    more = evaluate_checkpoint(run.path, path, also=tuple(ALSO), samples=200, nodes=500)
     assert set(plain) < set(more)
     added = {row.metric for row in more} - {row.metric for row in plain}
     assert {"space_exposure", "extrapolated_exposure", "path_nodes", "generation_hits"} < added
@@ -79,7 +79,7 @@ def test_models_that_cannot_calibrate_are_refused(
 def test_the_command_says_what_the_columns_are(experiment: Experiment) -> None:
     _, path = checkpoint_of(experiment, "run")
     _, other = checkpoint_of(experiment, "other", seed=1)
-    also = [part for name in METRICS for part in ("--also", name)]
+    also = [part for name in ALSO for part in ("--also", name)]
     done = experiment.call("evaluate", path, *also, "--samples", "200", "--calibrate", other)
     heading, *lines = done.stdout.splitlines()
     assert heading.split()[3:] == [
@@ -92,4 +92,4 @@ def test_the_command_says_what_the_columns_are(experiment: Experiment) -> None:
     assert [line.split()[-2] for line in decided[1:3]] == [line.split()[6] for line in lines[:2]]
     refused = experiment.call("evaluate", path, "--also", "pace", check=False)
     assert refused.returncode == 2
-    assert "also must list names of space" in refused.stderr
+    assert "also must be one of space" in refused.stderr

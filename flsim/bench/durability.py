@@ -30,6 +30,7 @@ from flsim.runs.config import (
     TrainingHParams,
 )
 from flsim.runs.folder import Run
+from flsim.training.threads import threads
 from server.central import steps
 from server.federated import rounds
 from server.supervision import Evaluations
@@ -181,6 +182,6 @@ def _train(settings: Config, path: Path, waits: list[float] | None = None) -> fl
 
 def _train_rounds(run: Run) -> None:
     send = run.federated.training_of(run.users, run.rounds).here()
-    with rounds.one_thread():
+    with threads(1):
         state = run.latest_state()
         rounds.train_rounds(run, state, send, cast(Evaluations, _NoEvaluations()))

@@ -18,6 +18,7 @@ from flsim.runs.folder import Run
 from flsim.training.batches import epoch_orders
 from flsim.training.engines import EngineName
 from flsim.training.state import State
+from flsim.training.threads import threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,14 +43,12 @@ def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Resul
     sides = {name: replace(training, engine=name) for name in names}
     under_way = {name: side.rounds(side.first_state(), rounds, side.here()) for name, side in sides.items()}
     states, seconds = dict[str, State](), dict[str, list[float]]()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for _ in range(rounds):
-        for name, side in under_way.items():
-            began = time.perf_counter()
-            states[name] = next(side).state
-            seconds.setdefault(name, []).append(time.perf_counter() - began)
-    torch.set_num_threads(threads)
+    with threads(1):
+        for _ in range(rounds):
+            for name, side in under_way.items():
+                began = time.perf_counter()
+                states[name] = next(side).state
+                seconds.setdefault(name, []).append(time.perf_counter() - began)
     return {name: Result(states[name].params, seconds[name]) for name in names}
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +10,16 @@ import typer
 
 from flsim.base.errors import InputError
 from flsim.cli.options import Json
+from flsim.measures.built_in import ALSO
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flsim.canaries.spec import Canary
     from flsim.data.records import Users
     from flsim.data.vocabulary import Layout, Vocabulary
     from flsim.evaluation.evaluate import EvaluationHParams
+    from flsim.measures.quantity import Quantity
     from flsim.results.rows import Row
 
     Words = tuple[Layout, Vocabulary | None, Users | None]
@@ -69,9 +71,9 @@ def evaluate(
     also: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure more, repeatable: space (exposure beyond log2 |R|), extrapolation (by a skew-normal fit), "
-            "path (shortest-path extraction), generation (samples of the model), contexts (prefix and suffix known "
-            "or not)."
+            help="Measure more, repeatable: "
+            + ", ".join(f"{name} ({measure.description})" for name, measure in ALSO.items())
+            + ", or your own as path/to/file.py:NAME, which is RUN."
         ),
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Of --also space and generation; default 5,000.")] = None,
@@ -90,6 +92,7 @@ def evaluate(
     Any other model needs its canaries and its vocabulary; nothing is stored.
     """
     from flsim.evaluation.evaluate import EvaluationHParams
+    from flsim.evaluation.measures import own_quantities
 
     how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
     settings: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
@@ -112,7 +115,7 @@ def evaluate(
             raise InputError("--canaries missing: the phrases to look for, as .csv or .json")
         words = _words(corpus, vocabulary, layout)
         rows, measured = _of_model(str(model), canaries, words, EvaluationHParams(**settings), seed or 0, device)
-    typer.echo(to_json(rows) if as_json else to_text(rows, measured), nl=as_json)
+    typer.echo(to_json(rows) if as_json else to_text(rows, measured, own_quantities(also or ())), nl=as_json)
 
 
 def _of_run(
@@ -182,72 +185,82 @@ def to_json(rows: "Sequence[Row]") -> str:
     return json.dumps([asdict(row) | {"value": row.value if math.isfinite(row.value) else None} for row in rows])
 
 
-@dataclass(frozen=True)
-class _Column:
-    """How a metric is shown to a person."""
+def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
+    """A line per canary, then what is known of the model.
 
-    title: str
-    metric: str
-    format: str = "{:.1f}"
-    about: str = ""
-
-    def show(self, value: float | None) -> str:
-        if value is None or math.isnan(value):
-            return "-"
-        return ("yes" if value else "no") if self.format == "yes" else self.format.format(value)
-
-
-COLUMNS = (
-    _Column("nats", "log_perplexity", "{:.2f}"),
-    _Column("rank", "rank", "{:,.0f}"),
-    _Column("bits", "exposure"),
-    _Column("RS", "rs", "yes"),
-    _Column("BS", "bs", "yes"),
-    _Column("space", "space_exposure", about="bits over the whole space, beyond |R|; intervals with --json"),
-    _Column("fit", "extrapolated_exposure", about="bits by a skew-normal fit to scores of R"),
-    _Column("p", "extrapolation_p", "{:.2f}", about="of that fit; below 0.01 it is poor, and its bits mean nothing"),
-    _Column("path", "path", "yes", about="proven to be the likeliest continuation, by shortest-path search; - if open"),
-    _Column("hits", "generation_hits", "{:,.0f}", about="samples of the model that were the canary"),
-    _Column("calib.", "calibrated_exposure", about="bits after the scores of models without the canary are subtracted"),
-)
-
-
-def _of_context(metric: str) -> _Column:
-    before, after = (part.split("=")[1] for part in metric.split()[1:])
-    about = f"bits for those who know {before} words before the secret" + (" and its end" if int(after) else "")
-    return _Column(f"{before}+{after}", metric, about=about)
-
-
-def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]") -> str:
-    """A line per canary, then what is known of the model."""
+    Args:
+        rows: of one evaluation.
+        canaries: that were measured.
+        own: what a user's own measures computed.
+    """
     from flsim.results.tables import user_share
 
     values = {(row.metric, row.canary): row.value for row in rows}
     known = any(math.isfinite(share) for canary in canaries for share in (canary.p_u, canary.p_e))
-    contexts = sorted({metric for metric, _ in values if metric.startswith("exposure prefix=")})
-    columns = [
-        column
-        for column in (*COLUMNS, *map(_of_context, contexts))
-        if any((column.metric, canary.id) in values for canary in canaries)
-    ]
-    lines = [["canary", *(("p_u", "p_e") if known else ()), *(column.title for column in columns)]]
+    columns = _columns({row.metric for row in rows if row.canary}, own)
+    lines = [["canary", *(("p_u", "p_e") if known else ()), *(column.short for column in columns)]]
     for canary in sorted(canaries, key=lambda canary: canary.id):
         shares = [
             user_share(canary.p_u) if math.isfinite(canary.p_u) else "-",
             f"{100 * canary.p_e:.6g}%" if math.isfinite(canary.p_e) else "-",
         ]
-        cells = [column.show(values.get((column.metric, canary.id))) for column in columns]
+        cells = [_cell(column, values.get((column.name, canary.id))) for column in columns]
         lines.append([canary.id, *(shares if known else ()), *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    found = {name: sum(values[name, canary.id] == 1 for canary in canaries) for name in ("rs", "bs")}
-    text += [
-        "",
-        f"memorized: {found['rs']} of {len(canaries)} by Random Sampling among {values['references', '']:,.0f}, "
-        f"{found['bs']} by Beam Search",
-        "nats: log-perplexity; bits: exposure, of at most " + f"{math.log2(values['references', ''] + 1):.1f}",
-        *(f"{column.title}: {column.about}" for column in columns if column.about),
-    ]
-    if ("perplexity", "") in values:
-        text.append(f"accuracy {100 * values['accuracy', '']:.1f}%, perplexity {values['perplexity', '']:.1f}")
+    text += ["", *_legend(values, columns, len(canaries)), *_utility(values, own)]
     return "\n".join(text) + "\n"
+
+
+def _columns(measured: set[str], own: "Sequence[Quantity]") -> "list[Quantity]":
+    """The quantities of canaries that are listed: those that were measured and have a heading or a description."""
+    from flsim.measures.built_in import QUANTITIES, described
+
+    listed = [quantity for quantity in (*QUANTITIES.values(), *own) if quantity.name in measured and quantity.is_listed]
+    others = sorted(measured - {*QUANTITIES} - {quantity.name for quantity in own})
+    return [*listed, *(quantity for name in others if (quantity := described(name)))]
+
+
+def _cell(quantity: "Quantity", value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    if quantity.is_flag:
+        return "yes" if value else "no"
+    return quantity.format.format(value * quantity.scale)
+
+
+def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quantity]", canaries: int) -> list[str]:
+    """What the flags found, and what the columns are."""
+    from flsim.measures.built_in import QUANTITIES
+    from flsim.measures.quantity import flags, numbers
+    from flsim.results.rows import REFERENCES
+
+    references = values[REFERENCES, ""]
+    standard = [quantity for quantity in QUANTITIES.values() if quantity.is_standard]
+    counts = list[str]()
+    for flag in flags(standard):
+        count = sum(value == 1 for (metric, canary), value in values.items() if metric == flag.name and canary)
+        of_all = "" if counts else f" of {canaries}"
+        among = f" among {references:,.0f}" if flag.is_ranked else ""
+        counts.append(f"{count}{of_all} by {flag.title}{among}")
+    names = [f"{each.short}: {each.title.lower()}" for each in numbers(standard) if each.kind == "number"]
+    return [
+        f"memorized: {', '.join(counts)}",
+        "; ".join(names) + f", of at most {math.log2(references + 1):.1f}",
+        *(f"{column.short}: {column.about or column.sentence}" for column in columns if not column.is_standard),
+    ]
+
+
+def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]") -> list[str]:
+    """A line of utility, and one for each number of the model of a user's own."""
+    from flsim.measures.built_in import QUANTITIES
+    from flsim.measures.quantity import of_model
+
+    said = {
+        quantity: f"{quantity.title.lower()} {_cell(quantity, values[quantity.name, ''])}{'%' * quantity.is_percentage}"
+        for quantity in of_model((*QUANTITIES.values(), *own))
+        if (quantity.name, "") in values and (quantity.is_standard or quantity in own)
+    }
+    utility = ", ".join(text for quantity, text in said.items() if quantity.is_standard)
+    more = [f"{text}: {quantity.sentence}" for quantity, text in said.items() if not quantity.is_standard]
+    return [utility, *more] if utility else more

@@ -113,7 +113,7 @@ def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predi
     from flsim.planning.cost import Need
     from flsim.planning.predicting import Predictor, fitting
     from flsim.runs.config import Config
-    from server.sweep import share
+    from server.launch import share
 
     def need(config: Config) -> Need:
         return Need(*share(config, [{"CPU": machine.cores, "GPU": machine.gpus}]))

@@ -18,13 +18,13 @@ from flsim.data.vocabulary import Layout
 from flsim.evaluation.evaluate import (
     EvaluationHParams,
     measure_canaries,
-    measure_utility,
+    measure_model,
     refuse_short,
     rows_of,
 )
-from flsim.evaluation.utility import predict_by_steps
+from flsim.measures.prediction import predict_by_steps
 from flsim.models.language_model import LanguageModel, State
-from flsim.results.rows import Row
+from flsim.results.rows import REFERENCES, Row
 
 CPU = torch.device("cpu")
 SLACK = 1e-2  # nats: what half a batch, TF32 or another kernel may change
@@ -205,8 +205,8 @@ def audit(
     of_canaries = measure_canaries(checked, canaries, layout, hparams, seed, device)
     of_model = {}
     if test is not None and len(test):
-        of_model = measure_utility(predict_by_steps(checked, device), test, hparams, seed)
-    return rows_of(name, 0, of_canaries, of_model | {"references": hparams.references})
+        of_model = measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
+    return rows_of(name, 0, of_canaries, of_model | {REFERENCES: hparams.references})
 
 
 def _near(one: Tensor, other: Tensor) -> bool:

@@ -1,24 +1,27 @@
-"""What is measured of one model: every canary by RS, exposure and BS, and the model's utility."""
+"""What is measured of one model: every canary by the attacks, and the model's utility."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from flsim.base.errors import Diverged, InputError, at_least_one
+from flsim.base.extensions import Own, refuse_unknown
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
-from flsim.evaluation.metrics import METRICS, Metric, Probe, calibrated
-from flsim.evaluation.utility import Predict, predict_with, utility
-from flsim.memorization.beam_search import beam_search
-from flsim.memorization.exposure import exposure
+from flsim.evaluation.measures import measures, values_of
+from flsim.measures.built_in import ALSO, ALWAYS, WITH_OTHER_MODELS
+from flsim.measures.measure import Measure, ModelProbe, Probe
+from flsim.measures.prediction import Predict, predict_with
+from flsim.measures.quantity import Subject
 from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.models.language_model import LanguageModel, NextWordModel
 from flsim.models.quantization import FEWEST, MOST, quantized
-from flsim.results.rows import Row
+from flsim.results.rows import REFERENCES, Row
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class EvaluationHParams:
         test_users: utility is measured on this many test users, drawn once from the seed; on all where there are fewer,
             or where it is None.
         decide: only say whether a canary is memorized, at a fraction of the cost of its rank; without exposure then.
-        also: what else is measured of each canary; see `flsim.evaluation.metrics`.
+        also: what else is measured: names of `flsim.measures.built_in.ALSO`, or a user's own `flsim.measures.Measure`
+            as ``path/to/file.py:NAME``.
         samples: of the whole space ("space") and of the model ("generation").
         nodes: limit of exact searches ("space", "path"): how many beginnings of sequences they read.
         weight_bits: the model's weights are rounded to so many bits before they are measured; None leaves them.
@@ -43,7 +47,7 @@ class EvaluationHParams:
     prefix: int = 1
     test_users: int | None = None
     decide: bool = False
-    also: tuple[Metric, ...] = ()
+    also: tuple[Annotated[str, Own("measure")], ...] = ()
     samples: int = 5_000
     nodes: int = 20_000
     weight_bits: int | None = None
@@ -56,9 +60,8 @@ class EvaluationHParams:
             samples=self.samples,
             nodes=self.nodes,
         )
-        unknown = [name for name in self.also if name not in METRICS]
-        if unknown:
-            raise InputError(f"also must list names of {', '.join(METRICS)}, found {unknown[0]!r}")
+        for name in self.also:
+            refuse_unknown(name, ALSO, "also")
         if self.test_users is not None:
             at_least_one(test_users=self.test_users)
         if self.weight_bits is not None and not FEWEST <= self.weight_bits <= MOST:
@@ -102,10 +105,10 @@ def evaluate(
         if hparams.weight_bits is not None:
             model = quantized(model, hparams.weight_bits)
         of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.embedding.device, without)
-        of_model = measure_utility(predict_with(model), test, hparams, seed)
+        of_model = measure_model(model, predict_with(model), test, hparams, seed, model.embedding.device)
     except Diverged as error:
         raise Diverged(f"round {round}: {error}") from error
-    return rows_of(run, round, of_canaries, of_model | {"references": hparams.references})
+    return rows_of(run, round, of_canaries, of_model | {REFERENCES: hparams.references})
 
 
 def rows_of(
@@ -155,6 +158,7 @@ def measure_canaries(
     without: Sequence[LanguageModel] = (),
 ) -> list[tuple[str, dict[str, float]]]:
     """(id, metric -> value) of each canary, in the order of ids; of any model, which reads tokens on that device."""
+    chosen = _chosen("canary", hparams) | {measure.name: measure for measure in WITH_OTHER_MODELS if without}
     lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
     drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
     samplers = {length: RandomSampler(model, among) for length, among in drawn.items()}
@@ -162,39 +166,47 @@ def measure_canaries(
     for canary in tracked("canaries", sorted(canaries, key=lambda canary: canary.id)):
         tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
         prefix, continuation = tokens[: 1 + hparams.prefix], tokens[1 + hparams.prefix :]
-        among = drawn[len(continuation)]
-        probe = Probe(model, canary, prefix, continuation, among, layout, hparams.samples, hparams.nodes, seed)
-        values = _by_sampling(samplers[len(continuation)], probe, hparams.decide)
-        found, _ = beam_search(model, prefix, len(continuation), hparams.beam_width, layout)
-        values["bs"] = float(torch.equal(found[0], continuation))
-        for name in hparams.also:
-            values |= METRICS[name](probe)
-        if without:
-            values |= calibrated(probe, without)
+        probe = Probe(
+            model=model,
+            canary=canary,
+            prefix=prefix,
+            continuation=continuation,
+            references=drawn[len(continuation)],
+            sampler=samplers[len(continuation)],
+            layout=layout,
+            beam_width=hparams.beam_width,
+            decide=hparams.decide,
+            samples=hparams.samples,
+            nodes=hparams.nodes,
+            seed=seed,
+            without=without,
+        )
+        values: dict[str, float] = {}
+        for name, measure in chosen.items():
+            values |= values_of(name, measure, probe)
         measured.append((canary.id, values))
     return measured
 
 
-def _by_sampling(sampler: RandomSampler, probe: Probe, decide: bool) -> dict[str, float]:
-    if decide:
-        memorized = sampler.decide(probe.prefix, probe.continuation)
-        return {"log_perplexity": probe.score, "rs": float(memorized)}
-    sampled = sampler.rank(probe.prefix, probe.continuation)
-    return {
-        "log_perplexity": sampled.log_perplexity,
-        "rank": sampled.rank,
-        "exposure": exposure(sampled.rank, sampled.references),
-        "rs": float(sampled.memorized),
-    }
-
-
-def measure_utility(predict: Predict, test: Users, hparams: EvaluationHParams, seed: int) -> dict[str, float]:
-    """Metric -> value, over the test users that the seed chooses."""
+def measure_model(
+    model: LanguageModel,
+    predict: Predict,
+    test: Users,
+    hparams: EvaluationHParams,
+    seed: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """Metric -> value of the model, over the test users that the seed chooses."""
     wanted = min(hparams.test_users or len(test), len(test))
-    chosen = stream(seed, "test users").choice(len(test), wanted, replace=False)
-    measured = utility(predict, test, sorted(map(int, chosen)))
-    return {
-        "accuracy": measured.accuracy,
-        "accuracy_all_tokens": measured.accuracy_all_tokens,
-        "perplexity": measured.perplexity,
-    }
+    users = stream(seed, "test users").choice(len(test), wanted, replace=False)
+    probe = ModelProbe(model, predict, test, sorted(map(int, users)), device, seed)
+    values: dict[str, float] = {}
+    for name, measure in _chosen("model", hparams).items():
+        values |= values_of(name, measure, probe)
+    return values
+
+
+def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
+    """The measures of canaries, or of the model, by name."""
+    chosen = {measure.name: measure for measure in ALWAYS} | measures(hparams.also)
+    return {name: measure for name, measure in chosen.items() if measure.subject == subject}

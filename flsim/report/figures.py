@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from flsim.measures.built_in import PRIMARY, QUANTITIES
+from flsim.measures.quantity import Quantity, flags, panels_first
 from flsim.report.blocks import Block, Cell, Figure, Fold, Group
 from flsim.report.configurations import by_configuration
 from flsim.report.gather import Gathered, Line, RunView, Setting
@@ -13,14 +15,8 @@ from flsim.report.svg import SMALL, Axis, Panel, spanning
 
 TOGETHER = 4  # settings that share a panel, at most
 POINTS = 40  # of a canary's line
+FLAG = flags(QUANTITIES.values())[0]  # by which canaries' lines are told apart
 SHOWN = 4  # groups of panels; more are folded
-OVER = {
-    "rs": ("Random Sampling: canaries memorized", "canaries", "{:.1f} canaries"),
-    "bs": ("Beam Search: canaries extracted", "canaries", "{:.1f} canaries"),
-    "exposure": ("Mean exposure", "bits", "{:.1f} bits"),
-    "perplexity": ("Perplexity on test text", "perplexity, log scale", "{:.1f}"),
-    "accuracy": ("Accuracy on test text", "Recall@1", "{:.3f}"),
-}
 BAND = "Lines are means over seeds, bands from the lowest to the highest seed."
 
 
@@ -30,40 +26,59 @@ def curves(of: Gathered) -> list[Block]:
     left = _left_out(of)
     if len(drawn) <= TOGETHER:
         styles = {id(setting): index for index, setting in enumerate(drawn)}
-        panels = [(title, _curve(of, metric, drawn, styles, "all")) for metric, (title, *_) in OVER.items()]
+        panels = [(_title(each), _curve(of, each, drawn, styles, "all")) for each in panels_first(of.quantities)]
         legend = [(styles[id(setting)], _named(setting)) for setting in drawn]
         caption = f"What was memorized, and how well the model predicts, over {_x(of)}. {BAND}{left}"
         return [Figure(caption, [Group(panels)], legend)] if drawn else []
     styles = {id(setting): _style(setting) for setting in drawn}
     legend = _legend(drawn)
+    opened = [next(iter(flags(of.quantities)), None), PRIMARY]
     blocks: list[Block] = []
-    for metric, (title, *_) in OVER.items():
+    for quantity in panels_first(of.quantities):
+        title = _title(quantity)
         panels = [
-            (line.label, _curve(of, metric, shown, styles, str(index)))
+            (line.label, _curve(of, quantity, shown, styles, str(index)))
             for index, line in enumerate(of.lines)
             if (shown := [setting for setting in line.settings if setting.shown])
         ]
         figure = Figure(
             f"{title}, over {_x(of)}, each panel as long as its training. {BAND}{left}", [Group(panels)], legend
         )
-        blocks.append(Fold(title, [figure], is_open=metric in {"rs", "exposure"}))
+        blocks.append(Fold(title, [figure], is_open=quantity in opened))
     return blocks
 
 
-def _curve(of: Gathered, metric: str, settings: Sequence[Setting], styles: dict[int, int], id_: str) -> Markup:
-    title, unit, template = OVER[metric]
+def _title(quantity: Quantity) -> str:
+    if quantity.is_flag:
+        return f"{quantity.title}: canaries {quantity.outcome}"
+    return quantity.caption or (f"Mean {quantity.title}" if quantity.of_canaries else quantity.title)
+
+
+def _template(quantity: Quantity) -> str:
+    """The format of a value with its unit, as a sentence says it."""
+    if quantity.is_flag:
+        return "{:.1f} canaries"
+    if not quantity.of_canaries:
+        return "{:.3f}" if quantity.is_percentage else quantity.format
+    return f"{quantity.format} {quantity.unit}".strip()
+
+
+def _curve(of: Gathered, quantity: Quantity, settings: Sequence[Setting], styles: dict[int, int], id_: str) -> Markup:
+    metric, title, template = quantity.name, _title(quantity), _template(quantity)
+    unit = "canaries" if quantity.is_flag else f"{quantity.axis}, log scale" if quantity.is_log else quantity.axis
     every = [setting.curve(metric, of.in_epochs) for setting in of.settings if setting.shown]
     heights = np.concatenate([curve[:, 1:].ravel() for curve in every if curve.size] or [np.zeros(0)])
     last = max(
         (float(curve[-1, 0]) for each in settings if (curve := each.curve(metric, of.in_epochs)).size), default=1.0
     )
     top = float(heights.max(initial=0.0))
-    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown]) if metric == "exposure" else None
-    if metric == "perplexity":
+    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown]) if quantity.is_primary else None
+    if quantity.is_log:
         y = spanning([float(height) for height in heights if height > 0], unit)
     else:
-        y = Axis(0, 1.08 * top or 1.0, unit, is_whole=metric in {"rs", "bs"})
-        if metric in {"rs", "bs"}:
+        low = min(0.0, float(heights.min(initial=0.0)))
+        y = Axis(1.08 * low, 1.08 * top or 1.0, unit)
+        if quantity.is_flag:
             y = Axis(0, max(1.0, 1.08 * top), unit, is_whole=True)
     panel = Panel(Axis(0, last, _x(of), is_whole=not of.in_epochs), y)
     if ceiling is not None and ceiling <= y.high:
@@ -88,7 +103,7 @@ def distributions(of: Gathered) -> list[Block]:
     panels: list[tuple[Cell, Markup]] = []
     drawn: list[Setting] = []
     for index, line in enumerate(of.lines):
-        shown = [setting for setting in line.settings if not setting.last("exposure").empty]
+        shown = [setting for setting in line.settings if not setting.last(PRIMARY.name).empty]
         if shown:
             panels.append((line.label, _distribution(line, shown, index)))
             drawn += shown
@@ -102,7 +117,7 @@ def distributions(of: Gathered) -> list[Block]:
 
 def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup:
     ceiling = _ceiling([run for setting in settings for run, _ in setting.shown])
-    values = {id(setting): np.sort(setting.last("exposure")["value"].to_numpy()) for setting in settings}
+    values = {id(setting): np.sort(setting.last(PRIMARY.name)["value"].to_numpy()) for setting in settings}
     highest = max([float(each.max()) for each in values.values()] + [ceiling or 1.0])
     panel = Panel(Axis(0, 1.02 * highest, "at least so many bits"), Axis(0, 100, "% of canaries"))
     if ceiling is not None:
@@ -123,21 +138,21 @@ def traces(of: Gathered) -> list[Block]:
     """For each setting a panel for each configuration, in which every canary of one run has a thin line."""
     blocks: list[Block] = []
     for index, setting in enumerate(of.settings):
-        if not setting.shown or setting.last("exposure").empty:
+        if not setting.shown or setting.last(PRIMARY.name).empty:
             continue
         run = setting.shown[0][0]
         panels = _traced(run, index, of.in_epochs)
         seed = "" if run.results.seed is None else f", seed {run.results.seed}"
         caption = (
-            f"{setting.label}{seed}: bits of exposure of each canary over {_x(of)}. Solid: memorized at the last "
-            "evaluation, as Random Sampling finds; dashed: not."
+            f"{setting.label}{seed}: bits of exposure of each canary over {_x(of)}. Solid: {FLAG.outcome} at the last "
+            f"evaluation, as {FLAG.title} {FLAG.finds}; dashed: not."
         )
         blocks.append(Fold(setting.label, [Figure(caption, [Group(panels)], is_small=True)], is_open=not blocks))
     return blocks
 
 
 def _traced(run: RunView, index: int, in_epochs: bool) -> list[tuple[Cell, Markup]]:
-    bits, rs = run.of_canaries("exposure"), run.of_canaries("rs")
+    bits, rs = run.of_canaries(PRIMARY.name), run.of_canaries(FLAG.name)
     kept = bits.index[:: -math.ceil(len(bits) / POINTS)][::-1]
     xs = [(run.results.epochs_of(round_) or 0.0) if in_epochs else float(round_) for round_ in kept]
     ceiling = _ceiling([run])
@@ -182,7 +197,7 @@ def _ceiling(runs: Sequence[RunView]) -> float | None:
 
 
 def _style(setting: Setting) -> int:
-    return {"IID": 0, "Non-IID": 1}.get(setting.world or "", 2)
+    return {"iid": 0, "non-iid": 1}.get(setting.world or "", 2)
 
 
 def _legend(settings: Sequence[Setting]) -> list[tuple[int, str]]:

@@ -11,15 +11,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.measures.quantity import Quantity, shown
+from flsim.results.columns import quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.evaluations import read_evaluations
+from flsim.results.run_file import WORLDS
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
-from flsim.results.worlds import IID, NON_IID
 from flsim.runs import roundlog
 from flsim.runs.config import Config, load
-
-WORLDS = {IID: "IID", NON_IID: "Non-IID"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,25 +53,26 @@ class RunView:
 
     @cached_property
     def _over_rounds(self) -> "dict[str, pd.Series[float]]":
-        exposure = self.of_canaries("exposure")
-        found = {"exposure": exposure.mean(axis=1)} if len(exposure) else {}
-        for metric in ("rs", "bs"):
-            if len(values := self.of_canaries(metric)):
-                found[metric] = (values == 1).sum(axis=1).astype("float64")
+        found: dict[str, pd.Series[float]] = {}
+        for quantity in shown(quantities_of([self.results]), "report"):
+            if quantity.of_canaries and len(values := self.of_canaries(quantity.name)):
+                found[quantity.name] = (
+                    (values == 1).sum(axis=1).astype("float64") if quantity.is_flag else values.mean(axis=1)
+                )
         rows = self.results.rows
         for metric, of in rows[(rows["canary"] == "") & np.isfinite(rows["value"])].groupby("metric"):
             found[str(metric)] = of.set_index("round")["value"].sort_index()
         return found
 
     def over_rounds(self, metric: str) -> "pd.Series[float]":
-        """By round: canaries memorized for rs and bs, mean exposure in bits, or a finite metric of the model."""
+        """By round: the count of a flag, the mean over canaries of a number, or a finite metric of the model."""
         return self._over_rounds.get(metric, pd.Series(dtype="float64"))
 
     @property
     def references(self) -> float | None:
         """|R| of the last evaluation; None where there is none."""
         last = self.results.evaluated
-        return self.results.of_model("references", last[-1]) if last else None
+        return self.results.references(last[-1]) if last else None
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
@@ -97,7 +98,7 @@ class Setting:
 
     Attributes:
         label: in the words of a table, and unlike any other's of the report.
-        world: "IID", "Non-IID", or None where records are drawn in the same way in both.
+        world: "iid", "non-iid", or None where records are drawn in the same way in both.
         runs: all of them.
     """
 
@@ -181,7 +182,7 @@ class Line:
 
     @property
     def is_pair(self) -> bool:
-        return bool((iid := self.of("IID")) and (other := self.of("Non-IID")) and iid.shown and other.shown)
+        return bool((iid := self.of("iid")) and (other := self.of("non-iid")) and iid.shown and other.shown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +211,11 @@ class Gathered:
     def pairs(self) -> list[Line]:
         return [line for line in self.lines if line.is_pair]
 
+    @cached_property
+    def quantities(self) -> list[Quantity]:
+        """What figures and maps show: flags, numbers of canaries, and numbers of the model."""
+        return shown(quantities_of([run.results for run in self.runs]), "report")
+
     @property
     def in_epochs(self) -> bool:
         """Whether all runs know how many rounds an epoch is."""
@@ -233,12 +239,12 @@ def gather(paths: Sequence[Path]) -> Gathered:
                 path = sweep.path / RUNS / run.name
                 runs[path.resolve()] = _view(path, run.results, run)
     views = list(runs.values())
-    shown = without_copies([run.results for run in views], [run.results for run in views if run.planned])
+    kept = without_copies([run.results for run in views], [run.results for run in views if run.planned])
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
     if not runs:
         names = ", ".join(map(str, paths)) or "no paths"
         raise InputError(f"{names}: no run has begun, so there is nothing to report; train first")
-    return Gathered(sweeps, _lines([run for run in views if run.results in shown]), waiting)
+    return Gathered(sweeps, _lines([run for run in views if run.results in kept]), waiting)
 
 
 def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:
@@ -251,7 +257,7 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
     groups: dict[Any, dict[Any, list[RunView]]] = {}
     for index, run in enumerate(runs):
         series = run.results.series if run.results.seed is not None else None
-        world, rest = _world(run.results.setting)
+        world, rest = run.results.world, run.results.label
         if run.planned is not None:
             key: Any = ("sweep", run.path.parent, repr(run.planned.row))
             within: Any = world
@@ -262,25 +268,15 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
                 key = ("", rest, within)  # equal words, other settings
         groups.setdefault(key, {}).setdefault(within, []).append(run)
     found = list(groups.values())
-    names = [_world(next(iter(of.values()))[0].results.setting)[1] for of in found]
+    names = [next(iter(of.values()))[0].results.label for of in found]
     lines = []
     for of, name in zip(found, names, strict=True):
         first = next(iter(of.values()))[0]
         apart = f" [{_apart(first)}]" if names.count(name) > 1 else ""
-        settings = [
-            Setting(each[0].results.setting + apart, _world(each[0].results.setting)[0], each) for each in of.values()
-        ]
-        order = [*WORLDS.values(), None]
+        settings = [Setting(each[0].results.setting + apart, each[0].results.world, each) for each in of.values()]
+        order = [*WORLDS, None]
         lines.append(Line(name + apart, sorted(settings, key=lambda setting: order.index(setting.world))))
     return lines
-
-
-def _world(setting: str) -> tuple[str | None, str]:
-    """The world that a setting begins with, and what follows."""
-    for prefix, world in WORLDS.items():
-        if setting.startswith(prefix):
-            return world, setting.removeprefix(prefix)
-    return None, setting
 
 
 def _apart(run: RunView) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 from markupsafe import Markup
 
+from flsim.measures.quantity import Quantity
 from flsim.report.blocks import Block, Cell, Group
 from flsim.report.configurations import Configuration, by_configuration, percent
 from flsim.report.figures import ceiling_of, folded
@@ -16,14 +17,14 @@ from flsim.results.tables import user_share
 LEVELS = 6  # shades; the style sheet has a colour and a text colour for each
 LEFT, CELL, HIGH, BELOW = 48, 38, 27, 18  # pixels
 BAR, ROW = 88, 22  # pixels: the longest bar, and from one to the next
-TITLES = {"rs": "RS, % memorized", "bs": "BS, % extracted", "exposure": "mean exposure, bits"}
 
 
 def configurations(of: Gathered) -> list[Block]:
-    """Three panels for each setting: shares memorized by RS and by BS, and mean exposure."""
+    """Panels for each setting: shares memorized by RS and by BS, mean exposure, and what own measures computed."""
     groups = []
+    measured = [quantity for quantity in of.quantities if quantity.of_canaries]
     for index, setting in enumerate(of.settings):
-        panels = [(TITLES[metric], drawn) for metric in TITLES if (drawn := _panel(setting, metric, index))]
+        panels = [(_title(quantity), drawn) for quantity in measured if (drawn := _panel(setting, quantity, index))]
         if panels:
             groups.append(Group(panels, f"{setting.label} ({setting.seeds})"))
     has_grid = any(_is_grid(setting) for setting in of.settings)
@@ -41,27 +42,35 @@ def _is_grid(setting: Setting) -> bool:
     return not bool(roster["p_u"].isna().any() or roster["p_e"].isna().any())
 
 
-def _panel(setting: Setting, metric: str, index: int) -> Markup | None:
-    last = setting.last(metric)
+def _title(quantity: Quantity) -> str:
+    if quantity.is_flag:
+        return f"{quantity.heading}, % {quantity.outcome}"
+    return f"mean {quantity.phrase[0].lower()}{quantity.phrase[1:]}"
+
+
+def _panel(setting: Setting, quantity: Quantity, index: int) -> Markup | None:
+    last = setting.last(quantity.name)
     if last.empty:
         return None
-    values = {configuration: _value(rows, metric) for configuration, rows in by_configuration(last).items()}
-    highest = 100.0 if metric != "exposure" else ceiling_of(setting) or max(values.values()) or 1.0
-    told = "; ".join(f"{configuration.label}: {_text(value, metric)}" for configuration, value in values.items())
+    values = {configuration: _value(rows, quantity) for configuration, rows in by_configuration(last).items()}
+    highest = 100.0
+    if not quantity.is_flag:
+        highest = (ceiling_of(setting) if quantity.is_primary else None) or max(values.values()) or 1.0
+    template = "{:.0f}" if quantity.is_flag else quantity.format
+    told = "; ".join(f"{configuration.label}: {template.format(value)}" for configuration, value in values.items())
     draw = _grid if _is_grid(setting) else _bars
-    return draw(f"map-{metric}-{index}", f"{TITLES[metric]}, {setting.label}", f"{told}.", values, metric, highest)
+    id_ = f"map-{quantity.name}-{index}"
+    return draw(id_, f"{_title(quantity)}, {setting.label}", f"{told}.", values, template, highest)
 
 
-def _value(rows: pd.DataFrame, metric: str) -> float:
-    return float(rows["value"].mean() if metric == "exposure" else 100 * (rows["value"] == 1).mean())
-
-
-def _text(value: float, metric: str) -> str:
-    return f"{value:.1f}" if metric == "exposure" else f"{value:.0f}"
+def _value(rows: pd.DataFrame, quantity: Quantity) -> float:
+    """Of a configuration's canaries: percent that are memorized, or the mean."""
+    values = rows["value"]
+    return float(100 * (values == 1).mean() if quantity.is_flag else values.mean() * quantity.scale)
 
 
 def _grid(
-    id_: str, title: str, told: str, values: Mapping[Configuration, float], metric: str, highest: float
+    id_: str, title: str, told: str, values: Mapping[Configuration, float], template: str, highest: float
 ) -> Markup:
     """Most sharers above, most copies right: numbers in cells, and shades of their share of the highest possible."""
     p_us = sorted({each.p_u for each in values}, reverse=True)
@@ -86,7 +95,7 @@ def _grid(
                     HIGH,
                     LEFT + CELL * (column + 0.5),
                     HIGH * (row + 0.5) + 4,
-                    "–" if value is None else _text(value, metric),
+                    "–" if value is None else template.format(value),
                 )
             )
     return image(
@@ -95,7 +104,7 @@ def _grid(
 
 
 def _bars(
-    id_: str, title: str, told: str, values: Mapping[Configuration, float], metric: str, highest: float
+    id_: str, title: str, told: str, values: Mapping[Configuration, float], template: str, highest: float
 ) -> Markup:
     parts = []
     for row, (configuration, value) in enumerate(values.items()):
@@ -104,7 +113,7 @@ def _bars(
         parts += [
             _label(36, y + 14, copies if math.isnan(configuration.p_u) else configuration.label, "end"),
             Markup('<rect class="bar" x="42" y="{}" width="{:.1f}" height="{}"/>').format(y + 3, long, ROW - 7),
-            _label(42 + long + 4, y + 14, _text(value, metric), "start"),
+            _label(42 + long + 4, y + 14, template.format(value), "start"),
         ]
     return image(id_, title, told, SMALL.width, ROW * len(values), Markup("").join(parts))
 

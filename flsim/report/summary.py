@@ -6,13 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from flsim.measures.built_in import PRIMARY, QUANTITIES
+from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
+from flsim.results.run_file import WORLDS
 
-NAMES = {"rs": "Random Sampling", "bs": "Beam Search"}
 LEVEL = 0.05  # of tests
-FOUND = {"rs": "finds", "bs": "extracts"}
+FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
+FIRST = FLAGS[0]
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,15 @@ def tiles(of: Gathered) -> list[Tile]:
     """RS, BS and exposure in both worlds where they can be told apart, else over all settings; and the runs."""
     found = []
     worlds = _worlds(of.pairs)
-    for metric, name in (("rs", "Memorized (RS)"), ("bs", "Extracted (BS)")):
-        shares = [_mean([_share(setting, metric) for setting in settings]) for settings in worlds or [of.settings]]
+    for flag in FLAGS:
+        name = f"{flag.outcome.capitalize()} ({flag.heading})"
+        shares = [_mean([_share(setting, flag.name) for setting in settings]) for settings in worlds or [of.settings]]
         if all(share is not None for share in shares):
             found.append(Tile(name, " / ".join(number(share, "{:.0%}") for share in shares), _unit(worlds, "canaries")))
-    bits = [_mean([setting.mean("exposure") for setting in settings]) for settings in worlds or [of.settings]]
+    bits = [_mean([setting.mean(PRIMARY.name) for setting in settings]) for settings in worlds or [of.settings]]
     if all(value is not None for value in bits):
-        found.append(Tile("Mean exposure", " / ".join(number(value) for value in bits), _unit(worlds, "bits")))
+        mean = " / ".join(number(value) for value in bits)
+        found.append(Tile(PRIMARY.caption, mean, _unit(worlds, PRIMARY.unit)))
     completed = sum(run.results.status == "completed" for run in of.runs)
     total = len(of.runs) + len(of.waiting)
     return [*found, Tile("Runs completed", f"{completed} / {total}", f"{plural(len(of.settings), 'setting')}")]
@@ -47,14 +52,14 @@ def paragraph(of: Gathered, found: pd.DataFrame) -> list[str]:
         of: all runs.
         found: the worlds compared, of `flsim.report.worlds.compared`.
     """
-    measured = [setting for setting in of.settings if setting.shown and setting.mean("exposure") is not None]
-    pairs = [line for line in of.pairs if all(setting.mean("rs") is not None for setting in line.settings)]
+    measured = [setting for setting in of.settings if setting.shown and setting.mean(PRIMARY.name) is not None]
+    pairs = [line for line in of.pairs if all(setting.mean(FIRST.name) is not None for setting in line.settings)]
     if pairs:
         sentences = [*_compared(pairs), *_agreement(pairs), *_chance(found)]
-    elif any(setting.mean("rs") is not None for setting in of.settings):
-        sentences = _ranges([setting for setting in of.settings if setting.mean("rs") is not None])
+    elif any(setting.mean(FIRST.name) is not None for setting in of.settings):
+        sentences = _ranges([setting for setting in of.settings if setting.mean(FIRST.name) is not None])
     elif measured:
-        ends = sorted((setting.mean("exposure") or 0.0, setting.label) for setting in measured)
+        ends = sorted((setting.mean(PRIMARY.name) or 0.0, setting.label) for setting in measured)
         sentences = [f"Mean exposure is {ends[0][0]:.1f} to {ends[-1][0]:.1f} bits."]
     else:
         sentences = ["Nothing has been evaluated yet, so there is no answer so far."]
@@ -64,14 +69,15 @@ def paragraph(of: Gathered, found: pd.DataFrame) -> list[str]:
 def _compared(pairs: Sequence[Line]) -> list[str]:
     iid, other = _worlds(pairs)
     sentences = []
-    for metric in ("rs", "bs"):
+    for flag in FLAGS:
+        metric = flag.name
         shares = [_mean([_share(setting, metric) for setting in settings]) for settings in (iid, other)]
         if shares[0] is not None and shares[1] is not None:
             sentences.append(
-                f"{NAMES[metric]} {FOUND[metric]} {_counted(iid, metric)} where data are IID and "
+                f"{flag.title} {flag.finds} {_counted(iid, metric)} where data are IID and "
                 f"{_counted(other, metric)} where they are non-IID."
             )
-    bits = [_mean([setting.mean("exposure") for setting in settings]) for settings in (iid, other)]
+    bits = [_mean([setting.mean(PRIMARY.name) for setting in settings]) for settings in (iid, other)]
     if bits[0] is not None and bits[1] is not None:
         ceilings = {f"{bound:.1f}" for setting in (*iid, *other) if (bound := ceiling_of(setting))}
         most = f", of at most {ceilings.pop()}" if len(ceilings) == 1 else ""
@@ -87,12 +93,12 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
     """In how many settings which world memorizes more."""
     if len(pairs) < 2:
         return []
-    rs = [[(setting.mean("rs") or 0.0) for setting in line.settings] for line in pairs]
+    rs = [[(setting.mean(FIRST.name) or 0.0) for setting in line.settings] for line in pairs]
     more, less = sum(a > b for a, b in rs), sum(a < b for a, b in rs)
     equal = len(rs) - more - less
     counts = ((more, "more with IID data"), (less, "more with non-IID data"), (equal, "equally many"))
     words = [f"{what} in {count}" for count, what in counts if count]
-    return [f"Setting by setting, Random Sampling finds {listed(words)} of {len(rs)}."]
+    return [f"Setting by setting, {FIRST.title} {FIRST.finds} {listed(words)} of {len(rs)}."]
 
 
 def _chance(found: pd.DataFrame) -> list[str]:
@@ -113,20 +119,21 @@ def _chance(found: pd.DataFrame) -> list[str]:
 
 def _ranges(settings: Sequence[Setting]) -> list[str]:
     sentences = []
-    for metric in ("rs", "bs"):
+    for flag in FLAGS:
+        metric = flag.name
         found = [(value, setting) for setting in settings if (value := setting.mean(metric)) is not None]
         if not found:
             continue
         low, high = min(found, key=lambda each: each[0]), max(found, key=lambda each: each[0])
         if len(found) == 1 or low[0] == high[0]:
             where = "" if len(found) == 1 else " in every setting"
-            sentences.append(f"{NAMES[metric]} {FOUND[metric]} {_counted([low[1]], metric)}{where}.")
+            sentences.append(f"{flag.title} {flag.finds} {_counted([low[1]], metric)}{where}.")
         else:
             sentences.append(
-                f"{NAMES[metric]} {FOUND[metric]} from {_counted([low[1]], metric)} ({low[1].label}) to "
+                f"{flag.title} {flag.finds} from {_counted([low[1]], metric)} ({low[1].label}) to "
                 f"{_counted([high[1]], metric)} ({high[1].label})."
             )
-    bits = [value for setting in settings if (value := setting.mean("exposure")) is not None]
+    bits = [value for setting in settings if (value := setting.mean(PRIMARY.name)) is not None]
     if bits:
         span = f"{bits[0]:.1f}" if len(bits) == 1 else f"{min(bits):.1f} to {max(bits):.1f}"
         sentences.append(f"Mean exposure is {span} bits.")
@@ -174,7 +181,7 @@ def _share(setting: Setting, metric: str) -> float | None:
 
 def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:
     """The IID settings and the non-IID ones; nothing where there is no pair."""
-    found = [[setting for line in pairs if (setting := line.of(world))] for world in ("IID", "Non-IID")]
+    found = [[setting for line in pairs if (setting := line.of(world))] for world in WORLDS]
     return found if pairs else []
 
 

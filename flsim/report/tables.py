@@ -4,59 +4,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from flsim.base.errors import InputError
-from flsim.report.blocks import Block, Cell, Fold, Heading, Prose, Table, left, number, plural
+from flsim.measures.built_in import PRIMARY, QUANTITIES
+from flsim.measures.quantity import flags
+from flsim.report.blocks import Block, Cell, Fold, Heading, Prose, Table, left, plural
+from flsim.report.cells import Cells
 from flsim.report.gather import Gathered
 from flsim.results.against_published import against, agreements
+from flsim.results.columns import described, quantities_in
+from flsim.results.published import PREFIX
 from flsim.results.seeds_table import seeds_table
 from flsim.results.store import RunResults
 from flsim.results.tables import memorization_table
 
-# Heading, format and factor of the columns that are known, in their order; others follow under their own names. The
-# format "count" is of canaries.
-KNOWN: dict[str, tuple[str, str, float]] = {
-    "round": ("Round", "{:,.0f}", 1),
-    "epochs": ("Epochs", "{:.3g}", 1),
-    "rs": ("RS", "count", 1),
-    "rs_lowest": ("RS lowest", "{}", 1),
-    "bs": ("BS", "count", 1),
-    "bs_lowest": ("BS lowest", "{}", 1),
-    "canaries": ("of", "{:.0f}", 1),
-    "extracted": ("Extracted", "{:.3g}", 1),
-    "mean_exposure": ("Exposure, bits", "{:.2f}", 1),
-    "mean_space_exposure": ("whole space", "{:.2f}", 1),
-    "exposure": ("Exposure, bits", "{:.1f}", 1),
-    "accuracy": ("Accuracy, %", "{:.1f}", 100),
-    "perplexity": ("Perplexity", "{:.1f}", 1),
-    "test_loss": ("Test loss", "{:.3g}", 1),
-    "epsilon_paper": ("ε, paper’s", "{:.3g}", 1),
-    "epsilon_sound": ("ε, sound", "{:.4g}", 1),
-    "sound_convention": ("convention", "{}", 1),
-    "epsilon": ("ε", "{:.3g}", 1),
-    "delta": ("δ", "{:.2g}", 1),
-    "record_epsilon": ("ε, record’s", "{:.3g}", 1),
-    "record_convention": ("convention", "{}", 1),
-    "record_delta": ("δ, record’s", "{:.2g}", 1),
-    "references": ("|R|", "{:,.0f}", 1),
-    "status": ("Status", "{}", 1),
-}
-PUBLISHED = "published_"
 Published = dict[RunResults, Mapping[str, Any]]
-BESIDE = {"exposure": "mean_exposure", "extracted": "bs", "epsilon": "epsilon_paper"}  # published column -> ours
-# Columns within another's cell, in the sentences below, or elsewhere in the report.
-WITHIN = {
-    *("setting", "series", "runs", "run", "seeds", "given", "left_out", "reason"),
-    *(f"{name}_sd" for name in ("rs", "bs", "accuracy", "perplexity")),
-    *(f"{name}_{end}" for name in ("exposure", "seeds", "canaries", "space") for end in ("low", "high")),
-    *("rs_size", "bs_size"),
-    *(f"{name}_share_{end}" for name in ("rs", "bs") for end in ("low", "high")),
-    *(f"space_{name}_{end}" for name in ("seeds", "canaries") for end in ("low", "high")),
-    *(f"{name}_{kind}" for name in ("rs", "bs", "extracted", "exposure") for kind in ("pairs", "twin")),
-    *(f"{PUBLISHED}{name}" for name in ("table", "data", "setting", "canaries", "delta")),
-}
-INTERVALS = {"mean_exposure": ("seeds", "exposure"), "mean_space_exposure": ("space_seeds", "space")}
+STANDARD = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
 # Columns that are a sentence of the note where all rows have the same.
 SAME = {
     "canaries": "{:,} canaries are planted",
@@ -97,10 +60,12 @@ def _stand_for(table: Table, frame: pd.DataFrame) -> Table:
         if not pd.isna(row["published_table"]):
             words = [row.get(f"published_{part}") for part in ("data", "setting")]
             what = ", ".join(str(word) for word in words if word is not None and not pd.isna(word))
-            found = [row.get(f"published_{metric}_lowest") for metric in ("rs", "bs")]
+            found = [row.get(f"{PREFIX}{flag.name}_lowest") for flag in STANDARD]
             lowest = ["–" if cell is None or pd.isna(cell) else str(cell) for cell in found]
             rows.append([name[0], f"Table {row['published_table']}", what, *lowest])
-    headings = [left(text) for text in ("Here", "Published", "Its row", "RS lowest", "BS lowest")]
+    headings = [
+        left(text) for text in ("Here", "Published", "Its row", *(f"{flag.heading} lowest" for flag in STANDARD))
+    ]
     return Table("Published rows, as their table has them", headings, rows)
 
 
@@ -113,18 +78,25 @@ def _settings(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
             frames.append(seeds_table(taken, round=point, published=published))
         except InputError:  # of unequal training, or of one seed twice: there is no mean
             frames.append(seeds_table(taken[:1], published=published))
-    frame = _against(pd.concat(frames, ignore_index=True))
+    own = {quantity.name: quantity for each in frames for quantity in quantities_in(each)}
+    frame = _against(described(pd.concat(frames, ignore_index=True), own.values()))
     names: list[list[Cell]] = [[setting.label, f"{len(setting.shown)}/{len(setting.runs)}"] for setting in of.settings]
     is_mean = any(len(setting.shown) > 1 for setting in of.settings)
     exposure = "seeds and canaries, with its 95% interval over seeds (Student’s t)" if is_mean else "canaries"
     note = (
-        "RS: canaries memorized by Random Sampling; BS: those that Beam Search extracts. Exposure: mean over "
-        f"{exposure}. Seeds: those that are averaged, of all; diverged runs are left out, and unfinished ones where "
-        "another is completed."
+        f"{_flags()} {PRIMARY.title}: mean over {exposure}. Seeds: those that are averaged, of all; "
+        "diverged runs are left out, and unfinished ones where another is completed."
     )
     headings = [left("Setting"), Heading("Seeds")]
     caption = "What was memorized, by setting" + ": means over seeds, ± their standard deviation" * is_mean
     return _framed(frame, headings, names, caption, note), frame
+
+
+def _flags() -> str:
+    """A sentence that says what the standard flags are."""
+    first, *others = STANDARD
+    rest = "".join(f"; {flag.heading}: those that {flag.title} {flag.finds}" for flag in others)
+    return f"{first.heading}: canaries {first.outcome} by {first.title}{rest}."
 
 
 def _runs(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
@@ -133,8 +105,8 @@ def _runs(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
     names: list[list[Cell]] = [[run.results.name, setting.label] for setting, run in pairs]
     headings = [left("Run"), left("Setting")]
     note = (
-        f"{LOWEST} Exposure: mean over canaries, with its 95% interval over them (Student’s t), which says nothing of "
-        "other seeds. A run that diverged has no numbers."
+        f"{LOWEST} {PRIMARY.title}: mean over canaries, with its 95% interval over them (Student’s t), which says "
+        "nothing of other seeds. A run that diverged has no numbers."
     )
     caption = "What was memorized, run by run, at each run’s last evaluation"
     return _framed(frame, headings, names, caption, note), frame
@@ -154,67 +126,16 @@ def _framed(
 ) -> Table:
     """All columns of a frame that say anything, behind the rows' names; what is the same in all rows is in the note."""
     rows = [list(each) for each in names]
-    records = frame.to_dict("records")
-    for name in _ordered(frame):
+    records, cells = frame.to_dict("records"), Cells(frame)
+    for name in cells.names:
         if name in SAME and frame[name].nunique() == 1:
             note += f" {SAME[name].format(frame[name].dropna().iloc[0])}."
             continue
         is_number = bool(pd.api.types.is_numeric_dtype(frame[name]))
-        headings = [*headings, Heading(_heading(name), is_number)]
+        headings = [*headings, Heading(cells.heading(name), is_number)]
         for row, values in zip(rows, records, strict=True):
-            row.append(_cell(name, values, is_number))
+            row.append(cells.cell(name, values, is_number))
     if any(name.endswith("_size") for name in map(str, frame.columns)):
         note += SIZE
-    return Table(caption, headings, rows, note)
-
-
-def _ordered(frame: pd.DataFrame) -> list[str]:
-    """Known columns first, each followed by what was published for it."""
-    order = {name: place for place, name in enumerate(KNOWN)}
-
-    def place(name: str) -> tuple[int, bool]:
-        plain = name.removeprefix(PUBLISHED)
-        ours = BESIDE.get(plain, plain) if name != plain else plain
-        return order.get(ours if ours in frame else plain, len(order)), name != plain
-
-    hidden = WITHIN | ({"round"} if frame["epochs"].notna().any() else set())
-    names = [str(name) for name in frame.columns if name not in hidden and frame[name].notna().any()]
-    kept = [name for name in names if not name.endswith("_lowest") or name.removeprefix(PUBLISHED) in names]
-    return sorted(kept, key=place)
-
-
-def _heading(name: str) -> Cell:
-    plain = name.removeprefix(PUBLISHED)
-    text = KNOWN[plain][0] if plain in KNOWN else plain.replace("_", " ")
-    return text if plain == name else Markup("{}, <em>published</em>").format(text)
-
-
-def _cell(name: str, row: Mapping[Any, Any], is_number: bool) -> Cell:
-    """A value, with the spread or the whole that the frame has of it."""
-    value, plain = row[name], name.removeprefix(PUBLISHED)
-    if pd.isna(value):
-        return "–"
-    _, template, scale = KNOWN.get(plain, ("", "{:.4g}", 1.0))
-    if not is_number:
-        return str(value)
-    deviation = row.get(f"{name}_sd")
-    spread = "" if deviation is None or pd.isna(deviation) else f" ± {_number(deviation * scale, template)}"
-    if template == "count" and not pd.isna(row.get("published_rs", row.get("published_bs"))):
-        canaries = row["published_canaries" if plain != name else "canaries"]
-        share = number(value / canaries, "{:.0%}")
-        size = row.get(f"{plain}_size") if plain != name else None
-        judged = "" if size is None or pd.isna(size) else f"; {size}"
-        return Markup("{} <small>{}{} of {}{}</small>").format(
-            share, _number(value, template), spread, canaries, judged
-        )
-    text = _number(value * scale, template)
-    for kind in INTERVALS.get(name, ()):
-        low, high = row.get(f"{kind}_low"), row.get(f"{kind}_high")
-        if low is not None and not pd.isna(low):
-            return Markup("{} <small>{} to {}</small>").format(text, number(low), number(high))
-    return Markup("{} <small>{}</small>").format(text, spread) if spread else text
-
-
-def _number(value: Any, template: str) -> str:
-    """A count may be a mean, and has a decimal then."""
-    return number(value).removesuffix(".0") if template == "count" else number(value, template)
+    own = [quantity for quantity in cells.quantities if not quantity.is_standard and not quantity.beside]
+    return Table(caption, headings, rows, note + "".join(f" {each.title}: {each.sentence}" for each in own))

@@ -7,20 +7,26 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity, flags, numbers
 from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
 from flsim.report.gather import Gathered, Line, RunView, Setting
 from flsim.report.svg import image
-from flsim.results.compare_pairs import compare_pairs
+from flsim.results.columns import DIFFERENCE, prefix_of
+from flsim.results.compare import signed
+from flsim.results.compare_pairs import STANDARD, compare_pairs, p_of, quantities_in_pairs
+from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
 
 WIDTH, HIGH = 132, 16  # pixels of an interval
+NAMES = " and ".join(flag.heading for flag in flags(STANDARD))
 NOTE = (
     "The same canaries are planted in both worlds, so that each is compared with itself. Over several seeds counts are "
-    "means over them; the 95% interval and p of exposure are Student’s t over the seeds’ mean differences; p of RS and "
-    "BS is exact, exchanging the worlds within seeds (Fisher), and at least 2/2ⁿ with n seeds. With one seed, marked "
-    "†, they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about other "
-    "seeds. In brackets p corrected for the number of rows (Holm)."
+    "means over them; the 95% interval and p of exposure are Student’s t over the seeds’ mean differences; p of "
+    f"{NAMES} is exact, exchanging the worlds within seeds (Fisher), and at least 2/2ⁿ with n seeds. With one seed, "
+    "marked †, they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about "
+    "other seeds. In brackets p corrected for the number of rows (Holm)."
 )
 
 
@@ -31,7 +37,7 @@ def compared(of: Gathered) -> pd.DataFrame:
 
 def both(of: Gathered) -> list[tuple[Line, Setting, Setting]]:
     """The lines that were trained in both worlds, with their IID and non-IID settings."""
-    return [(line, iid, other) for line in of.lines if (iid := line.of("IID")) and (other := line.of("Non-IID"))]
+    return [(line, iid, other) for line in of.lines if (iid := line.of("iid")) and (other := line.of("non-iid"))]
 
 
 def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:
@@ -47,26 +53,35 @@ def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:
     bounds = found[["mean_difference", "ci_low", "ci_high"]].to_numpy(dtype="float64", na_value=np.nan).ravel()
     finite = [float(bound) for bound in bounds if np.isfinite(bound)]
     low, high = min([0.0, *finite]), max([0.0, *finite])
-    has_published = bool(found[["published_rs_a", "published_rs_b"]].notna().all(axis=1).any())
+    quantities = quantities_in_pairs(found)
+    has_published = bool(found[[f"{PREFIX}{COUNTED_OF[0]}_{side}" for side in "ab"]].notna().all(axis=1).any())
     records: Sequence[Mapping[Any, Any]] = found.to_dict("records")
     rows = [
         [
             line.label,
-            *_cells(row, has_published),
+            *_cells(row, quantities, has_published),
             _whisker(f"difference-{index}", row, low, high, line.label),
             _p(row, "p"),
+            *(
+                cell
+                for quantity in _others(quantities)
+                for cell in (_difference(row, quantity), _p(row, p_of(quantity)))
+            ),
         ]
         for index, ((line, _, _), row) in enumerate(zip(lines, records, strict=True))
     ]
     headings = [left("Setting"), Heading("Seeds")]
-    for metric in ("RS", "BS"):
-        headings += [Heading(Markup("{}, IID&nbsp;/ non").format(metric))]
-        headings += [Heading(Markup("<em>published</em>"))] if has_published else []
+    for flag in flags(quantities):
+        headings += [Heading(Markup("{}, IID&nbsp;/ non").format(flag.heading))]
+        headings += [Heading(Markup("<em>published</em>"))] if has_published and flag.name in COUNTED_OF else []
         headings += [Heading("p")]
-    note = f"{NOTE} RS and BS count canaries of {_listed(found['canaries'])}"
+    note = f"{NOTE} {NAMES} count canaries of {_listed(found['canaries'])}"
     note += f", published ones of {_listed(found['published_canaries_a'])}." if has_published else "."
     scale = f"from {number(low)} to {number(high)} bits"
-    headings += [Heading("Exposure, IID less non, bits"), left(scale), Heading("p")]
+    headings += [Heading(_less(PRIMARY)), left(scale), Heading("p")]
+    for quantity in _others(quantities):
+        headings += [Heading(_less(quantity)), Heading("p")]
+        note += f" {quantity.title}: {quantity.sentence}"
     blocks: list[Block] = [Table("IID against non-IID: the same canaries, paired", headings, rows, note)]
     why = [
         f"{line.label}: {row['left_out']}"
@@ -86,19 +101,34 @@ def _alone(run: RunView) -> SweepRun:
     return SweepRun(run.results.name, "", seed, {}, None, run.results)
 
 
-def _cells(row: Mapping[Any, Any], has_published: bool) -> list[Cell]:
+def _others(quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Numbers of canaries beside the primary one."""
+    return [quantity for quantity in numbers(quantities) if not quantity.is_primary]
+
+
+def _less(quantity: Quantity) -> str:
+    unit = f", {quantity.unit}" if quantity.unit else ""
+    return f"{quantity.title}, IID less non{unit}"
+
+
+def _cells(row: Mapping[Any, Any], quantities: Sequence[Quantity], has_published: bool) -> list[Cell]:
     mark = " †" if row["unit"] == "canaries" else ""
     cells: list[Cell] = [f"{number(row['seeds'], '{:d}')}{mark}"]
-    for metric in ("rs", "bs"):
-        cells.append(_both(row, metric))
-        if has_published:
-            cells.append(_both(row, f"published_{metric}"))
-        cells.append(_p(row, f"{metric}_p"))
-    text = number(row["mean_difference"], "{:+.2f}")
-    if _has(row, "ci_low"):
-        interval = f"{number(row['ci_low'], '{:+.2f}')} to {number(row['ci_high'], '{:+.2f}')}"
-        return [*cells, Markup("{} <small>{}</small>").format(text, interval)]
-    return [*cells, text]
+    for flag in flags(quantities):
+        cells.append(_both(row, flag.name))
+        if has_published and flag.name in COUNTED_OF:
+            cells.append(_both(row, f"{PREFIX}{flag.name}"))
+        cells.append(_p(row, p_of(flag)))
+    return [*cells, _difference(row, PRIMARY)]
+
+
+def _difference(row: Mapping[Any, Any], quantity: Quantity) -> Cell:
+    """A mean difference and its interval."""
+    template = f"{{:{signed(quantity)}}}"
+    mean, low, high = (number(row[prefix_of(quantity) + name], template) for name in DIFFERENCE)
+    if _has(row, f"{prefix_of(quantity)}ci_low"):
+        return Markup("{} <small>{}</small>").format(mean, f"{low} to {high}")
+    return mean
 
 
 def _both(row: Mapping[Any, Any], name: str) -> str:

@@ -88,7 +88,19 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
         more[f"{metric}_twin"] = [None if key is None else found[key][1] for key in keys]
     kept = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
     marks = pd.DataFrame(kept, index=table.index).astype({name: AGAINST[name] for name in kept})
-    return pd.concat([table, marks], axis=1)
+    marked = pd.concat([table, marks], axis=1)
+    marked.attrs = table.attrs  # pandas drops what only one of the tables has
+    return marked
+
+
+def has_shares(table: pd.DataFrame) -> bool:
+    """Return whether rows stand for published shares of canaries."""
+    return bool({"published_rs", "published_bs", "published_extracted"} & {*table})
+
+
+def source_of(table: pd.DataFrame, metric: str) -> str:
+    """Return the metric that a flag's published shares are of."""
+    return "extracted" if metric == "bs" and "published_bs" not in table else metric
 
 
 def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Series[float]]":

@@ -5,7 +5,11 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.base.errors import InputError
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity, from_json, to_json
 from flsim.results.agreement import share_interval
+from flsim.results.published import PUBLISHED
 from flsim.results.store import RunResults
 
 PRIVACY = {
@@ -19,28 +23,112 @@ RECORD_PRIVACY = {
     "record_convention": "string",
     "record_delta": "Float64",
 }
-# The papers' column -> ours, and its type. What is neither here nor `table` or `data` says what was trained.
-RESULTS = {
-    "canaries": ("published_canaries", "Int64"),
-    "rs": ("published_rs", "Int64"),
-    "rs_lowest": ("published_rs_lowest", "string"),
-    "bs": ("published_bs", "Int64"),
-    "bs_lowest": ("published_bs_lowest", "string"),
-    "extracted": ("published_extracted", "Float64"),
-    "mean_exposure": ("published_exposure", "Float64"),
-    "accuracy": ("published_accuracy", "Float64"),
-    "perplexity": ("published_perplexity", "Float64"),
-    "test_loss": ("published_test_loss", "Float64"),
-    "epsilon_paper": ("published_epsilon", "Float64"),
-    "delta": ("published_delta", "Float64"),
-    "epsilon": ("published_record_epsilon", "Float64"),
+OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
+COUNTS = {
+    "a": "Int64",
+    "b": "Int64",
+    "only_a": "Int64",
+    "only_b": "Int64",
+    "p": "Float64",
+    "p_holm": "Float64",
+    "share": "Float64",
+    "share_low": "Float64",
+    "share_high": "Float64",
 }
-PUBLISHED = {
-    "published_table": "string",
-    "published_data": "string",
-    "published_setting": "string",
-    **dict(RESULTS.values()),
-}
+DIFFERENCE = ("mean_difference", "ci_low", "ci_high")  # of a number, a less b, with its 95% interval
+# Columns beside those of measures, in any table or frame of results.
+TAKEN = (
+    *("setting", "run", "round", "epochs", "canaries", "references", "status", "reason"),
+    *("series", "runs", "seeds", "given", "left_out", *OVER_SEEDS),
+    *("folder", "sweep", "grid", "world", "seed", "is_final"),
+    *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
+    *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
+    *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b"),
+    *(*PRIVACY, *RECORD_PRIVACY, *PUBLISHED, "diverged"),
+)
+DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
+
+
+def columns_of(quantity: Quantity) -> dict[str, str]:
+    """Return the columns that a table of runs has for a quantity, with their types."""
+    name = quantity.name
+    if quantity.is_flag:
+        return {
+            name: "Int64",
+            f"{name}_share_low": "Float64",
+            f"{name}_share_high": "Float64",
+            f"{name}_lowest": "string",
+        }
+    if not quantity.of_canaries:
+        return {name: "Float64"}
+    return dict.fromkeys((mean_of(quantity), *(f"{quantity.column}_{end}" for end in ("low", "high"))), "Float64")
+
+
+def columns_over_seeds(quantity: Quantity) -> dict[str, str]:
+    """Return the columns that a table over seeds has for a quantity, with their types."""
+    name = quantity.name
+    if quantity.is_flag:
+        return dict.fromkeys((name, f"{name}_sd", f"{name}_share_low", f"{name}_share_high"), "Float64")
+    if not quantity.of_canaries:
+        return dict.fromkeys((name, f"{name}_sd"), "Float64")
+    return dict.fromkeys((mean_of(quantity), *over_seeds(quantity)), "Float64")
+
+
+def mean_of(quantity: Quantity) -> str:
+    """Return the column of a number's mean over canaries."""
+    return f"mean_{quantity.name}"
+
+
+def over_seeds(quantity: Quantity) -> list[str]:
+    """Return the columns of a number's intervals in a table over seeds; those of the primary one have no prefix."""
+    return [prefix_of(quantity) + name for name in OVER_SEEDS]
+
+
+def prefix_of(quantity: Quantity) -> str:
+    """Return what the names of a number's columns begin with; nothing for the primary one, which tables are about."""
+    return "" if quantity.is_primary else f"{quantity.column}_"
+
+
+def names_of(quantity: Quantity) -> set[str]:
+    """Return all names that a quantity takes in tables and comparisons."""
+    pairs = (f"{quantity.column}_{name}" for name in (*COUNTS, *DIFFERENCE))
+    return {quantity.name, quantity.column, *columns_of(quantity), *columns_over_seeds(quantity), *pairs}
+
+
+def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
+    """Return what can have been measured of runs: the built-in quantities, then those of a user's own measures.
+
+    Raises:
+        InputError: two runs describe one name as different things.
+    """
+    described: dict[str, tuple[Quantity, RunResults]] = {}
+    for run in runs:
+        for name, quantity in run.own.items():
+            other, first = described.setdefault(name, (quantity, run))
+            if not other.is_like(quantity):
+                raise InputError(
+                    f"runs {first.name} and {run.name}: {name} is not the same in both (kind, unit, direction or "
+                    f"subject); show them apart, or rename one of the measures"
+                )
+    return [*QUANTITIES.values(), *(quantity for quantity, _ in described.values())]
+
+
+def quantities_in(table: pd.DataFrame) -> list[Quantity]:
+    """Return what a table may have columns of: the built-in quantities, then those of a user's own measures."""
+    return [*QUANTITIES.values(), *map(from_json, table.attrs.get(DESCRIBED, ()))]
+
+
+def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
+    """Return whether a table has columns of a quantity."""
+    return quantity.name in table or mean_of(quantity) in table
+
+
+def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
+    """Return the table with the descriptions of a user's own measures in it, which travel with it into Parquet."""
+    own = [to_json(quantity) for quantity in quantities if quantity.name not in QUANTITIES]
+    if own:
+        table.attrs[DESCRIBED] = own
+    return table
 
 
 def frame(
@@ -77,14 +165,3 @@ def privacy(run: RunResults, at: int) -> dict[str, Any]:
             shown |= {"record_epsilon": run.of_model(name, at), "record_delta": run.of_model("record delta", at)}
             shown["record_convention"] = name.removeprefix("record epsilon ")
     return shown
-
-
-def published(row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The columns of `PUBLISHED` of a row of `flsim.results.published`; none without a row."""
-    if not row:
-        return {}
-    trained = {name: row[name] for name in row if name not in RESULTS or name == "epsilon"}
-    table, data = trained.pop("table", ""), trained.pop("data", None)
-    words = [value if isinstance(value, str) else f"{name} {value:g}" for name, value in trained.items()]
-    cells = {ours: row[name] for name, (ours, _) in RESULTS.items() if name in row}
-    return {"published_table": table, "published_data": data, "published_setting": ", ".join(words), **cells}

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flsim.base.errors import InputError
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity
 from flsim.results.inference import ROUNDING, discordant_interval, mcnemar_p
 from flsim.results.inference import paired_t_p as paired_t_p
 from flsim.results.inference import signed_rank_p as signed_rank_p
@@ -19,17 +22,18 @@ from flsim.results.store import RunResults
 
 
 @dataclass(frozen=True)
-class PairedExposure:
-    """Exposure of each canary in run a less that in run b.
+class PairedNumbers:
+    """A number of each canary in run a less that in run b: exposure, where nothing else is asked for.
 
     Attributes:
         a, b: the runs' settings, each followed by the run's name.
         round_a, round_b: the evaluated rounds.
         n: number of canaries.
-        mean_difference: mean over canaries, in bits; positive where a exposes them more.
+        mean_difference: mean over canaries, in the number's unit; positive where a's is higher.
         ci_low, ci_high: 95% confidence interval of the mean difference, from Student's t.
         p_wilcoxon: two-sided p-value of the Wilcoxon signed-rank test.
         p_t: two-sided p-value of the paired t test.
+        quantity: what the number is.
     """
 
     a: str
@@ -42,13 +46,18 @@ class PairedExposure:
     ci_high: float
     p_wilcoxon: float
     p_t: float
+    quantity: Quantity = PRIMARY
 
     def __str__(self) -> str:
+        unit = f" {self.quantity.unit}" if self.quantity.unit else ""
+        mean, low, high = (
+            f"{value:{signed(self.quantity)}}" for value in (self.mean_difference, self.ci_low, self.ci_high)
+        )
         return (
-            f"Exposure of {self.n} canaries, paired:\n"
+            f"{self.quantity.title} of {self.n} canaries, paired:\n"
             f"  a: {self.a}, round {self.round_a}\n"
             f"  b: {self.b}, round {self.round_b}\n"
-            f"  mean of a - b: {self.mean_difference:+.2f} bits (95% CI {self.ci_low:+.2f} to {self.ci_high:+.2f})\n"
+            f"  mean of a - b: {mean}{unit} (95% CI {low} to {high})\n"
             f"  p = {self.p_wilcoxon:.2g} (Wilcoxon signed-rank), p = {self.p_t:.2g} (paired t), two-sided"
         )
 
@@ -78,9 +87,13 @@ class PairedCounts:
 
 
 def paired_exposure(
-    a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None
-) -> PairedExposure:
-    """Compare two runs' exposures canary by canary.
+    a: RunResults,
+    b: RunResults,
+    round: int | None = None,
+    epoch: float | None = None,
+    quantity: Quantity = PRIMARY,
+) -> PairedNumbers:
+    """Compare two runs' exposures, or another number, canary by canary.
 
     Zero differences, which are common where both runs reach the ceiling log2(|R|), take part in the ranking and then
     drop out (Pratt, 1959; scipy's ``zero_method="pratt"``, its more conservative choice). Differences are rounded to
@@ -91,18 +104,22 @@ def paired_exposure(
         InputError: as `paired_canaries`.
     """
     pair = paired_canaries(a, b, round, epoch)
-    return PairedExposure(
+    if quantity not in pair.quantities:
+        raise InputError(f"runs {a.name} and {b.name}: {quantity.name} was not measured in both; evaluate them again")
+    return PairedNumbers(
         a=f"{a.setting} ({a.name})",
         b=f"{b.setting} ({b.name})",
         round_a=pair.round_a,
         round_b=pair.round_b,
-        **differences_of(pair.canaries),
+        **differences_of(pair.canaries, quantity),
+        quantity=quantity,
     )
 
 
-def differences_of(canaries: pd.DataFrame) -> dict[str, Any]:
-    """Of `PairedCanaries.canaries`, or some of its rows: what `PairedExposure` says of differences in exposure."""
-    differences = np.round((canaries["exposure_a"] - canaries["exposure_b"]).to_numpy(), ROUNDING)
+def differences_of(canaries: pd.DataFrame, quantity: Quantity = PRIMARY) -> dict[str, Any]:
+    """Return what `PairedNumbers` says of `PairedCanaries.canaries`, or of some of its rows."""
+    a, b = (canaries[f"{quantity.name}_{run}"] for run in "ab")
+    differences = np.round((a - b).to_numpy(), ROUNDING)
     low, high = t_interval(differences)
     return {
         "n": len(differences),
@@ -114,8 +131,13 @@ def differences_of(canaries: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def signed(quantity: Quantity) -> str:
+    """Return the format of a difference between two values: with its sign, and a decimal more than a value has."""
+    return "+.2f" if quantity.is_standard else f"+{quantity.format[2:-1].lstrip('+')}"
+
+
 def counts_of(canaries: pd.DataFrame, metric: str) -> PairedCounts | None:
-    """Of `PairedCanaries.canaries`, or some of its rows, by ``rs`` or ``bs``; None where it was not measured in both.
+    """Of `PairedCanaries.canaries`, or some of its rows, by a flag; None where it was not measured in both.
 
     Like `paired_exposure`, this takes canaries as independent, and says nothing about other seeds of the training.
     """

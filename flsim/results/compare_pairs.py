@@ -13,7 +13,8 @@ The frame:
     rs_a, rs_b                 memorized canaries, means over seeds
     rs_low, rs_high            95% interval of their difference, Student's t over seeds; blank for one seed
     rs_p                       exact: exchanging a and b within seeds (Fisher), of one seed McNemar's over canaries
-    bs_...                     the same of BS
+    bs_...                     the same of BS, and so of each flag of a user's own
+    NAME_mean_difference, ...  the same as of exposure, of each number of canaries of a user's own
     p_holm, rs_p_holm, ...     corrected for the number of rows, by Holm, each column by itself
     perplexity_a, accuracy_a, _b   means over seeds
     published_rs_a, ..._bs_b   of the published rows, and published_canaries, of how many
@@ -30,28 +31,48 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
+from flsim.results.columns import DIFFERENCE, described, prefix_of, quantities_in
 from flsim.results.compare import counts_of, paired_exposure
 from flsim.results.compare_seeds import counts_over_seeds
 from flsim.results.inference import holm
-from flsim.results.pairing import paired_canaries
+from flsim.results.pairing import compared_in, paired_canaries
+from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import sample
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.sweep_pairs import Pair
 from flsim.results.worlds import paired_over_seeds, pairs_of_seeds
 
-TESTED = ("p", "rs_p", "bs_p")
-FLOATS = (
-    *("epochs_a", "epochs_b", "mean_difference", "ci_low", "ci_high", "p", "p_holm"),
-    *(f"{metric}_{name}" for metric in ("rs", "bs") for name in ("a", "b", "low", "high", "p", "p_holm")),
-    *(f"{metric}_{name}" for metric in ("perplexity", "accuracy") for name in ("a", "b")),
-)
+
+def columns_of(quantity: Quantity) -> list[str]:
+    """Return the columns of a quantity, all of numbers."""
+    if not quantity.of_canaries:
+        return [f"{quantity.name}_{side}" for side in "ab"]
+    if quantity.is_flag:
+        return [f"{quantity.name}_{name}" for name in ("a", "b", "low", "high", "p", "p_holm")]
+    return [prefix_of(quantity) + name for name in (*DIFFERENCE, "p", "p_holm")]
+
+
+def quantities_in_pairs(table: pd.DataFrame) -> list[Quantity]:
+    """Return what a frame of `compare_pairs` compares, those of a user's own measures last."""
+    own = [quantity for quantity in quantities_in(table) if set(columns_of(quantity)) <= {*table}]
+    return [*STANDARD, *(quantity for quantity in own if quantity not in STANDARD)]
+
+
+def p_of(quantity: Quantity) -> str:
+    """Return the column of a test's p."""
+    return f"{quantity.name}_p" if quantity.is_flag else f"{prefix_of(quantity)}p"
+
+
+STANDARD = panels_first(compared_in([]))
 COLUMNS = {
     **dict.fromkeys(("row", "setting_a", "setting_b"), "string"),
     "seeds": "Int64",
     "unit": "string",
     "canaries": "Int64",
-    **dict.fromkeys(FLOATS, "Float64"),
-    **{f"published_{metric}_{name}": "Int64" for metric in ("rs", "bs", "canaries") for name in ("a", "b")},
+    **dict.fromkeys(("epochs_a", "epochs_b"), "Float64"),
+    **{name: "Float64" for quantity in STANDARD for name in columns_of(quantity)},
+    **{f"{PREFIX}{metric}_{side}": "Int64" for metric in COUNTED_OF for side in "ab"},
     "left_out": "string",
 }
 
@@ -65,14 +86,18 @@ def compare_pairs(pairs: Sequence[Pair], round: int | None = None, epoch: float 
         InputError: both a round and an epoch.
     """
     refuse_two_points(round, epoch)
-    rows = [_row(pair, round, epoch) for pair in pairs]
-    for p in TESTED:
+    runs = [run.results for pair in pairs for run in (*pair.a, *pair.b) if run.results]
+    quantities = panels_first(compared_in(runs))
+    rows = [_row(pair, quantities, round, epoch) for pair in pairs]
+    for p in (p_of(quantity) for quantity in quantities if quantity.of_canaries):
         for row, corrected in zip(rows, holm([row.get(p, math.nan) for row in rows]), strict=True):
             row[f"{p}_holm"] = corrected
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    own = [quantity for quantity in quantities if not quantity.is_standard]
+    types = COLUMNS | {name: "Float64" for quantity in own for name in columns_of(quantity)}
+    return described(pd.DataFrame(rows, columns=list(types)).astype(types), own)
 
 
-def _row(pair: Pair, round: int | None, epoch: float | None) -> dict[str, Any]:
+def _row(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoch: float | None) -> dict[str, Any]:
     row: dict[str, Any] = {"row": pair.row}
     begun = {side: [run.results for run in runs if run.results] for side, runs in (("a", pair.a), ("b", pair.b))}
     why = [f"{run.name} (not begun)" for run in (*pair.a, *pair.b) if run.results is None]
@@ -80,20 +105,24 @@ def _row(pair: Pair, round: int | None, epoch: float | None) -> dict[str, Any]:
     for side in "ab":
         row[f"setting_{side}"] = begun[side][0].setting if begun[side] else None
         if published["a"] != published["b"]:  # the same run of two sweeps stands for one published row
-            row |= {f"published_{name}_{side}": published[side].get(name) for name in ("rs", "bs", "canaries")}
+            row |= {f"{PREFIX}{name}_{side}": published[side].get(name) for name in COUNTED_OF}
     try:
         samples = {side: sample(runs, round, epoch) for side, runs in begun.items()}
         taken = {side: [run for run, _ in of.taken] for side, of in samples.items()}
         why += [f"{name} ({reason})" for of in samples.values() for name, reason in of.left_out.items()]
         if taken["a"] and taken["b"]:
-            row |= _compared(taken["a"], taken["b"], round, epoch)
+            row |= _compared(taken["a"], taken["b"], quantities, round, epoch)
     except InputError as error:
         why.append(str(error))
     return row | {"left_out": "; ".join(why) or None}
 
 
 def _compared(
-    a: Sequence[RunResults], b: Sequence[RunResults], round: int | None, epoch: float | None
+    a: Sequence[RunResults],
+    b: Sequence[RunResults],
+    quantities: Sequence[Quantity],
+    round: int | None,
+    epoch: float | None,
 ) -> dict[str, Any]:
     pairs = pairs_of_seeds(a, b)
     row: dict[str, Any] = {
@@ -104,25 +133,37 @@ def _compared(
     for name, runs in (("a", [run for _, run, _ in pairs]), ("b", [run for _, _, run in pairs])):
         points = [run.at(round, epoch) for run in runs]
         row[f"epochs_{name}"] = _mean([run.epochs_of(at) for run, at in zip(runs, points, strict=True)])
-        for metric in ("perplexity", "accuracy"):
-            measured = [run.of_model(metric, at) for run, at in zip(runs, points, strict=True)]
-            row[f"{metric}_{name}"] = _mean(measured)
+        for quantity in of_model(quantities):
+            measured = [run.of_model(quantity.name, at) for run, at in zip(runs, points, strict=True)]
+            row[f"{quantity.name}_{name}"] = _mean(measured)
+    canaries = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs]
+    for quantity in numbers(quantities):
+        if all(quantity in each.quantities for each in canaries):
+            row |= _difference(pairs, quantity, round, epoch)
     if len(pairs) > 1:
-        over = paired_over_seeds(a, b, round, epoch)
-        row |= {"mean_difference": over.mean_difference, "ci_low": over.ci_low, "ci_high": over.ci_high, "p": over.p}
-        for metric, counts in counts_over_seeds(a, b, round, epoch).items():
-            row |= {f"{metric}_a": counts.a, f"{metric}_b": counts.b, f"{metric}_p": counts.p}
-            row |= {f"{metric}_low": counts.ci_low, f"{metric}_high": counts.ci_high}
+        for metric, over in counts_over_seeds(a, b, round, epoch).items():
+            row |= {f"{metric}_a": over.a, f"{metric}_b": over.b, f"{metric}_p": over.p}
+            row |= {f"{metric}_low": over.ci_low, f"{metric}_high": over.ci_high}
         return row
-    _, run_a, run_b = pairs[0]
-    one = paired_exposure(run_a, run_b, round, epoch)
-    row |= {"mean_difference": one.mean_difference, "ci_low": one.ci_low, "ci_high": one.ci_high, "p": one.p_t}
-    canaries = paired_canaries(run_a, run_b, round, epoch).canaries
-    for metric in ("rs", "bs"):
-        found = counts_of(canaries, metric)
-        if found is not None:
-            row |= {f"{metric}_a": found.a, f"{metric}_b": found.b, f"{metric}_p": found.p}
+    for flag in flags(quantities):
+        counts = counts_of(canaries[0].canaries, flag.name)
+        if counts is not None:
+            row |= {f"{flag.name}_a": counts.a, f"{flag.name}_b": counts.b, f"{flag.name}_p": counts.p}
     return row
+
+
+def _difference(
+    pairs: Sequence[tuple[int, RunResults, RunResults]], quantity: Quantity, round: int | None, epoch: float | None
+) -> dict[str, Any]:
+    """The mean difference of a number, its interval and its p, over seeds, or of one seed over canaries."""
+    if len(pairs) > 1:
+        a, b = [run for _, run, _ in pairs], [run for _, _, run in pairs]
+        over = paired_over_seeds(a, b, round, epoch, quantity)
+        statistics = (over.mean_difference, over.ci_low, over.ci_high, over.p)
+    else:
+        one = paired_exposure(pairs[0][1], pairs[0][2], round, epoch, quantity)
+        statistics = (one.mean_difference, one.ci_low, one.ci_high, one.p_t)
+    return dict(zip((prefix_of(quantity) + name for name in (*DIFFERENCE, "p")), statistics, strict=True))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -9,52 +9,33 @@ The frame has a row for all canaries and one for each configuration:
     rs_a, rs_b                    memorized canaries; rs_only_a, rs_only_b: by one model alone
     rs_p, rs_p_holm               McNemar's exact test; of the configurations also corrected for their number
     rs_share, _share_low, _high   share of the discordant ones that are a's, with its exact 95% interval
-    bs_...                        the same of BS
+    bs_...                        the same of BS, and so of each flag of a user's own
+    NAME_mean_difference, ...     the same as of exposure, of each number of canaries of a user's own
 
 Blank: what was not measured, or needs two canaries where there is one.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 
+from flsim.measures.quantity import Quantity, flags, numbers, of_model
 from flsim.results import formats, layout
-from flsim.results.compare import PairedExposure, counts_of, differences_of, paired_exposure
+from flsim.results.columns import COUNTS, DIFFERENCE, prefix_of
+from flsim.results.compare import PairedNumbers, counts_of, differences_of, paired_exposure
 from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
 from flsim.results.formats import formatted, text_of
 from flsim.results.inference import holm
 from flsim.results.layout import Column
-from flsim.results.pairing import paired_canaries
+from flsim.results.pairing import compared_in, paired_canaries
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, memorization_table, user_share
 
-COUNTS = {
-    "a": "Int64",
-    "b": "Int64",
-    "only_a": "Int64",
-    "only_b": "Int64",
-    "p": "Float64",
-    "p_holm": "Float64",
-    "share": "Float64",
-    "share_low": "Float64",
-    "share_high": "Float64",
-}
-COLUMNS = {
-    "configuration": "string",
-    "p_u": "Float64",
-    "p_e": "Float64",
-    "copies": "Int64",
-    "n": "Int64",
-    **dict.fromkeys(("mean_difference", "ci_low", "ci_high", "p_wilcoxon", "p_t", "p_t_holm"), "Float64"),
-    **{f"{metric}_{name}": kind for metric in ("rs", "bs") for name, kind in COUNTS.items()},
-}
-MODEL = {
-    "epochs": ("Epochs", "{:.3g}", 1),
-    "accuracy": ("Accuracy, %", "{:.1f}", 100),
-    "perplexity": ("Perplexity", "{:.1f}", 1),
+TRAINING = {"epochs": ("Epochs", "{:.3g}", 1)}
+PRIVACY = {
     "epsilon_paper": ("Epsilon, paper's", "{:.3g}", 1),
     "epsilon_sound": ("Epsilon", "{:.3g}", 1),
     "record_epsilon": ("Epsilon, record's", "{:.3g}", 1),
@@ -63,8 +44,8 @@ LEGEND = """Only a, only b: memorized by one model alone. Share: of these, a's, 
 exact 95% interval (Clopper-Pearson). p: the chance of as uneven a split if
 neither model memorized more (McNemar's exact test).
 """
-CONFIGURATIONS_LEGEND = """Bits, a-b: mean exposure in a less that in b; CI: half its 95% interval (t).
-RS, BS: memorized canaries, a/b. p: of the t test and of McNemar's exact test,
+CONFIGURATIONS_LEGEND = """{}, a-b: mean {} in a less that in b; CI: half its 95% interval (t).
+{}: memorized canaries, a/b. p: of the t test and of McNemar's exact test,
 corrected for the number of rows (Holm), each column by itself.
 """
 SCOPE = """Canaries are taken as independent, so all of this is about these two models and
@@ -72,17 +53,45 @@ says nothing of other seeds; for that, compare sweeps of several.
 """
 
 
+def _of_canaries(runs: Sequence[RunResults]) -> list[Quantity]:
+    """Return the quantities of canaries that have columns: the primary one and flags, measured or not, then others."""
+    return [quantity for quantity in compared_in(runs) if quantity.of_canaries]
+
+
+def _columns_of(quantity: Quantity) -> dict[str, str]:
+    if quantity.is_flag:
+        return {f"{quantity.name}_{name}": kind for name, kind in COUNTS.items()}
+    return {prefix_of(quantity) + name: "Float64" for name in (*DIFFERENCE, "p_wilcoxon", "p_t", "p_t_holm")}
+
+
+def _p_of(quantity: Quantity) -> str:
+    """The column of a test's p."""
+    return f"{quantity.name}_p" if quantity.is_flag else f"{prefix_of(quantity)}p_t"
+
+
+COLUMNS = {
+    "configuration": "string",
+    "p_u": "Float64",
+    "p_e": "Float64",
+    "copies": "Int64",
+    "n": "Int64",
+    **{name: kind for quantity in _of_canaries([]) for name, kind in _columns_of(quantity).items()},
+}
+
+
 @dataclass(frozen=True, eq=False)
 class RunsCompared:
     """Two runs compared.
 
     Attributes:
-        exposure: over all canaries.
+        numbers: exposure over all canaries, then other numbers of canaries.
+        quantities: what is compared, of canaries and of the model.
         models: a row of `flsim.results.tables.memorization_table` for each run.
         table: the frame described above.
     """
 
-    exposure: PairedExposure
+    numbers: Sequence[PairedNumbers]
+    quantities: Sequence[Quantity]
     models: pd.DataFrame
     table: pd.DataFrame
 
@@ -93,17 +102,20 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
     Raises:
         InputError: as `flsim.results.pairing.paired_canaries`.
     """
-    canaries = paired_canaries(a, b, round, epoch).canaries
-    rows = [{"configuration": "all", **_statistics(canaries)}]
+    pair = paired_canaries(a, b, round, epoch)
+    canaries, compared = pair.canaries, _of_canaries([a, b])
+    rows = [{"configuration": "all", **_statistics(canaries, pair.quantities)}]
     keys = [name for name in ("p_u", "p_e", "copies") if name in canaries]
     for _, some in canaries.groupby(keys, dropna=False, sort=False):
         configuration = {name: some[name].iloc[0] for name in keys}
-        rows.append({"configuration": _name(configuration)} | configuration | _statistics(some))
-    for p in ("p_t", "rs_p", "bs_p"):
+        rows.append({"configuration": _name(configuration)} | configuration | _statistics(some, pair.quantities))
+    for p in (_p_of(quantity) for quantity in compared):
         for row, corrected in zip(rows[1:], holm([row.get(p, math.nan) for row in rows[1:]]), strict=True):
             row[f"{p}_holm"] = corrected
-    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
-    return RunsCompared(paired_exposure(a, b, round, epoch), memorization_table([a, b], round, epoch), table)
+    types = COLUMNS | {name: kind for quantity in compared for name, kind in _columns_of(quantity).items()}
+    table = pd.DataFrame(rows, columns=list(types)).astype(types)
+    over_all = [paired_exposure(a, b, round, epoch, quantity) for quantity in numbers(pair.quantities)]
+    return RunsCompared(over_all, compared_in([a, b]), memorization_table([a, b], round, epoch), table)
 
 
 def _name(configuration: Mapping[Any, Any]) -> str:
@@ -113,13 +125,17 @@ def _name(configuration: Mapping[Any, Any]) -> str:
     return "unknown" if pd.isna(number) else copies(number)
 
 
-def _statistics(canaries: pd.DataFrame) -> dict[str, Any]:
-    found = differences_of(canaries)
-    for metric in ("rs", "bs"):
-        counts = counts_of(canaries, metric)
-        if counts is not None:
-            found |= {f"{metric}_{name}": value for name, value in asdict(counts).items() if name != "n"}
-    return found
+def _statistics(canaries: pd.DataFrame, quantities: Sequence[Quantity]) -> dict[str, Any]:
+    row: dict[str, Any] = {"n": len(canaries)}
+    for quantity in quantities:
+        if quantity.is_flag:
+            counts = counts_of(canaries, quantity.name)
+            statistics = asdict(counts) if counts is not None else {}
+        else:
+            statistics = differences_of(canaries, quantity)
+        prefix = f"{quantity.name}_" if quantity.is_flag else prefix_of(quantity)
+        row |= {prefix + name: value for name, value in statistics.items() if name != "n"}
+    return row
 
 
 def to_json(compared: RunsCompared) -> dict[str, Any]:
@@ -133,30 +149,39 @@ def to_markdown(compared: RunsCompared, width: int = 80) -> str:
     """Everything, as people read it: at most `width` columns, but for names that are longer."""
     return "\n".join(
         [
-            str(compared.exposure) + "\n",
+            "\n".join(map(str, compared.numbers)) + "\n",
             layout.markdown(*_both(compared), LEGEND + _warnings(compared.models, width), width),
-            layout.markdown(*_configurations(compared.table), CONFIGURATIONS_LEGEND + SCOPE, width),
+            layout.markdown(*_configurations(compared), _legend(compared.quantities) + SCOPE, width),
         ]
     )
 
 
 def to_latex(compared: RunsCompared) -> str:
     """The rows of the frame as a tabular; it needs the package booktabs."""
-    return layout.latex(*_configurations(compared.table, has_all=True))
+    return layout.latex(*_configurations(compared, has_all=True))
+
+
+def _legend(quantities: Sequence[Quantity]) -> str:
+    primary = next(quantity for quantity in quantities if quantity.is_primary)
+    standard = [flag.heading for flag in flags(quantities) if flag.is_standard]
+    text = CONFIGURATIONS_LEGEND.format(primary.heading, primary.title.lower(), ", ".join(standard))
+    own = [quantity for quantity in quantities if not quantity.is_standard]
+    return text + "".join(formats.note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
 
 
 def _both(compared: RunsCompared) -> tuple[list[Column], list[list[Column]]]:
     """Labels and units of a table: counts of either run and what is discordant, then utility and epsilon."""
     everything: Mapping[Any, Any] = compared.table.iloc[0].to_dict()
     lines: list[list[str]] = []
-    for metric in ("rs", "bs"):
-        if not pd.isna(everything[f"{metric}_a"]):
-            counts = [str(everything[f"{metric}_{name}"]) for name in ("a", "b", "only_a", "only_b")]
-            low, high = everything[f"{metric}_share_low"], everything[f"{metric}_share_high"]
-            share = everything[f"{metric}_share"]
-            found = "-" if pd.isna(share) else f"{share:.0%} ({low:.0%} to {high:.0%})"
-            lines.append([f"{metric.upper()} /{everything['n']}", *counts, p_text(everything[f"{metric}_p"]), found])
-    for name, (heading, template, scale) in MODEL.items():
+    for flag in flags(compared.quantities):
+        name = flag.name
+        if not pd.isna(everything[f"{name}_a"]):
+            counts = [str(everything[f"{name}_{side}"]) for side in ("a", "b", "only_a", "only_b")]
+            low, high = everything[f"{name}_share_low"], everything[f"{name}_share_high"]
+            share = everything[f"{name}_share"]
+            text = "-" if pd.isna(share) else f"{share:.0%} ({low:.0%} to {high:.0%})"
+            lines.append([f"{flag.heading} /{everything['n']}", *counts, p_text(everything[f"{name}_p"]), text])
+    for name, (heading, template, scale) in (TRAINING | _of_model(compared.quantities) | PRIVACY).items():
         if name in compared.models and compared.models[name].notna().any():
             lines.append([heading, *formatted(compared.models[name], template, scale), "", "", "", ""])
     headings = ["", "a", "b", "only a", "only b", "p", "share (95%)"]
@@ -165,19 +190,27 @@ def _both(compared: RunsCompared) -> tuple[list[Column], list[list[Column]]]:
     return [Column("", cells[0], is_number=False)], [units]
 
 
-def _configurations(table: pd.DataFrame, has_all: bool = False) -> tuple[list[Column], list[list[Column]]]:
-    rows = table if has_all else table[1:]
-    # The row of all canaries is one test by itself.
-    ps = {p: rows[f"{p}_holm"].where(rows["configuration"] != "all", rows[p]) for p in ("p_t", "rs_p", "bs_p")}
+def _of_model(quantities: Sequence[Quantity]) -> dict[str, tuple[str, str, int]]:
+    """Heading, format and factor of numbers of the model, which are columns of a table of runs."""
+    return {quantity.name: (quantity.phrase, quantity.format, quantity.scale) for quantity in of_model(quantities)}
+
+
+def _configurations(compared: RunsCompared, has_all: bool = False) -> tuple[list[Column], list[list[Column]]]:
+    rows = compared.table if has_all else compared.table[1:]
     labels = [
         Column("p_u, p_e" if rows["copies"].isna().all() else "Canaries", text_of(rows["configuration"]), False),
         Column("n", text_of(rows["n"])),
     ]
-    return labels, [
-        [*difference_columns(rows), Column("p", p_texts(ps["p_t"]))],
-        [Column("RS", counts_text(rows, "rs", "{}")), Column("p", p_texts(ps["rs_p"]))],
-        [Column("BS", counts_text(rows, "bs", "{}")), Column("p", p_texts(ps["bs_p"]))],
-    ]
+    units = []
+    for quantity in compared.quantities:
+        if quantity.of_canaries and (quantity.is_standard or rows[_p_of(quantity)].notna().any()):
+            p = _p_of(quantity)
+            # The row of all canaries is one test by itself.
+            ps = Column("p", p_texts(rows[f"{p}_holm"].where(rows["configuration"] != "all", rows[p])))
+            cells = counts_text(rows, quantity.name, "{}") if quantity.is_flag else []
+            unit = [Column(quantity.heading, cells)] if quantity.is_flag else difference_columns(rows, quantity)
+            units.append([*unit, ps])
+    return labels, units
 
 
 def _warnings(models: pd.DataFrame, width: int) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flsim.measures.quantity import flags
 from flsim.results.compare import PairedCounts, counts_of
 from flsim.results.inference import sign_flip_p, t_interval
-from flsim.results.pairing import paired_canaries
+from flsim.results.pairing import compared_in, paired_canaries
 from flsim.results.store import RunResults
 from flsim.results.worlds import pairs_of_seeds
 
@@ -36,7 +37,7 @@ class CountsOverSeeds:
 def counts_over_seeds(
     a: Sequence[RunResults], b: Sequence[RunResults], round: int | None = None, epoch: float | None = None
 ) -> dict[str, CountsOverSeeds]:
-    """Compare counts of two series, seed by seed: ``rs`` and ``bs``, of which each was measured in all runs.
+    """Compare counts of two series, seed by seed, of each flag that was measured in all runs.
 
     Seeds are what is independent, not canaries: one model's are memorized or not together.
 
@@ -44,7 +45,8 @@ def counts_over_seeds(
         InputError: as `flsim.results.worlds.paired_over_seeds`.
     """
     pairs = [paired_canaries(run_a, run_b, round, epoch).canaries for _, run_a, run_b in pairs_of_seeds(a, b)]
-    found = {metric: [counts_of(canaries, metric) for canaries in pairs] for metric in ("rs", "bs")}
+    names = [flag.name for flag in flags(compared_in([*a, *b]))]
+    found = {metric: [counts_of(canaries, metric) for canaries in pairs] for metric in names}
     return {metric: _over([each for each in counts if each]) for metric, counts in found.items() if all(counts)}
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.measures.quantity import Quantity
+from flsim.results.columns import DIFFERENCE, prefix_of
+from flsim.results.compare import signed
 from flsim.results.formats import formatted
 from flsim.results.layout import Column
 
@@ -21,11 +24,13 @@ def p_texts(p: "pd.Series[float]") -> list[str]:
     return [p_text(each) for each in p]
 
 
-def difference_columns(table: pd.DataFrame) -> list[Column]:
-    """Of each row, its mean_difference and half its interval."""
+def difference_columns(table: pd.DataFrame, quantity: Quantity) -> list[Column]:
+    """Of each row, the mean difference of a number and half its interval."""
+    mean, low, high = (table[prefix_of(quantity) + name] for name in DIFFERENCE)
+    sign = signed(quantity)
     return [
-        Column("Bits, a-b", formatted(table["mean_difference"], "{:+.2f}")),
-        Column("CI", formatted((table["ci_high"] - table["ci_low"]) / 2, "{:.2f}")),
+        Column(f"{quantity.heading}, a-b", formatted(mean, f"{{:{sign}}}")),
+        Column("CI", formatted((high - low) / 2, f"{{:{sign.removeprefix('+')}}}")),
     ]
 
 

@@ -1,17 +1,22 @@
 """Columns that people read of a table of runs or over seeds, with the published values beside ours."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity, flags
 from flsim.results import formats
-from flsim.results.against_published import AGAINST, COUNTED, agreements, measured
+from flsim.results.against_published import AGAINST, COUNTED, agreements, has_shares, measured, source_of
+from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 
 LOWEST = "Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary."
 COPIES = " Copies: the fewest with a memorized canary, where their number was set."
-SHARE = "RS %, BS %: shares of {} canaries."
+SHARE = "{}: shares of {} canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, taken as independent."
 PAPER = "Paper: what was published for the column before it."
 MARKS = {"same": "=", "lower": "<", "higher": ">"}
@@ -25,33 +30,37 @@ EPOCH = "Epochs: records read, of rounds or (b_r) of steps, over how many record
 ALL_EPOCHS = "All after {} epochs: each reads as many records as there are.\n"
 
 
-def memorized(table: pd.DataFrame, metric: str, template: str) -> list[list[Column]]:
-    """The units of RS or BS: a count, or, beside published ones, a share; each with its interval; and the lowest."""
-    name = metric.upper()
+def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:
+    """The units of a flag: a count, or, beside published ones, a share; each with its interval; and the lowest."""
+    name = flag.heading
     bounds = [
         "" if pd.isna(low) else f"{100 * low:.0f}-{100 * high:.0f}"
-        for low, high in zip(table[f"{metric}_share_low"], table[f"{metric}_share_high"], strict=True)
+        for low, high in zip(table[f"{flag.name}_share_low"], table[f"{flag.name}_share_high"], strict=True)
     ]
     interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
     counts = sorted(set(table["canaries"]))
-    if not {"published_rs", "published_bs", "published_extracted"} & {*table}:
+    note = "" if flag.is_standard else f"{name}: {flag.outcome} canaries; {flag.sentence}"
+    if not has_shares(table):
         out_of = [f"/{count}" if len(counts) > 1 else "" for count in table["canaries"]]
-        cells = [cell and cell + rest for cell, rest in zip(formatted(table[metric], template), out_of, strict=True)]
+        cells = [cell and cell + rest for cell, rest in zip(formatted(table[flag.name], template), out_of, strict=True)]
         heading = f"{name} /{counts[0]}" if len(counts) == 1 else name
-        return [[Column(heading, cells), interval, *_lowest(table, metric, "Lowest")]]
-    source = "extracted" if metric == "bs" and "published_bs" not in table else metric
-    share, theirs = measured(table, metric)[0], measured(table, source)[1]
+        return [[Column(heading, cells, note=note), interval, *_lowest(table, flag, "Lowest")]]
+    source = source_of(table, flag.name)
+    share, theirs = measured(table, flag.name)[0], measured(table, source)[1]
+    standard = ", ".join(f"{quantity.heading} %" for quantity in flags(QUANTITIES.values()) if quantity.is_standard)
+    note = note or SHARE.format(standard, " or ".join(map(str, counts)))
     unit = [
-        Column(f"{name} %", formatted(share, "{:.1f}", 100), note=SHARE.format(" or ".join(map(str, counts)))),
+        Column(f"{name} %", formatted(share, "{:.1f}", 100), note=note),
         interval,
         *_paper(formatted(theirs, "{:.1f}", 100)),
         *marks(table, source),
     ]
-    lowest = _lowest(table, metric, f"{name} lowest")
+    lowest = _lowest(table, flag, f"{name} lowest")
     return [unit, lowest] if lowest else [unit]
 
 
-def _lowest(table: pd.DataFrame, metric: str, heading: str) -> list[Column]:
+def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
+    metric = flag.name
     if f"{metric}_lowest" not in table:
         return []
     cells = text_of(table[f"{metric}_lowest"])
@@ -82,22 +91,31 @@ def agreement(table: pd.DataFrame) -> str:
     return "\n" + "".join(formats.note(str(each)) for each in agreements(table))
 
 
-def exposures(table: pd.DataFrame) -> list[Column]:
-    """What is beside mean exposure: that over the whole space, and the published one."""
+def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[Column]:
+    """The column of a number's mean over canaries."""
+    note = number.note or f"mean over canaries, {number.sentence}"
+    cells = formatted(table[mean_of(number)], number.format)
+    return [Column(number.heading, cells, note=f"{number.heading}: {note}" if has_note else "")]
+
+
+def companions(table: pd.DataFrame, number: Quantity, quantities: Sequence[Quantity]) -> list[Column]:
+    """What is beside a mean over canaries: the numbers that are shown there, and the published one."""
     columns = []
-    if "mean_space_exposure" in table:
-        note = "Space: mean exposure over the whole space of phrases, extrapolated."
-        columns.append(Column("Space", formatted(table["mean_space_exposure"], "{:.1f}"), is_extra=True, note=note))
-    return [*columns, *_published(table, "exposure", "{:.1f}"), *marks(table, "exposure")]
+    for other in quantities:
+        if other.beside == number.name and is_in(table, other):
+            columns += [replace(column, is_extra=True) for column in mean(table, other)]
+    return [*columns, *_published(table, number.name, number.format), *marks(table, number.name)]
 
 
-def utility(table: pd.DataFrame, has_deviations: bool = False) -> list[list[Column]]:
-    """The units of accuracy and perplexity."""
+def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations: bool = False) -> list[list[Column]]:
+    """The units of numbers of the model."""
     units = []
-    for name, heading, scale in (("accuracy", "Acc. %", 100), ("perplexity", "Perp.", 1)):
-        deviation = [Column("SD", formatted(table[f"{name}_sd"], "{:.1f}", scale))] if has_deviations else []
-        ours = Column(heading, formatted(table[name], "{:.1f}", scale))
-        units.append([ours, *deviation, *_published(table, name, "{:.1f}", scale)])
+    for quantity in quantities:
+        name, template, scale = quantity.name, quantity.format, quantity.scale
+        deviation = [Column("SD", formatted(table[f"{name}_sd"], template, scale))] if has_deviations else []
+        note = "" if quantity.is_standard else f"{quantity.heading}: {quantity.sentence}"
+        ours = Column(quantity.column_heading, formatted(table[name], template, scale), note=note)
+        units.append([ours, *deviation, *_published(table, name, template, scale)])
     return units
 
 

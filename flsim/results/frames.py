@@ -24,7 +24,8 @@ A run that is not evaluated yet, or that diverged, has one row, without measurem
     rank, exposure           among the references; bits
     rs, bs                   whether Random Sampling and Beam Search found it memorized
 
-All columns are typed, and what was not measured is missing.
+and a column for each quantity of canaries that a user's own measure computed. All columns are typed, and what was not
+measured is missing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,11 +37,13 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity
+from flsim.results.columns import described, quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import WORLD, is_sweep, read_sweep
 from flsim.results.tables import memorization_table
-from flsim.results.worlds import IID, NON_IID
 
 RUN = {
     "folder": "string",
@@ -51,6 +54,13 @@ RUN = {
     "series": "string",
     "is_final": "boolean",
 }
+
+
+def type_of(quantity: Quantity) -> str:
+    """Return pandas' name of the type of a canary's values."""
+    return {"flag": "boolean", "count": "Int64", "number": "Float64"}[quantity.kind]
+
+
 CANARY = {
     "folder": "string",
     "run": "string",
@@ -65,13 +75,8 @@ CANARY = {
     "p_e": "Float64",
     "sharers": "Int64",
     "insertions": "Int64",
-    "log_perplexity": "Float64",
-    "rank": "Int64",
-    "exposure": "Float64",
-    "rs": "boolean",
-    "bs": "boolean",
+    **{quantity.name: type_of(quantity) for quantity in QUANTITIES.values() if "canaries" in quantity.places},
 }
-MEASURED = ("log_perplexity", "rank", "exposure", "rs", "bs")
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,12 @@ class _Found:
 
     def about(self, round_: int | None) -> dict[str, Any]:
         """The columns of `RUN`."""
-        results, prefixes = self.results, {"iid": IID, "non-iid": NON_IID}
-        worlds = [world for world, prefix in prefixes.items() if results.setting.startswith(prefix)]
+        results = self.results
         return {
             "folder": str(self.folder),
             "sweep": self.sweep,
             "grid": self.grid,
-            "world": worlds[0] if worlds else None,
+            "world": results.world,
             "seed": results.seed,
             "series": results.series,
             "is_final": results.status == "completed" and round_ == results.rounds,
@@ -115,8 +119,8 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
         InputError: a path that is neither, nothing at all, a run that is damaged, or copies of a run that differ.
     """
     found = [run for path in paths for run in _read(str(path))]
-    shown = without_copies([run.results for run in found], [run.results for run in found if run.sweep is not None])
-    found = [run for run in found if run.results in shown]
+    kept = without_copies([run.results for run in found], [run.results for run in found if run.sweep is not None])
+    found = [run for run in found if run.results in kept]
     if not found:
         raise InputError(f"{', '.join(map(str, paths)) or 'no paths'}: no runs there; `flsim demo` makes some")
     return _runs(found), _canaries(found)
@@ -137,18 +141,21 @@ def _read(pattern: str) -> Iterator[_Found]:
 
 def _runs(found: list[_Found]) -> pd.DataFrame:
     """A table shows the last evaluation of a run: here each evaluation is a run of its own."""
-    about, shown, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
+    about, evaluated, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
     for run in found:
         for round_ in run.rounds or (None,):
             results = run.results
             if round_ is not None:
                 results = replace(results, rows=results.rows[results.rows["round"] == round_])
             about.append(run.about(round_) | _cells(run.axes))
-            shown.append(results)
+            evaluated.append(results)
             if run.published:
                 published[results] = run.published
     before = pd.DataFrame(about).convert_dtypes().astype(RUN)
-    return pd.concat([before, memorization_table(shown, published=published)], axis=1)
+    table = memorization_table(evaluated, published=published)
+    runs = pd.concat([before, table], axis=1)
+    runs.attrs = table.attrs  # pandas drops what only one of the tables has
+    return runs
 
 
 def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
@@ -161,14 +168,17 @@ def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
 
 
 def _canaries(found: list[_Found]) -> pd.DataFrame:
-    tables = [pd.DataFrame(columns=list(CANARY))]
+    known = quantities_of(run.results for run in found)
+    quantities = [each for each in known if each.of_canaries and "canaries" in each.places and not each.is_partial]
+    types = CANARY | {quantity.name: type_of(quantity) for quantity in quantities}
+    tables = [pd.DataFrame(columns=list(types))]
     for run in found:
         roster = run.results.roster
         words = roster["words"].map(" ".join) if "words" in roster else None
         for round_ in run.rounds:
-            values = {metric: run.results.of_canaries(metric, round_) for metric in MEASURED}
+            values = {each.name: run.results.of_canaries(each.name, round_) for each in quantities}
             measured = {name: None if value is None else value.to_numpy() for name, value in values.items()}
             at = {"run": run.results.name, "round": round_, "epochs": run.results.epochs_of(round_), "words": words}
             columns = run.about(round_) | at | measured
-            tables.append(roster.assign(**columns).reindex(columns=list(CANARY)))
-    return pd.concat([table.astype(CANARY) for table in tables], ignore_index=True)
+            tables.append(roster.assign(**columns).reindex(columns=list(types)))
+    return described(pd.concat([table.astype(types) for table in tables], ignore_index=True), quantities)

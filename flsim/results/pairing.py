@@ -1,10 +1,13 @@
-"""Two runs over the same canaries, side by side: what each canary's exposure, RS and BS are in either."""
+"""Two runs over the same canaries, side by side: what was measured of each canary in either."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.measures.quantity import Quantity, shown
+from flsim.results.columns import quantities_of
 from flsim.results.store import RunResults, refuse_two_points
 
 
@@ -15,12 +18,14 @@ class PairedCanaries:
     Attributes:
         round_a, round_b: the evaluated rounds.
         canaries: a row per canary, indexed by its id: p_u, p_e and copies (planned, where p_u says nothing),
-            exposure_a, exposure_b, and where they were measured rs_a, rs_b, bs_a, bs_b.
+            and NAME_a, NAME_b of the quantities that are compared: the primary one, others where they were measured.
+        quantities: those that were measured in both, the primary one first.
     """
 
     round_a: int
     round_b: int
     canaries: pd.DataFrame
+    quantities: Sequence[Quantity]
 
 
 def paired_canaries(
@@ -41,7 +46,7 @@ def paired_canaries(
     refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)
     round_a, round_b = _round_of(a, round, epoch), _round_of(b, round, epoch)
-    references = a.of_model("references", round_a), b.of_model("references", round_b)
+    references = a.references(round_a), b.references(round_b)
     if references[0] != references[1] or references[0] is None:
         sizes = " and ".join("unknown" if size is None else f"{size:.0f}" for size in references)
         raise InputError(
@@ -52,13 +57,24 @@ def paired_canaries(
     canaries = roster[["p_u", "p_e"]].astype("float64")
     if "planned_insertions" in roster:
         canaries["copies"] = roster["planned_insertions"].astype("Int64").where(canaries["p_u"].isna())
+    compared = [quantity for quantity in compared_in([a, b]) if quantity.of_canaries]
     for name, run, at in (("a", a, round_a), ("b", b, round_b)):
-        canaries[f"exposure_{name}"] = _exposure(run, at)
-        for metric in ("rs", "bs"):
-            values = run.of_canaries(metric, at)
+        for quantity in compared:
+            values = run.of_canaries(quantity.name, at)
             if values is not None:
-                canaries[f"{metric}_{name}"] = values
-    return PairedCanaries(round_a, round_b, canaries)
+                canaries[f"{quantity.name}_{name}"] = values
+            elif quantity.is_primary:
+                raise InputError(
+                    f"run {run.name}, round {at}: {quantity.name} was not measured; evaluate that checkpoint again"
+                )
+    in_both = [each for each in compared if {f"{each.name}_a", f"{each.name}_b"} <= {*canaries}]
+    return PairedCanaries(round_a, round_b, canaries, in_both)
+
+
+def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:
+    """Return what comparisons of runs are about: the primary number, flags, other numbers, and numbers of the model."""
+    compared = shown(quantities_of(runs), "compare")
+    return sorted(compared, key=lambda quantity: not quantity.is_primary)
 
 
 def _refuse_other_canaries(a: RunResults, b: RunResults) -> None:
@@ -80,10 +96,3 @@ def _round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
     if run.status == "diverged":
         raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
     return run.at(round, epoch)
-
-
-def _exposure(run: RunResults, round: int) -> "pd.Series[float]":
-    exposure = run.of_canaries("exposure", round)
-    if exposure is None:
-        raise InputError(f"run {run.name}, round {round}: exposure was not measured; evaluate that checkpoint again")
-    return exposure

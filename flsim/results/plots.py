@@ -1,7 +1,7 @@
 """What runs memorized, over epochs: RS, BS, mean exposure and perplexity side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,17 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.results.compare import t_interval
+from flsim.measures.quantity import Quantity, flags, numbers, shown
+from flsim.results.columns import quantities_of
 from flsim.results.figures import ROUNDS, line_style, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
+from flsim.results.inference import t_interval
 from flsim.results.seeds import by_series
 from flsim.results.store import RunResults
 
 EPOCHS = "epochs: records read / records there are"
 BANDS = {
-    False: "Band: 95% interval of mean exposure over canaries",
+    False: "Band: 95% interval of {} over canaries",
     True: "Mean over seeds; band: its 95% interval over seeds (t)",
 }
 
@@ -59,58 +61,83 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     """Every run's or series' memorization and utility over epochs, independent of pyplot.
 
     Over rounds where some run does not know its epochs. Four panels: canaries memorized by RS, by BS (counts), mean
-    exposure (bits), perplexity. Bands are 95% intervals, Student's t: of mean exposure over canaries, or, over seeds,
-    of all four over the seeds' means. A run that diverged ends at its last finite evaluation, and its label says so;
-    one that has no evaluation yet is named and has no line. Over seeds, a line is over the points that all runs of its
-    series have; those that diverged, failed or have none are left out, and its label says how many.
+    exposure (bits), perplexity; and one for each quantity that a user's own measures computed. Bands are 95% intervals,
+    Student's t: of means over canaries, or, over seeds, of all panels over the seeds' means. A run that diverged ends
+    at its last finite evaluation, and its label says so; one that has no evaluation yet is named and has no line. Over
+    seeds, a line is over the points that all runs of its series have; those that diverged, failed or have none are left
+    out, and its label says how many.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     taken = [_averaged(group) for group in groups] if over_seeds else groups
     in_epochs = all(run.rounds_per_epoch is not None for run in runs if run.evaluated)
-    columns = min(2, len(groups))
+    quantities = [quantity for quantity in shown(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
+    columns, rows = min(2, len(groups)), math.ceil(len(quantities) / 2)
     figure = Figure(
-        figsize=(9.5, 5.8 + 0.25 * math.ceil(len(groups) / columns)),
+        figsize=(9.5, 2.9 * rows + 0.25 * math.ceil(len(groups) / columns)),
         layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
     )
     FigureCanvasAgg(figure)
-    panels: list[Axes] = figure.subplots(2, 2, sharex=True).ravel().tolist()
-    rs, bs, exposure, perplexity = panels
+    grid: list[Axes] = figure.subplots(rows, 2, sharex=True).ravel().tolist()
+    panels = dict(zip(quantities, grid, strict=False))
+    for empty in grid[len(quantities) :]:
+        empty.set_axis_off()
     counts = sorted({len(run.roster) for run in runs})
-    memorized = f"canaries memorized (of {counts[0]})" if len(counts) == 1 else "canaries memorized"
-    for panel, metric, title, unit in (
-        (rs, "rs", "Random Sampling (RS)", memorized),
-        (bs, "bs", "Beam Search (BS)", memorized),
-        (exposure, "exposure", "Mean exposure", "bits"),
-        (perplexity, "perplexity", "Perplexity on test text", "perplexity (log)"),
-    ):
-        panel.set(title=title, ylabel=unit)
+    of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
+    for quantity, panel in panels.items():
+        panel.set(title=_title(quantity), ylabel=_unit(quantity, of_all))
         for index, group in enumerate(taken):
-            _draw(panel, index, _curve(group, metric, in_epochs, over_seeds))
-    for panel in (exposure, perplexity):
+            _draw(panel, index, _curve(group, quantity, in_epochs, over_seeds))
+    for panel in list(panels.values())[-2:]:
         panel.set_xlabel(EPOCHS if in_epochs else ROUNDS)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not in_epochs))
+        if len(quantities) % 2:  # nothing is below the last but one
+            panel.tick_params(labelbottom=True)
     _scale(panels, counts[-1])
     legend = figure.legend(
-        rs.get_lines(),
+        grid[0].get_lines(),
         [_label(group, runs, len(of) if over_seeds else None) for group, of in zip(groups, taken, strict=True)],
         loc="outside lower center",
         ncols=columns,
         frameon=False,
         handlelength=3.5,  # dashes show whole
     )
-    legend.set_title(BANDS[over_seeds])
+    legend.set_title(BANDS[over_seeds].format(", ".join(_mean_of(number) for number in numbers(quantities))))
     return figure
+
+
+def _is_drawn(quantity: Quantity, runs: Sequence[RunResults]) -> bool:
+    """Whether there is a panel: always for what papers report, else where it was measured."""
+    return quantity.is_standard or any((run.rows["metric"] == quantity.name).any() for run in runs)
+
+
+def _mean_of(quantity: Quantity) -> str:
+    return (quantity.caption or f"Mean {quantity.title}").lower()
+
+
+def _title(quantity: Quantity) -> str:
+    if quantity.caption:
+        return quantity.caption
+    if quantity.is_flag:
+        return f"{quantity.title} ({quantity.heading})"
+    return f"Mean {quantity.title}" if quantity.of_canaries else quantity.title
+
+
+def _unit(quantity: Quantity, of_all: str) -> str:
+    if quantity.is_flag:
+        return f"canaries memorized{of_all}"
+    unit = "%" if quantity.is_percentage else quantity.axis
+    return f"{unit} (log)".strip() if quantity.is_log else unit
 
 
 def _averaged(series: Sequence[RunResults]) -> list[RunResults]:
     return [run for run in series if run.status not in {"diverged", "failed"} and run.evaluated]
 
 
-def _curve(runs: Sequence[RunResults], metric: str, in_epochs: bool, over_seeds: bool) -> Curve:
-    """The mean over runs of a metric, at the rounds where all were measured."""
+def _curve(runs: Sequence[RunResults], quantity: Quantity, in_epochs: bool, over_seeds: bool) -> Curve:
+    """The mean over runs of a quantity, at the rounds where all were measured."""
     points = []
     for round_ in sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ()):
-        found = [values for run in runs if (values := _measured(run, metric, round_)) is not None]
+        found = [values for run in runs if (values := _measured(run, quantity, round_)) is not None]
         if len(found) == len(runs):
             means = np.array([values.mean() for values in found])
             x = np.mean([run.epochs_of(round_) if in_epochs else round_ for run in runs])
@@ -118,15 +145,15 @@ def _curve(runs: Sequence[RunResults], metric: str, in_epochs: bool, over_seeds:
     return Curve(*np.array(points, dtype="float64").reshape(-1, 4).T)
 
 
-def _measured(run: RunResults, metric: str, round_: int) -> NDArray[np.float64] | None:
-    """Float64 [canaries] of exposure, else [1]; None where it was not measured or is not finite."""
-    if metric == "perplexity":
-        value = run.of_model(metric, round_)
-        return None if value is None or not math.isfinite(value) else np.array([value])
-    values = run.of_canaries(metric, round_)
+def _measured(run: RunResults, quantity: Quantity, round_: int) -> NDArray[np.float64] | None:
+    """Float64 [canaries] of a number of canaries, else [1]; None where it was not measured or is not finite."""
+    if not quantity.of_canaries:
+        value = run.of_model(quantity.name, round_)
+        return None if value is None or not math.isfinite(value) else np.array([value * quantity.scale])
+    values = run.of_canaries(quantity.name, round_)
     if values is None:
         return None
-    return np.array(values if metric == "exposure" else [(values == 1).sum()], dtype="float64")
+    return np.array([(values == 1).sum()] if quantity.is_flag else values * quantity.scale, dtype="float64")
 
 
 def _draw(panel: Axes, index: int, curve: Curve) -> None:
@@ -145,24 +172,32 @@ def _draw(panel: Axes, index: int, curve: Curve) -> None:
     band.set_in_layout(False)
 
 
-def _scale(panels: Sequence[Axes], canaries: int) -> None:
+def _scale(panels: Mapping[Quantity, Axes], canaries: int) -> None:
     """Scales that show the lines whole. Bands are cut: of two seeds they can be wider than everything there is."""
-    rs, bs, exposure, perplexity = panels
-    tops = [float(np.max(_heights(panel), initial=0.0)) for panel in panels]
-    for panel in (rs, bs):
-        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
-        # A flat line at zero is a result: it needs a scale to be seen against.
-        panel.set_ylim(0, min(canaries, max(1.0, 1.2 * max(tops[:2]))))
-    exposure.set_ylim(0, 1.15 * tops[2] or 1.0)
-    if tops[3]:
-        low, high = float(_heights(perplexity).min()), tops[3]
+    tops = {quantity: float(np.max(_heights(panel), initial=0.0)) for quantity, panel in panels.items()}
+    for quantity, panel in panels.items():
+        if quantity.is_flag:
+            panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+            # A flat line at zero is a result: it needs a scale to be seen against.
+            panel.set_ylim(0, min(canaries, max(1.0, 1.2 * max(tops[flag] for flag in flags(panels)))))
+        elif quantity.is_log:
+            _scale_by_logarithm(panel, tops[quantity])
+        else:
+            lowest = float(np.min(_heights(panel), initial=0.0))
+            panel.set_ylim(1.15 * lowest, 1.15 * tops[quantity] or 1.0)
+        panel.set_xlim(left=0)
+
+
+def _scale_by_logarithm(panel: Axes, high: float) -> None:
+    """A scale on which late differences, small beside the first fall, count as much."""
+    if high:
+        low = float(_heights(panel).min())
         margin = (high / low) ** 0.08 * 1.01
-        perplexity.set_yscale("log")  # late differences are small beside the first fall, and count as much
-        perplexity.set_ylim(low / margin, high * margin)
-        perplexity.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if high > 3 * low else MaxNLocator(6))
-        perplexity.yaxis.set_major_formatter(ScalarFormatter())
-        perplexity.yaxis.set_minor_locator(NullLocator())
-    exposure.set_xlim(left=0)
+        panel.set_yscale("log")
+        panel.set_ylim(low / margin, high * margin)
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if high > 3 * low else MaxNLocator(6))
+        panel.yaxis.set_major_formatter(ScalarFormatter())
+        panel.yaxis.set_minor_locator(NullLocator())
 
 
 def _heights(panel: Axes) -> NDArray[np.float64]:

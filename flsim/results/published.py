@@ -7,10 +7,42 @@ the table's own name as text. Cells that are blank in the file are left out.
 import csv
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import Any
 
 from flsim.base.errors import InputError
 
 Cell = int | float | str
+# The papers' column -> ours, and its type. What is neither here nor `table` or `data` says what was trained.
+RESULTS = {
+    "canaries": ("published_canaries", "Int64"),
+    "rs": ("published_rs", "Int64"),
+    "rs_lowest": ("published_rs_lowest", "string"),
+    "bs": ("published_bs", "Int64"),
+    "bs_lowest": ("published_bs_lowest", "string"),
+    "extracted": ("published_extracted", "Float64"),
+    "mean_exposure": ("published_exposure", "Float64"),
+    "accuracy": ("published_accuracy", "Float64"),
+    "perplexity": ("published_perplexity", "Float64"),
+    "test_loss": ("published_test_loss", "Float64"),
+    "epsilon_paper": ("published_epsilon", "Float64"),
+    "delta": ("published_delta", "Float64"),
+    "epsilon": ("published_record_epsilon", "Float64"),
+}
+# How a report shows published columns that we have none of: heading, format and factor. And the column of ours beside.
+FORMS: dict[str, tuple[str, str, float]] = {
+    "extracted": ("Extracted", "{:.3g}", 1),
+    "exposure": ("Exposure, bits", "{:.1f}", 1),
+    "test_loss": ("Test loss", "{:.3g}", 1),
+}
+BESIDE = {"exposure": "mean_exposure", "extracted": "bs", "epsilon": "epsilon_paper"}
+PREFIX = "published_"
+COUNTED_OF = ("rs", "bs", "canaries")  # memorized canaries, and of how many
+PUBLISHED = {
+    "published_table": "string",
+    "published_data": "string",
+    "published_setting": "string",
+    **dict(RESULTS.values()),
+}
 
 
 def published_rows(file: str, table: str) -> list[dict[str, object]]:
@@ -54,6 +86,12 @@ def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -
     return dict(found[0]) if found else None
 
 
+def has_counts(row: Mapping[Any, Any]) -> bool:
+    """Return whether a table's row stands for published numbers of memorized canaries."""
+    value = row.get("published_rs", row.get("published_bs"))
+    return value is not None and value == value  # NaN and NA are missing
+
+
 def _parsed(cell: str) -> Cell:
     for kind in (int, float):
         try:
@@ -66,3 +104,14 @@ def _parsed(cell: str) -> Cell:
 def _comparable(value: object) -> Cell:
     parsed = _parsed(str(value))
     return parsed.casefold() if isinstance(parsed, str) else parsed
+
+
+def cells_of(row: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The columns of `PUBLISHED` of a row of `published_rows`; none without a row."""
+    if not row:
+        return {}
+    trained = {name: row[name] for name in row if name not in RESULTS or name == "epsilon"}
+    table, data = trained.pop("table", ""), trained.pop("data", None)
+    words = [value if isinstance(value, str) else f"{name} {value:g}" for name, value in trained.items()]
+    cells = {ours: row[name] for name, (ours, _) in RESULTS.items() if name in row}
+    return {"published_table": table, "published_data": data, "published_setting": ", ".join(words), **cells}

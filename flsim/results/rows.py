@@ -1,11 +1,27 @@
-"""What an evaluation says: one number per (run, round, metric, canary)."""
+"""What an evaluation says: one number per (run, round, metric, canary), and on disk one Parquet file per round.
 
+A file is whole or absent. Its metadata describes what a user's own measures computed, so that results are shown without
+their code; what built-in measures computed is described by `flsim.measures.built_in`.
+"""
+
+import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flsim.base.errors import Diverged, InputError
+from flsim.base.files import from_json, new_file
+from flsim.base.parquet import read_parquet
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity
+from flsim.measures.quantity import from_json as described
+from flsim.measures.quantity import to_json as description
 
 SCHEMA = pa.schema(
     [
@@ -19,6 +35,10 @@ SCHEMA = pa.schema(
 KEY = ["run", "round", "metric", "canary"]
 IDENTITY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 DIVERGED = "diverged"  # the only metric of a model that is not finite; 1
+REFERENCES = "references"  # |R|, of every evaluation
+ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
+NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
+METADATA = b"flsim.quantities"  # of a file: a JSON list of descriptions
 
 
 def identity_of(config: str, corpus: str) -> str:
@@ -33,11 +53,10 @@ class Row:
     Attributes:
         run: the run's identity, see `identity_of`; of a foreign model its name.
         round: number of completed rounds of the evaluated model; of central training, steps.
-        metric: of each canary: ``log_perplexity`` (nats), ``rank``, ``exposure`` (bits), ``rs``, ``bs`` (memorized: 1);
-            of the model: ``references`` (|R|), ``accuracy``, ``accuracy_all_tokens`` (fractions), ``perplexity``; where
-            training added noise to users' updates also ``delta`` and, for each convention that is reported,
-            ``epsilon NAME``; where it added noise to records' gradients ``record delta`` and ``record epsilon NAME``;
-            of a model that is not finite ``diverged`` (1) and nothing else.
+        metric: the name of a `flsim.measures.Quantity`; and of the model ``references`` (|R|), where training added
+            noise to users' updates also ``delta`` and, for each convention that is reported, ``epsilon NAME``, where it
+            added noise to records' gradients ``record delta`` and ``record epsilon NAME``; of a model that is not
+            finite ``diverged`` (1) and nothing else.
         canary: its id; empty for a metric of the model.
         value: the number.
     """
@@ -54,3 +73,140 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     return pd.DataFrame([asdict(row) for row in rows], columns=SCHEMA.names).astype(
         {"round": "int64", "value": "float64"}
     )
+
+
+def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[Quantity] = ()) -> None:
+    """Store the measurements of one round, in ``rows/round-000010.parquet``; earlier ones of that round are replaced.
+
+    Args:
+        run_folder: the run's folder.
+        round: number of completed rounds of the evaluated model.
+        rows: all its measurements, in any order.
+        own: descriptions of what a user's own measures computed.
+
+    Raises:
+        ValueError: no rows, rows of another round or of several runs, or a key that occurs twice.
+        Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
+    """
+    wrong = sorted({row.round for row in rows} - {round})
+    if wrong or len({row.run for row in rows}) != 1:
+        raise ValueError(f"rows of one run and of round {round} are needed, found {len(rows)} rows, of rounds {wrong}")
+    for row in rows:
+        if row.canary and not math.isfinite(row.value):
+            raise Diverged(
+                f"{run_folder}: {row.metric} {row.canary} of round {round} is {row.value}; nothing is stored"
+            )
+    table = frame(rows).sort_values(KEY)
+    if table.duplicated(KEY).any():
+        raise ValueError(f"{_first_duplicate(table)} is measured twice")
+    path = run_folder / "rows" / f"round-{round:06d}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    stored = pa.Table.from_pandas(table, SCHEMA, preserve_index=False)
+    if descriptions := [description(quantity) for quantity in own]:
+        stored = stored.replace_schema_metadata({**stored.schema.metadata, METADATA: json.dumps(descriptions)})
+    with new_file(path) as partial:
+        pq.write_table(stored, partial)
+
+
+def read_rows(path: Path) -> tuple[pd.DataFrame, dict[str, Quantity]]:
+    """Read a file of rows: its rows, and what a user's own measures in it are, by name.
+
+    Raises:
+        InputError: it is damaged, has other columns, or describes something that no measure computes.
+    """
+    rows = read_parquet(path, ROWS)
+    return rows, _described(path) if METADATA in (pq.read_schema(path).metadata or {}) else {}
+
+
+def _described(path: Path) -> dict[str, Quantity]:
+    try:
+        own = [described(values) for values in from_json(pq.read_schema(path).metadata[METADATA].decode())]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: its descriptions of measures are damaged; remove it and evaluate again") from error
+    if any(quantity.name in QUANTITIES for quantity in own):
+        raise InputError(f"{path}: describes a built-in measure as another one; remove it and evaluate again")
+    return {quantity.name: quantity for quantity in own}
+
+
+def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[pd.DataFrame, dict[str, Quantity]]:
+    """Read a file of a run's rows, as `read_rows`, and check them.
+
+    Args:
+        path: the file.
+        identity: what rows call the run.
+        canaries: ids of those that were planted.
+
+    Raises:
+        InputError: as `read_rows`, or rows of another run, round or canary, twice, or of values that cannot be.
+    """
+    rows, own = read_rows(path)
+    _refuse_foreign(path, rows, identity)
+    if not rows["canary"].isin({"", *canaries}).all() or {f"round-{value:06d}" for value in rows["round"]} != {
+        path.stem
+    }:
+        raise InputError(f"{path}: holds rows of another round or canary; move it away and evaluate that round")
+    if rows.duplicated(KEY).any():
+        raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
+    if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
+        raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
+    if not _can_be(rows["metric"], rows["value"], QUANTITIES | own).all():
+        raise InputError(f"{path}: holds values that their metrics cannot have; remove it, evaluate again")
+    return rows, own
+
+
+def rows_in(run_folder: Path) -> list[Path]:
+    """The files of a run's rows, by round; files of other names are none."""
+    return sorted(path for path in (run_folder / "rows").glob("*.parquet") if NAME.fullmatch(path.name))
+
+
+def strange_rows_in(run_folder: Path) -> list[Path]:
+    """Files among the rows that are named otherwise, such as copies; nothing reads them."""
+    return sorted(path for path in (run_folder / "rows").glob("[!.]*.parquet") if not NAME.fullmatch(path.name))
+
+
+def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
+    """Raises InputError where rows in a run's folder are of another run; those that cannot be read are passed over."""
+    for path in rows_in(run_folder):
+        if is_whole(path):
+            _refuse_foreign(path, read_parquet(path, ROWS), identity)
+
+
+def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
+    for other in rows.loc[rows["run"] != identity, "run"].unique():
+        what = f"of another run, {other!r:.60}"
+        if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
+            is_of_corpus = identity.split("-")[0] == other.split("-")[0]
+            what = (
+                "measured on another corpus than the run's is now" if is_of_corpus else "of a run with other settings"
+            )
+        raise InputError(
+            f"{path}: holds rows {what}; move it away, and `flsim run --resume` evaluates that round again"
+        )
+
+
+def _can_be(
+    metric: "pd.Series[str]", value: "pd.Series[float]", quantities: Mapping[str, Quantity]
+) -> "pd.Series[bool]":
+    """Whether each value is one of its metric."""
+    names = {
+        name: [quantity.name for quantity in quantities.values() if getattr(quantity, name)]
+        for name in ("is_flag", "is_log")
+    }
+    counts = [quantity.name for quantity in quantities.values() if quantity.kind == "count"]
+    is_flag, is_positive = (metric.isin(names[name]) for name in ("is_flag", "is_log"))
+    is_count = metric.isin([REFERENCES, *counts])
+    return ~(is_flag & ~value.isin([0, 1]) | is_count & (value % 1 != 0) | is_positive & (value <= 0))
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of rows can be read."""
+    try:
+        read_parquet(path, ROWS)
+    except InputError:
+        return False
+    return True
+
+
+def _first_duplicate(rows: pd.DataFrame) -> str:
+    first = rows[rows.duplicated(KEY)].iloc[0]
+    return f"{first['metric']} {first['canary']}".strip()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.results.compare import t_interval
+from flsim.results.inference import t_interval
 from flsim.results.store import RunResults, refuse_two_points
 
 
@@ -117,7 +117,7 @@ def _refuse_unlike(first: RunResults, round_: int, run: RunResults, other: int, 
         )
     if len(first.roster) != len(run.roster):
         raise InputError(f"{names}: have {len(first.roster)} and {len(run.roster)} canaries; leave one out")
-    references = first.of_model("references", round_), run.of_model("references", other)
+    references = first.references(round_), run.references(other)
     if references[0] != references[1]:
         raise InputError(
             f"{names}: ranked among different numbers of references, so their exposures have no mean; evaluate both "

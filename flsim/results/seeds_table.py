@@ -16,7 +16,7 @@ Every format shows the same frame:
     perplexity, _sd          on test text: mean over seeds, standard deviation
     references               |R|, number of random continuations a canary was ranked among
 
-and, where it was measured (`also = ["space"]`),
+and, where they were measured (`also`), the columns of further measures, as in a table of runs; of "space"
 
     mean_space_exposure      mean of the exposure over the whole space, bits, with the same intervals
 
@@ -38,14 +38,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, shown
 from flsim.results import columns, display_columns, formats, layout
 from flsim.results.against_published import AGAINST
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
+from flsim.results.published import PUBLISHED, cells_of
 from flsim.results.seeds import Sample, by_series, sample, spread
 from flsim.results.store import RunResults
+from flsim.results.tables import OPTIONAL, STANDARD
 
-INTERVALS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
 COLUMNS = {
     "setting": "string",
     "series": "string",
@@ -54,24 +56,23 @@ COLUMNS = {
     "given": "Int64",
     "round": "Int64",
     "epochs": "Float64",
-    **{name: "Float64" for metric in ("rs", "bs") for name in (metric, f"{metric}_sd")},
-    **{f"{metric}_share_{bound}": "Float64" for metric in ("rs", "bs") for bound in ("low", "high")},
+    **{name: "Float64" for flag in flags(STANDARD) for name in (flag.name, f"{flag.name}_sd")},
+    **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_over_seeds(flag)},
     "canaries": "Int64",
-    "mean_exposure": "Float64",
-    **dict.fromkeys(INTERVALS, "Float64"),
-    "accuracy": "Float64",
-    "accuracy_sd": "Float64",
-    "perplexity": "Float64",
-    "perplexity_sd": "Float64",
+    **{name: kind for number in numbers(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
+    **{name: kind for number in of_model(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
     "references": "Int64",
 }
-SPACE = dict.fromkeys(["mean_space_exposure", *(f"space_{name}" for name in INTERVALS)], "Float64")
 LEFT_OUT = {"left_out": "string"}
-GROUPS = (SPACE, columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, columns.PUBLISHED)
-TYPES = COLUMNS | {name: kind for group in (*GROUPS, AGAINST) for name, kind in group.items()}
+GROUPS = (columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, PUBLISHED)
+TYPES = COLUMNS | {
+    name: kind
+    for group in (*map(columns.columns_over_seeds, OPTIONAL), *GROUPS, AGAINST)
+    for name, kind in group.items()
+}
 
-MEANS = "n: seeds{}. RS, BS, Bits (exposure), Acc., Perp.: means over them; SD: of them."
-OVER_SEEDS = "CI_s: half the 95% interval of Bits, Student's t over seeds: for other seeds."
+MEANS = "n: seeds{}. {}: means over them; SD: of them."
+OVER_SEEDS = "CI_s: half the 95% interval of {}, Student's t over seeds: for other seeds."
 OVER_CANARIES = "CI_c: the same over all seeds' canaries, taken as independent: for these models."
 
 
@@ -93,11 +94,14 @@ def seeds_table(
         InputError: as `flsim.results.seeds.by_series` and `sample`, or some canaries' results are missing.
     """
     series = [sample(group, round, epoch) for group in by_series(runs)]
-    rows = [{**_row(of), **columns.published((published or {}).get(of.runs[0]))} for of in series]
-    return columns.frame(rows, COLUMNS, GROUPS)
+    quantities = shown(columns.quantities_of(runs), "table")
+    rows = [{**_row(of, quantities), **cells_of((published or {}).get(of.runs[0]))} for of in series]
+    optional = [quantity for quantity in quantities if not quantity.is_standard]
+    table = columns.frame(rows, COLUMNS, (*map(columns.columns_over_seeds, optional), *GROUPS))
+    return columns.described(table, optional)
 
 
-def _row(of: Sample) -> dict[str, Any]:
+def _row(of: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "setting": of.setting,
         "series": of.runs[0].series,
@@ -112,17 +116,29 @@ def _row(of: Sample) -> dict[str, Any]:
     rounds = {round_ for _, round_ in of.taken}
     row["round"] = rounds.pop() if len(rounds) == 1 else None
     row["epochs"] = _mean([run.epochs_of(round_) for run, round_ in of.taken])
-    row["references"] = of.taken[0][0].of_model("references", of.taken[0][1])
-    for metric in ("rs", "bs"):
-        memorized = [values == 1 for values in _of_canaries(of, metric)]
-        if memorized:
-            counts = [float(each.sum()) for each in memorized]
-            row |= {metric: _mean(counts), f"{metric}_sd": _deviation(counts)}
-            row |= columns.shares(metric, int(sum(counts)), sum(map(len, memorized)))
-    for metric in ("accuracy", "perplexity"):
-        measured = [run.of_model(metric, round_) for run, round_ in of.taken]
-        row |= {metric: _mean(measured), f"{metric}_sd": _deviation(measured)}
-    return row | _bits(of, "exposure", "") | _bits(of, "space_exposure", "space_") | _privacy(of)
+    row["references"] = of.taken[0][0].references(of.taken[0][1])
+    for quantity in quantities:
+        row |= _cells(of, quantity)
+    return row | _privacy(of)
+
+
+def _cells(of: Sample, quantity: Quantity) -> dict[str, Any]:
+    """A row's cells in the columns of a quantity; none where some run has not measured it."""
+    name = quantity.name
+    if not quantity.of_canaries:
+        measured = [run.of_model(name, round_) for run, round_ in of.taken]
+        return {name: _mean(measured), f"{name}_sd": _deviation(measured)}
+    values = _of_canaries(of, name)
+    if not values:
+        return {}
+    if quantity.is_flag:
+        memorized = [each == 1 for each in values]
+        counts = [float(each.sum()) for each in memorized]
+        shares = columns.shares(name, int(sum(counts)), sum(map(len, memorized)))
+        return {name: _mean(counts), f"{name}_sd": _deviation(counts), **shares}
+    over = spread(values)
+    cells = (over.mean, *over.over_seeds, *over.over_canaries)
+    return dict(zip(columns.columns_over_seeds(quantity), cells, strict=True))
 
 
 def _of_canaries(of: Sample, metric: str) -> list[NDArray[np.floating[Any]]]:
@@ -130,15 +146,6 @@ def _of_canaries(of: Sample, metric: str) -> list[NDArray[np.floating[Any]]]:
     measured = [run.of_canaries(metric, round_) for run, round_ in of.taken]
     found = [values.to_numpy() for values in measured if values is not None]
     return found if len(found) == len(measured) else []
-
-
-def _bits(of: Sample, metric: str, prefix: str) -> dict[str, float]:
-    exposures = _of_canaries(of, metric)
-    if not exposures:
-        return {}
-    bits = spread(exposures)
-    bounds = zip(INTERVALS, (*bits.over_seeds, *bits.over_canaries), strict=True)
-    return {f"mean_{prefix}exposure": bits.mean, **{prefix + name: bound for name, bound in bounds}}
 
 
 def _privacy(of: Sample) -> dict[str, Any]:
@@ -164,9 +171,10 @@ def _deviation(values: Sequence[float | None]) -> float | None:
     return float(np.std(found, ddof=1))
 
 
-def from_csv(text: str) -> pd.DataFrame:
-    """The table that `flsim.results.formats.to_csv` wrote, exactly."""
-    return formats.from_csv(text, TYPES)
+def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
+    """The table that `flsim.results.formats.to_csv` wrote, exactly; `own` describes what a user's measures computed."""
+    types = {name: kind for quantity in own for name, kind in columns.columns_over_seeds(quantity).items()}
+    return columns.described(formats.from_csv(text, TYPES | types), own)
 
 
 def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
@@ -198,23 +206,32 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
         labels.append(Column("First run", text_of(table["runs"].str.split(", ").str[0]), is_number=False))
-    labels += [Column("n", n, note=MEANS.format("/given" if is_partial else ""))]
+    quantities = shown(columns.quantities_in(table), "table")
+    measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
+    labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "", ", ".join(map(_name, STANDARD))))]
     progress = [unit for unit in [display_columns.progress(table)[0]] if unit]
-
-    def half(name: str) -> list[str]:
-        return formatted((table[f"{name}_high"] - table[f"{name}_low"]) / 2, "{:.1f}")
-
-    bits = [
-        Column("Bits", formatted(table["mean_exposure"], "{:.1f}")),
-        Column("CI_s", half("seeds"), note=OVER_SEEDS),
-        Column("CI_c", half("canaries"), note=OVER_CANARIES),
-        *display_columns.exposures(table),
+    memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{:.1f}")]
+    means = [
+        [
+            *display_columns.mean(table, number, has_note=not number.is_standard),
+            Column("CI_s", _half(table, number, "seeds"), note=OVER_SEEDS.format(number.heading)),
+            Column("CI_c", _half(table, number, "canaries"), note=OVER_CANARIES),
+            *display_columns.companions(table, number, measured),
+        ]
+        for number in numbers(measured)
+        if not number.beside
     ]
-    memorized = [unit for metric in ("rs", "bs") for unit in display_columns.memorized(table, metric, "{:.1f}")]
-    return labels, [
-        *progress,
-        *memorized,
-        bits,
-        *display_columns.utility(table, has_deviations=True),
-        *display_columns.epsilons(table),
-    ]
+    utility = display_columns.utility(table, of_model(measured), has_deviations=True)
+    return labels, [*progress, *memorized, *means, *utility, *display_columns.epsilons(table)]
+
+
+def _name(quantity: Quantity) -> str:
+    """A heading, and of a mean what it is of."""
+    is_mean = quantity.of_canaries and not quantity.is_flag
+    return f"{quantity.heading} ({quantity.title.lower()})" if is_mean else quantity.heading
+
+
+def _half(table: pd.DataFrame, quantity: Quantity, over: str) -> list[str]:
+    """Half the interval of a mean, over seeds or over canaries."""
+    low, high = (table[f"{columns.prefix_of(quantity)}{over}_{end}"] for end in ("low", "high"))
+    return formatted((high - low) / 2, quantity.format)

@@ -4,36 +4,18 @@ Storing the same evaluation again replaces its file by itself, so a repeated or 
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from flsim.base.errors import Diverged, InputError
-from flsim.base.files import from_json, new_file
+from flsim.base.errors import InputError
+from flsim.canaries.roster import read_roster
+from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
-from flsim.results.parquet import read_parquet
-from flsim.results.rows import DIVERGED, IDENTITY, KEY, SCHEMA, Row, frame, identity_of
-
-NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
-STATUSES = ("running", "completed", "diverged", "failed")
-ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
-OPTIONAL = ("words", "planned_sharers", "sharers", "planned_insertions", "insertions")  # older rosters lack some
-ROSTER = pa.schema(
-    [
-        pa.field("canary", pa.string(), nullable=False),
-        pa.field("tokens", pa.list_(pa.int64()), nullable=False),
-        pa.field("words", pa.list_(pa.string()), nullable=False),
-        ("p_u", pa.float64()),
-        ("p_e", pa.float64()),
-        *(pa.field(name, pa.int64(), nullable=False) for name in OPTIONAL[1:]),
-    ]
-)
+from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, read_rows_of, rows_in
+from flsim.results.run_file import read_run_file, setting_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +24,7 @@ class RunResults:
 
     Attributes:
         name: the name of its folder.
-        setting: what it trains, in the words of a table, e.g. ``"Non-IID, FedAvg, b_u = 16"``.
+        label: what it trains, in the words of a table, without the world, such as ``"FedAvg, b_u=16"``.
         status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged where any evaluated model was.
         reason: why it diverged or failed, what could not be evaluated yet, or which rounds its log has lost; None
             otherwise.
@@ -57,10 +39,12 @@ class RunResults:
         series: equal for runs that differ in nothing but the seed; None where an older run does not say.
         identity: equal for copies of one run, see `flsim.results.rows.identity_of`; None where an older run does not
             say.
+        world: whose records it trains on: "iid", "non-iid", or None where records are drawn in the same way in both.
+        own: what a user's own measures computed, by name.
     """
 
     name: str
-    setting: str
+    label: str
     status: str
     reason: str | None
     round: int
@@ -72,6 +56,17 @@ class RunResults:
     seed: int | None = None
     series: str | None = None
     identity: str | None = None
+    world: str | None = None
+    own: Mapping[str, Quantity] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        """The name of its row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
+        return setting_of(self.world, self.label)
+
+    def references(self, round: int) -> float | None:
+        """|R| of an evaluation; None where it does not say."""
+        return self.of_model(REFERENCES, round)
 
     @property
     def evaluated(self) -> list[int]:
@@ -163,57 +158,24 @@ def refuse_two_points(round: int | None, epoch: float | None) -> None:
         raise InputError("--round and --epoch: each says where to look; give one of them")
 
 
-def write_rows(run_folder: Path, round: int, rows: Sequence[Row]) -> None:
-    """Store the measurements of one round, in ``rows/round-000010.parquet``; earlier ones of that round are replaced.
-
-    Args:
-        run_folder: the run's folder.
-        round: number of completed rounds of the evaluated model.
-        rows: all its measurements, in any order.
-
-    Raises:
-        ValueError: no rows, rows of another round or of several runs, or a key that occurs twice.
-        Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
-    """
-    wrong = sorted({row.round for row in rows} - {round})
-    if wrong or len({row.run for row in rows}) != 1:
-        raise ValueError(f"rows of one run and of round {round} are needed, found {len(rows)} rows, of rounds {wrong}")
-    for row in rows:
-        if row.canary and not math.isfinite(row.value):
-            raise Diverged(
-                f"{run_folder}: {row.metric} {row.canary} of round {round} is {row.value}; nothing is stored"
-            )
-    table = frame(rows).sort_values(KEY)
-    if table.duplicated(KEY).any():
-        raise ValueError(f"{_first_duplicate(table)} is measured twice")
-    path = run_folder / "rows" / f"round-{round:06d}.parquet"
-    path.parent.mkdir(exist_ok=True)
-    with new_file(path) as partial:
-        pq.write_table(pa.Table.from_pandas(table, SCHEMA, preserve_index=False), partial)
-
-
 def read_run(run_folder: Path) -> RunResults:
     """Everything a table, a comparison or a plot needs of a run.
 
     Raises:
         InputError: not a run folder, no roster, or a file that is damaged or belongs to another run or round.
     """
-    about = _read_about(run_folder)
-    roster = _read_roster(run_folder / "planted" / "roster.parquet")
-    known = {"", *roster["canary"]}
-    tables = [SCHEMA.empty_table().to_pandas()]
-    called = about.pop("called")
+    about = read_run_file(run_folder)
+    roster = read_roster(run_folder / "planted" / "roster.parquet")
+    tables, own = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
+    recorded_name = about.pop("recorded_name")
     for path in rows_in(run_folder):
-        rows = read_parquet(path, ROWS)
-        _refuse_foreign(path, rows, about["identity"] or called)
-        if not rows["canary"].isin(known).all() or {f"round-{value:06d}" for value in rows["round"]} != {path.stem}:
-            raise InputError(f"{path}: holds rows of another round or canary; move it away and evaluate that round")
-        if rows.duplicated(KEY).any():
-            raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
-        if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
-            raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
-        if not _can_be(rows["metric"], rows["value"]).all():
-            raise InputError(f"{path}: holds values that their metrics cannot have; remove it, evaluate again")
+        rows, described = read_rows_of(path, about["identity"] or recorded_name, roster["canary"].tolist())
+        for name, quantity in described.items():
+            if not own.setdefault(name, quantity).is_like(quantity):
+                raise InputError(
+                    f"{path}: describes {name} otherwise than an earlier round does; evaluate all rounds again"
+                )
+        own |= described
         tables.append(rows)
     rows = pd.concat(tables[1:] or tables, ignore_index=True)
     diverged = rows["metric"] == DIVERGED
@@ -221,96 +183,8 @@ def read_run(run_folder: Path) -> RunResults:
         reason = f"the model of round {rows.loc[diverged, 'round'].min()} is not finite"
         about |= {"status": "diverged", "reason": about["reason"] if about["status"] == "diverged" else reason}
     return RunResults(
-        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder)
+        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder), own=own
     )
-
-
-def rows_in(run_folder: Path) -> list[Path]:
-    """The files of a run's rows, by round; files of other names are none."""
-    return sorted(path for path in (run_folder / "rows").glob("*.parquet") if NAME.fullmatch(path.name))
-
-
-def strange_rows_in(run_folder: Path) -> list[Path]:
-    """Files among the rows that are named otherwise, such as copies; nothing reads them."""
-    return sorted(path for path in (run_folder / "rows").glob("[!.]*.parquet") if not NAME.fullmatch(path.name))
-
-
-def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
-    """Raises InputError where rows in a run's folder are of another run; those that cannot be read are passed over."""
-    for path in rows_in(run_folder):
-        if is_whole(path):
-            _refuse_foreign(path, read_parquet(path, ROWS), identity)
-
-
-def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
-    for other in rows.loc[rows["run"] != identity, "run"].unique():
-        what = f"of another run, {other!r:.60}"
-        if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
-            is_of_corpus = identity.split("-")[0] == other.split("-")[0]
-            what = (
-                "measured on another corpus than the run's is now" if is_of_corpus else "of a run with other settings"
-            )
-        raise InputError(
-            f"{path}: holds rows {what}; move it away, and `flsim run --resume` evaluates that round again"
-        )
-
-
-def _can_be(metric: "pd.Series[str]", value: "pd.Series[float]") -> "pd.Series[bool]":
-    """Whether each value is one of its metric."""
-    is_flag, is_count, is_perplexity = (
-        metric.isin(["rs", "bs"]),
-        metric.isin(["rank", "references"]),
-        metric == "perplexity",
-    )
-    return ~(is_flag & ~value.isin([0, 1]) | is_count & (value % 1 != 0) | is_perplexity & (value <= 0))
-
-
-def _read_about(run_folder: Path) -> dict[str, Any]:
-    path = run_folder / "run.json"
-    if not path.is_file():
-        raise InputError(f"{run_folder}: not a run folder (it has no run.json); name the folder that a run wrote")
-    try:
-        about = from_json(path.read_text(encoding="utf-8"))
-        kept = {name: about[name] for name in ("name", "setting", "status", "reason", "round", "rounds")}
-        lines_are_whole = all(isinstance(kept[name], str) and kept[name].isprintable() for name in ("name", "setting"))
-        if not (lines_are_whole and kept["name"] and kept["setting"].strip() and kept["status"] in STATUSES):
-            raise ValueError
-        reason = None if kept["reason"] is None else _text(kept["reason"])
-        kept |= {"reason": reason, "round": _whole(kept["round"]), "rounds": _whole(kept["rounds"])}
-        called, name = kept["name"], run_folder.resolve().name
-        name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
-        return kept | _read_added(about) | {"called": called, "name": name or called}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
-
-
-def _read_added(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says since it was first written; None where an older run has nothing. Raises ValueError."""
-    per_epoch, seed, series = (about.get(name) for name in ("rounds_per_epoch", "seed", "series"))
-    config, corpus = (about.get(name) for name in ("config", "corpus"))
-    if per_epoch is not None and not 0 < float(per_epoch) < math.inf:
-        raise ValueError
-    return {
-        "rounds_per_epoch": None if per_epoch is None else float(per_epoch),
-        "seed": None if seed is None else _whole(seed),
-        "series": None if series is None else _text(series),
-        "identity": identity_of(_text(config), _text(corpus)) if config and corpus else None,
-    }
-
-
-def _whole(value: Any) -> int:
-    """A number that a column of a table can hold. Raises as `int`, and ValueError."""
-    number = int(value)
-    if abs(number) >= 2**63:
-        raise ValueError
-    return number
-
-
-def _text(value: Any) -> str:
-    """Raises UnicodeEncodeError where a file could not hold it."""
-    text = str(value)
-    text.encode()
-    return text
 
 
 def _tolerance(wanted: float) -> float:
@@ -321,28 +195,3 @@ def _tolerance(wanted: float) -> float:
 def _listed(values: Sequence[object]) -> str:
     shown = values if len(values) < 10 else [*values[:4], "...", *values[-4:]]
     return ", ".join(map(str, shown))
-
-
-def _read_roster(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
-    roster = read_parquet(path, ROSTER, OPTIONAL)
-    if roster.empty or roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
-        raise InputError(f"{path}: canaries need different ids, and there must be some; restore it")
-    if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
-        raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
-    return roster
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a file of rows can be read."""
-    try:
-        read_parquet(path, ROWS)
-    except InputError:
-        return False
-    return True
-
-
-def _first_duplicate(rows: pd.DataFrame) -> str:
-    first = rows[rows.duplicated(KEY)].iloc[0]
-    return f"{first['metric']} {first['canary']}".strip()

@@ -16,10 +16,13 @@ A run is a row; every format shows the same frame:
     references               |R|, number of random continuations a canary was ranked among
     status                   completed, running, failed or diverged
 
-and, where it was measured (`also = ["space"]`),
+and, where they were measured (`also`), the columns of further measures: of a flag those of RS, of a number of canaries
+its mean and interval as of exposure, of the model the number. Of "space" they are
 
     mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
     space_low, space_high    its 95% confidence interval over canaries, Student's t
+
+of a user's own measure they have the names of its quantities
 
 and, where some run has noise on users' updates,
 
@@ -49,43 +52,38 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, shown
 from flsim.results import columns, display_columns, formats, layout
 from flsim.results.against_published import AGAINST
-from flsim.results.compare import t_interval
 from flsim.results.formats import formatted, text_of
 from flsim.results.formats import to_csv as to_csv
+from flsim.results.inference import t_interval
 from flsim.results.layout import Column
+from flsim.results.published import PUBLISHED, cells_of
 from flsim.results.store import RunResults, refuse_two_points
 
+STANDARD = [quantity for quantity in shown(QUANTITIES.values(), "table") if quantity.is_standard]
+OPTIONAL = [quantity for quantity in shown(QUANTITIES.values(), "table") if not quantity.is_standard]
 COLUMNS = {
     "setting": "string",
     "run": "string",
     "round": "Int64",
     "epochs": "Float64",
-    "rs": "Int64",
-    "rs_share_low": "Float64",
-    "rs_share_high": "Float64",
-    "rs_lowest": "string",
-    "bs": "Int64",
-    "bs_share_low": "Float64",
-    "bs_share_high": "Float64",
-    "bs_lowest": "string",
+    **{name: kind for quantity in flags(STANDARD) for name, kind in columns.columns_of(quantity).items()},
     "canaries": "Int64",
-    "mean_exposure": "Float64",
-    "exposure_low": "Float64",
-    "exposure_high": "Float64",
-    "accuracy": "Float64",
-    "perplexity": "Float64",
+    **{name: kind for quantity in numbers(STANDARD) for name, kind in columns.columns_of(quantity).items()},
+    **{name: kind for quantity in of_model(STANDARD) for name, kind in columns.columns_of(quantity).items()},
     "references": "Int64",
     "status": "string",
 }
-SPACE = {"mean_space_exposure": "Float64", "space_low": "Float64", "space_high": "Float64"}
 REASON = {"reason": "string"}
-GROUPS = (SPACE, columns.PRIVACY, columns.RECORD_PRIVACY, REASON, columns.PUBLISHED)
-TYPES = COLUMNS | {name: kind for group in (*GROUPS, AGAINST) for name, kind in group.items()}
+GROUPS = (columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED)
+TYPES = COLUMNS | {
+    name: kind for group in (*map(columns.columns_of, OPTIONAL), *GROUPS, AGAINST) for name, kind in group.items()
+}
 
-BITS = "Bits: mean exposure of all canaries."
-INTERVAL = "CI: half the 95% interval of Bits, Student's t over canaries."
+INTERVAL = "CI: half the 95% interval of {}, Student's t over canaries."
 
 
 def memorization_table(
@@ -107,40 +105,57 @@ def memorization_table(
             and an epoch are given.
     """
     refuse_two_points(round, epoch)
+    quantities = columns.quantities_of(runs)
     rows = [
         {
             "setting": run.setting,
             "run": run.name,
-            **_measured(run, round, epoch),
+            **_measured(run, shown(quantities, "table"), round, epoch),
             "status": run.status,
             "reason": run.reason,
-            **columns.published((published or {}).get(run)),
+            **cells_of((published or {}).get(run)),
         }
         for run in runs
     ]
-    return columns.frame(rows, COLUMNS, GROUPS)
+    optional = [quantity for quantity in shown(quantities, "table") if not quantity.is_standard]
+    table = columns.frame(rows, COLUMNS, (*map(columns.columns_of, optional), *GROUPS))
+    return columns.described(table, optional)
 
 
-def _measured(run: RunResults, round: int | None, epoch: float | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"canaries": len(run.roster)}
+def _measured(
+    run: RunResults, quantities: Sequence[Quantity], round: int | None, epoch: float | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"canaries": len(run.roster)}
     # The last finite evaluation of a model that then diverged would pass for a result.
     if run.status == "diverged" or not run.evaluated:
-        return found
+        return row
     if run.status != "completed" and run.is_before(round, epoch):
-        return found
+        return row
     at = run.at(round, epoch)
-    for metric in ("rs", "bs"):
-        memorized = run.of_canaries(metric, at)
-        if memorized is not None:
-            found[metric] = int((memorized == 1).sum())
-            found |= columns.shares(metric, found[metric], len(memorized))
-            found[f"{metric}_lowest"] = lowest(run.roster[(memorized == 1).to_numpy()])
-    for metric, names in (("exposure", ("mean_exposure", "exposure_low", "exposure_high")), ("space_exposure", SPACE)):
-        bits = run.of_canaries(metric, at)
-        if bits is not None:
-            found |= zip(names, (float(bits.mean()), *t_interval(bits.to_numpy())), strict=True)
-    of_model = {name: run.of_model(name, at) for name in ("accuracy", "perplexity", "references")}
-    return found | {"round": at, "epochs": run.epochs_of(at), **of_model, **columns.privacy(run, at)}
+    for quantity in quantities:
+        row |= _cells(run, quantity, at)
+    return row | {
+        "round": at,
+        "epochs": run.epochs_of(at),
+        "references": run.references(at),
+        **columns.privacy(run, at),
+    }
+
+
+def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
+    """A run's cells in the columns of a quantity; none where it was not measured."""
+    name = quantity.name
+    if not quantity.of_canaries:
+        return {name: run.of_model(name, at)}
+    values = run.of_canaries(name, at)
+    if values is None:
+        return {}
+    if quantity.is_flag:
+        count = int((values == 1).sum())
+        best = lowest(run.roster[(values == 1).to_numpy()])
+        return {name: count, **columns.shares(name, count, len(values)), f"{name}_lowest": best}
+    cells = (float(values.mean()), *t_interval(values.to_numpy()))
+    return dict(zip(columns.columns_of(quantity), cells, strict=True))
 
 
 def lowest(roster: pd.DataFrame) -> str:
@@ -177,9 +192,10 @@ def user_share(p_u: float) -> str:
     return str(fraction)
 
 
-def from_csv(text: str) -> pd.DataFrame:
-    """The table that `to_csv` wrote, exactly."""
-    return formats.from_csv(text, TYPES)
+def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
+    """The table that `to_csv` wrote, exactly; `own` describes what a user's own measures computed."""
+    types = {name: kind for quantity in own for name, kind in columns.columns_of(quantity).items()}
+    return columns.described(formats.from_csv(text, TYPES | types), own)
 
 
 def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
@@ -215,14 +231,25 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
         labels.append(Column("Run", text_of(table["run"]), is_number=False))
-    half = (table["exposure_high"] - table["exposure_low"]) / 2
-    bits = [
-        Column("Bits", formatted(table["mean_exposure"], "{:.1f}"), note=BITS),
-        Column("CI", formatted(half, "{:.1f}"), is_extra=True, note=INTERVAL),
-        *display_columns.exposures(table),
+    quantities = shown(columns.quantities_in(table), "table")
+    measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
+    memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{}")]
+    means = [
+        [
+            *display_columns.mean(table, number),
+            Column("CI", _half(table, number), is_extra=True, note=INTERVAL.format(number.heading)),
+            *display_columns.companions(table, number, measured),
+        ]
+        for number in numbers(measured)
+        if not number.beside
     ]
-    memorized = [unit for metric in ("rs", "bs") for unit in display_columns.memorized(table, metric, "{}")]
     status = [[Column("Status", text_of(table["status"]), is_number=False, is_late=True)]] if unfinished else []
     progress = [unit for unit in [display_columns.progress(table, unfinished)[0]] if unit]
-    units = [*progress, *status, *memorized, bits, *display_columns.utility(table), *display_columns.epsilons(table)]
-    return labels, units
+    utility = display_columns.utility(table, of_model(measured))
+    return labels, [*progress, *status, *memorized, *means, *utility, *display_columns.epsilons(table)]
+
+
+def _half(table: pd.DataFrame, quantity: Quantity) -> list[str]:
+    """Half the interval of a mean."""
+    low, high = (table[f"{quantity.column}_{end}"] for end in ("low", "high"))
+    return formatted((high - low) / 2, quantity.format)

@@ -1,22 +1,22 @@
-"""Exposure of each canary against rounds, and the rounds in which somebody who shares it took part."""
+"""What was measured of each canary against rounds, and the rounds in which somebody who shares it took part."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.measures.quantity import Quantity, shown
+from flsim.results.columns import described, quantities_in, quantities_of
+from flsim.results.formats import note
 from flsim.results.store import RunResults
 from flsim.results.tables import user_share
 
-METRICS = ("exposure", "rs", "bs")
-HEADING = f"{'round':>9}  {'bits':>5}  {'RS':>3}  {'BS':>3}  {'sharers':>7}  {'so far':>6}  in rounds"
-ROUNDS = 80 - len(HEADING) + len("in rounds")  # characters that are left for them
-LEGEND = """bits: exposure{ceiling}
-sharers: different ones that took part since the evaluation before
+WIDTH = 80  # characters of a line
+LEGEND = """sharers: different ones that took part since the evaluation before
 so far: how often one took part, from the start on
 in rounds: when one did, since the evaluation before
 Of central training: rounds are steps, and to take part is to have a copy read.
@@ -33,7 +33,8 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
         canaries: ids of those to show; all where empty.
 
     Returns:
-        canary, round; exposure (bits), rs, bs (1 where memorized), NaN where the model had diverged; sharers, how many
+        canary, round; exposure (bits), rs, bs (1 where memorized), and what a user's own measures computed of canaries,
+        NaN where the model had diverged; sharers, how many
         different ones took part since the evaluation before; participations, how often one did from the start on;
         sharer_rounds, the rounds since the evaluation before in which one did, a tuple.
 
@@ -46,9 +47,12 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
             raise InputError(f"run {run.name}: has no canary {canary}; its canaries are {known[0]} to {known[-1]}")
     run.evaluation()  # raises where there is none
     rounds = np.array(run.evaluated)
+    quantities = _traced(quantities_of([run]))
     measured = {
-        metric: {round_: values for round_ in run.evaluated if (values := run.of_canaries(metric, round_)) is not None}
-        for metric in METRICS
+        quantity.name: {
+            round_: values for round_ in run.evaluated if (values := run.of_canaries(quantity.name, round_)) is not None
+        }
+        for quantity in quantities
     }
     by_canary = dict(list(took_part.groupby("canary")))
     rows = []
@@ -61,13 +65,19 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
                 {
                     "canary": canary,
                     "round": round_,
-                    **{metric: measured[metric].get(round_, {canary: math.nan})[canary] for metric in METRICS},
+                    **{metric: measured[metric].get(round_, {canary: math.nan})[canary] for metric in measured},
                     "sharers": len(np.unique(users[first:end])),
                     "participations": end,
                     "sharer_rounds": tuple(np.unique(at[first:end]).tolist()),
                 }
             )
-    return pd.DataFrame(rows)
+    return described(pd.DataFrame(rows), quantities)
+
+
+def _traced(quantities: Iterable[Quantity]) -> list[Quantity]:
+    """What a trace shows of canaries: the primary number, flags, then other numbers."""
+    traced = [quantity for quantity in shown(quantities, "trace") if quantity.of_canaries]
+    return sorted(traced, key=lambda quantity: not quantity.is_primary)
 
 
 def to_csv(table: pd.DataFrame) -> str:
@@ -86,6 +96,9 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     """A block for each canary, at most 80 characters wide: lists of rounds that are longer are cut."""
     about: dict[Any, Any] = run.roster.set_index("canary").to_dict("index")
     blocks = [f"{run.setting} [{run.name}]"]
+    quantities = [quantity for quantity in _traced(quantities_in(table)) if quantity.name in table]
+    counts = f"{'sharers':>7}  {'so far':>6}  in rounds"
+    heading = f"{'round':>9}  {''.join(f'{each.short:>{_width(each)}}  ' for each in quantities)}{counts}"
     for canary in table["canary"].unique():
         of = about[canary]
         held = f"; copies {of['insertions']}" if "insertions" in of else ""
@@ -94,19 +107,42 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
             if math.isnan(of["p_u"])
             else f"p_u {user_share(of['p_u'])}, p_e {100 * of['p_e']:.6g}%"
         )
-        lines = [f"{canary}: {shares}{held}", HEADING]
-        lines += [_line(row) for row in table[table["canary"] == canary].to_dict("records")]
+        lines = [f"{canary}: {shares}{held}", heading]
+        lines += [_line(row, quantities, heading) for row in table[table["canary"] == canary].to_dict("records")]
         blocks.append("\n".join(lines))
-    references = run.of_model("references", run.evaluated[-1])
+    legend = "".join(_said(quantity, run) for quantity in quantities if not quantity.is_standard or quantity.is_primary)
+    return "\n\n".join([*blocks, legend + LEGEND])
+
+
+def _said(quantity: Quantity, run: RunResults) -> str:
+    """What a column of a number is, and the most that it can be."""
+    if not quantity.is_standard:
+        return note(f"{quantity.short}: {quantity.sentence}", WIDTH)
+    references = run.references(run.evaluated[-1])
     ceiling = f", of at most {math.log2(references + 1):.1f}" if references else ""
-    return "\n\n".join([*blocks, LEGEND.format(ceiling=ceiling)])
+    return f"{quantity.short}: {quantity.title.lower()}{ceiling}\n"
 
 
-def _line(row: Mapping[Any, Any]) -> str:
-    bits = "" if math.isnan(row["exposure"]) else f"{row['exposure']:.1f}"
-    rs, bs = ("" if math.isnan(row[metric]) else "yes" if row[metric] else "no" for metric in ("rs", "bs"))
+def _width(quantity: Quantity) -> int:
+    """Characters of a column."""
+    return max(len(quantity.short), 3 if quantity.is_flag else 5)
+
+
+def _cell(quantity: Quantity, value: float) -> str:
+    if math.isnan(value):
+        text = ""
+    elif quantity.is_flag:
+        text = "yes" if value else "no"
+    else:
+        text = quantity.format.format(value * quantity.scale)
+    return f"{text:>{_width(quantity)}}  "
+
+
+def _line(row: Mapping[Any, Any], quantities: Sequence[Quantity], heading: str) -> str:
+    measured = "".join(_cell(quantity, row[quantity.name]) for quantity in quantities)
     rounds = " ".join(map(str, row["sharer_rounds"]))
-    if len(rounds) > ROUNDS:
-        rounds = rounds[: ROUNDS - 4].rsplit(" ", 1)[0] + " ..."
+    room = max(WIDTH - len(heading) + len("in rounds"), len("in rounds"))
+    if len(rounds) > room:
+        rounds = rounds[: room - 4].rsplit(" ", 1)[0] + " ..."
     counts = f"{row['sharers']:>7,}  {row['participations']:>6,}"
-    return f"{row['round']:>9,}  {bits:>5}  {rs:>3}  {bs:>3}  {counts}  {rounds}".rstrip()
+    return f"{row['round']:>9,}  {measured}{counts}  {rounds}".rstrip()

@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from flsim.measures.built_in import PRIMARY, QUANTITIES
+from flsim.measures.quantity import flags
 from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, write_figure
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, user_share
@@ -20,6 +22,7 @@ ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of th
 BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
 PIXELS = 1500  # of a row: ticks that are closer are one
 GREY = "#555555"
+FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]  # a filled marker, and a ring
 SHAPES = (*MARKERS, "*", "h", "d", "p")
 
 
@@ -63,7 +66,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
         first = first or lines
         title = copies(*number) if number else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
         lines.set_title(title, loc="left", fontsize=10)
-        lines.set_ylabel("exposure, bits")
+        lines.set_ylabel(PRIMARY.phrase.lower())
         lines.tick_params(labelbottom=False)
         for place, canary in enumerate(group["canary"]):
             of = table[table["canary"] == canary]
@@ -101,13 +104,14 @@ def _line(panel: Axes, row: int, measured: pd.DataFrame) -> None:
     """A canary's exposure; hollow markers, filled ones over them, rings around."""
     style = _style(row)
     hollow: dict[str, Any] = {"markerfacecolor": "white", "markersize": 5, "clip_on": False, "zorder": 3}
-    for metric, change in (
-        (None, hollow | {"linewidth": 1}),
-        ("rs", hollow | {"markerfacecolor": style["color"], "linestyle": "none", "zorder": 4}),
-        ("bs", hollow | {"marker": "o", "markersize": 10, "markerfacecolor": "none", "linestyle": "none", "zorder": 2}),
-    ):
-        of = measured if metric is None else measured[measured[metric] == 1]
-        [line] = panel.plot(of["round"], of["exposure"], **(style | change))
+    filled = hollow | {"markerfacecolor": style["color"], "linestyle": "none", "zorder": 4}
+    ring = hollow | {
+        **{"marker": "o", "markersize": 10, "markerfacecolor": "none"},
+        **{"linestyle": "none", "zorder": 2},
+    }
+    for flag, change in zip((None, *FLAGS), (hollow | {"linewidth": 1}, filled, ring), strict=True):
+        of = measured if flag is None else measured[measured[flag.name] == 1]
+        [line] = panel.plot(of["round"], of[PRIMARY.name], **(style | change))
         line.set_in_layout(False)  # an unclipped line without points would take the whole figure
 
 
@@ -142,15 +146,16 @@ def _finish(figure: Figure, panel: Axes, run: RunResults, last: int) -> None:
     """Scales that all panels share, and what the marks mean."""
     panel.set_xlim(0, 1.015 * last)  # a tick at the end stays whole
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    labels = [f"{flag.outcome} ({flag.heading})" for flag in FLAGS]
     handles = [
         Line2D([], [], color=GREY, marker="o", markersize=5, markerfacecolor="white", label="not memorized"),
-        Line2D([], [], color=GREY, marker="o", markersize=5, label="memorized (RS)"),
-        Line2D([], [], color=GREY, marker="o", markersize=10, markerfacecolor="none", label="extracted (BS)"),
+        Line2D([], [], color=GREY, marker="o", markersize=5, label=labels[0]),
+        Line2D([], [], color=GREY, marker="o", markersize=10, markerfacecolor="none", label=labels[1]),
         Line2D([], [], color=GREY, marker="|", markersize=9, markeredgewidth=1.4, label="a sharer took part"),
     ]
     for handle in handles:
         handle.set_linestyle("none")
-    references = run.of_model("references", run.evaluated[-1])
+    references = run.references(run.evaluated[-1])
     if references:
         ceiling = math.log2(references + 1)
         for lines in figure.axes[::2]:

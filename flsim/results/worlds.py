@@ -7,13 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.results.compare import paired_exposure
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity, numbers
+from flsim.results.compare import paired_exposure, signed
 from flsim.results.inference import ROUNDING, paired_t_p, t_interval
+from flsim.results.pairing import compared_in
+from flsim.results.run_file import WORLDS
 from flsim.results.seeds import by_series, sample
 from flsim.results.store import RunResults
 
-IID, NON_IID = "IID, ", "Non-IID, "
-HEADING = """Exposure of IID less Non-IID, bits, paired over the canaries of each seed: mean,
+HEADING = """{} of IID less Non-IID{}, paired over the canaries of each seed: mean,
 95% interval and p from Student's t over seeds, and seeds with the mean's sign.
 """
 
@@ -31,6 +34,7 @@ class PairedOverSeeds:
         ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
         p: two-sided p-value of the t test that it is zero; NaN below two seeds.
         agreeing: how many seeds' differences have the sign of the mean, whichever it is.
+        quantity: what was compared: exposure, where nothing else was asked for.
     """
 
     a: str
@@ -43,17 +47,23 @@ class PairedOverSeeds:
     ci_high: float
     p: float
     agreeing: int
+    quantity: Quantity = PRIMARY
 
     def __str__(self) -> str:
-        found = f"{self.mean_difference:+.2f}"
+        sign = signed(self.quantity)
+        found = f"{self.mean_difference:{sign}}"
         if len(self.seeds) > 1:
-            found += f" ({self.ci_low:+.2f} to {self.ci_high:+.2f}), p = {self.p:.2g}"
+            found += f" ({self.ci_low:{sign}} to {self.ci_high:{sign}}), p = {self.p:.2g}"
         found += f", {self.agreeing} of {len(self.seeds)} seeds"
         return found + (f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else "")
 
 
 def paired_over_seeds(
-    a: Sequence[RunResults], b: Sequence[RunResults], round: int | None = None, epoch: float | None = None
+    a: Sequence[RunResults],
+    b: Sequence[RunResults],
+    round: int | None = None,
+    epoch: float | None = None,
+    quantity: Quantity = PRIMARY,
 ) -> PairedOverSeeds:
     """Compare two series seed by seed, each seed canary by canary.
 
@@ -65,6 +75,7 @@ def paired_over_seeds(
         b: runs of another, over the same canaries seed by seed.
         round: the evaluated round of all; default each run's last.
         epoch: instead of a round: after how many epochs.
+        quantity: the number that is compared.
 
     Raises:
         InputError: no seed has a run of both, a seed has two or is unknown, or two runs do not compare; see
@@ -72,7 +83,7 @@ def paired_over_seeds(
     """
     pairs = pairs_of_seeds(a, b)
     seeds = [seed for seed, _, _ in pairs]
-    found = [paired_exposure(run_a, run_b, round, epoch).mean_difference for _, run_a, run_b in pairs]
+    found = [paired_exposure(run_a, run_b, round, epoch, quantity).mean_difference for _, run_a, run_b in pairs]
     differences = np.round(found, ROUNDING)
     mean, low, high, p = t_test_over_seeds(differences)
     return PairedOverSeeds(
@@ -86,6 +97,7 @@ def paired_over_seeds(
         ci_high=high,
         p=p,
         agreeing=int((np.sign(differences) == np.sign(mean)).sum()),
+        quantity=quantity,
     )
 
 
@@ -113,27 +125,36 @@ def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tup
 def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
     """A line for each two series whose settings differ in the data alone, IID and non-IID; empty without any.
 
+    So for exposure, and for each number of canaries that a user's own measures computed.
+
     Compared are the runs that a table over seeds averages. Two that do not compare have a line that says why.
 
     Raises:
         InputError: as `flsim.results.seeds_table.seeds_table`.
     """
-    worlds: dict[str, dict[str, list[list[RunResults]]]] = {}
+    twins: dict[str, dict[str, list[list[RunResults]]]] = {}
     for group in by_series(runs):
-        of = sample(group, round, epoch)
-        for world in (IID, NON_IID):
-            if of.setting.startswith(world):
-                rest = of.setting.removeprefix(world)
-                worlds.setdefault(rest, {IID: [], NON_IID: []})[world].append([run for run, _ in of.taken])
-    lines = [f"{rest}: {_line(of, round, epoch)}\n" for rest, of in worlds.items() if of[IID] and of[NON_IID]]
-    return HEADING + "".join(lines) if lines else ""
+        of, first = sample(group, round, epoch), group[0]
+        if first.world is not None:
+            worlds = twins.setdefault(first.label, {world: [] for world in WORLDS})
+            worlds[first.world].append([run for run, _ in of.taken])
+    text = ""
+    for quantity in numbers(compared_in(runs)):
+        lines = [
+            f"{label}: {_line(worlds, round, epoch, quantity)}\n"
+            for label, worlds in twins.items()
+            if all(worlds.values())
+        ]
+        heading = HEADING.format(quantity.title, f", {quantity.unit}" if quantity.unit else "")
+        text += "\n" * bool(text) + heading + "".join(lines) if lines else ""
+    return text
 
 
-def _line(of: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None) -> str:
-    if len(of[IID]) > 1 or len(of[NON_IID]) > 1:
+def _line(worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity) -> str:
+    if any(len(series) > 1 for series in worlds.values()):
         return "not compared, since several rows have this setting; show fewer runs"
     try:
-        return str(paired_over_seeds(of[IID][0], of[NON_IID][0], round, epoch))
+        return str(paired_over_seeds(worlds["iid"][0], worlds["non-iid"][0], round, epoch, quantity))
     except InputError as error:
         return f"not compared: {error}"
 

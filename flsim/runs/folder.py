@@ -12,7 +12,7 @@ rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trai
                  of central training a line per saved step: loss since the line before, records, ...
                  (flsim.runs.roundlog)
 log.jsonl        what happened, for people and machines (flsim.base.logs)
-run.json         name, setting, status, round; digests of the configuration and of the corpus
+run.json         name, setting, world, status, round; digests of the configuration and of the corpus
 tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.runs.trackers)
 """
 
@@ -32,10 +32,11 @@ from flsim.canaries.population import Population, open_population, verify_popula
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
+from flsim.evaluation.measures import measures
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
-from flsim.results.rows import identity_of
-from flsim.results.store import refuse_foreign_rows
+from flsim.results.rows import identity_of, refuse_foreign_rows
+from flsim.results.run_file import setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.trackers import flat, refuse_missing
@@ -59,6 +60,7 @@ class Run:
             InputError: anything that can be known to be wrong before training.
         """
         refuse_missing(settings.system.tracking)
+        measures(settings.evaluation.also)  # a file that fails is known now, not at the first evaluation
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
@@ -70,10 +72,9 @@ class Run:
                 )
             planting = planting_of(corpus, settings.canaries, settings.seed)
             dump(own_code.with_copies(settings, folder), folder / "config.toml")
-            (folder / "planted").mkdir()
+            for name in ("planted", "checkpoints", "rows"):
+                (folder / name).mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
-            (folder / "checkpoints").mkdir()
-            (folder / "rows").mkdir()
             (folder / "README").write_text(str(__doc__), encoding="utf-8")
         run = cls(path, own_code.with_copies(settings, path))
         run.mark("running")
@@ -128,7 +129,12 @@ class Run:
     @property
     def setting(self) -> str:
         """The row's name in a table: the configuration's, and what was done to the corpus."""
-        return ", ".join([self.config.setting, *(step["label"] for step in labelled_steps(self.corpus))])
+        return setting_of(self.config.world, self.label)
+
+    @property
+    def label(self) -> str:
+        """`setting` without the world."""
+        return ", ".join([self.config.label, *(step["label"] for step in labelled_steps(self.corpus))])
 
     @property
     def series(self) -> str:
@@ -272,6 +278,8 @@ class Run:
             "config": self.config.digest,
             "corpus": self.corpus.digest,
             "setting": self.setting,
+            "world": self.config.world,
+            "label": self.label,
             "status": status,
             "reason": reason,
             "round": checkpoint.round_of(newest) if newest else 0,

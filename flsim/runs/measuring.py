@@ -10,9 +10,9 @@ import torch
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
 from flsim.evaluation.evaluate import evaluate
+from flsim.evaluation.measures import own_quantities
 from flsim.models.language_model import NextWordModel
-from flsim.results.rows import DIVERGED, Row
-from flsim.results.store import write_rows
+from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
@@ -36,12 +36,13 @@ def evaluate_checkpoint(
     opened = Run.open(Path(run))
     state, model = _load(opened, Path(path), device)
     without = [_without(opened, other, device) for other in calibrate]
+    hparams = replace(opened.config.evaluation, **changes)
     try:
         rows = evaluate(
             model,
             opened.canaries,
             opened.corpus.split("test"),
-            replace(opened.config.evaluation, **changes),
+            hparams,
             opened.config.seed,
             opened.identity,
             state.round,
@@ -49,7 +50,7 @@ def evaluate_checkpoint(
         )
         rows += _privacy_rows(opened, state)
         opened.verify()  # nothing is stored that was measured on other data
-        write_rows(opened.path, state.round, rows)
+        write_rows(opened.path, state.round, rows, own_quantities(hparams.also))
     except Diverged:
         write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
         raise

@@ -7,7 +7,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import remove_abandoned, sync
 from flsim.base.logs import log
 from flsim.base.progress import say
-from flsim.results.store import is_whole, rows_in, strange_rows_in
+from flsim.results.rows import is_whole, rows_in, strange_rows_in
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
 

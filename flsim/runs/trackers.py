@@ -27,7 +27,9 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.progress import say
-from flsim.results.store import rows_in
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity, flags
+from flsim.results.rows import read_rows, rows_in
 from flsim.runs import roundlog
 
 Kind = Literal["tensorboard", "mlflow", "wandb"]
@@ -36,7 +38,6 @@ Settings = Mapping[str, Any]
 LOOK = 2.0  # seconds between two looks into the folder
 PATIENCE = 60.0  # seconds that the end of a run waits for trackers
 PROJECT = "flsim"  # of MLflow's experiment and Weights & Biases' project, where the user's settings name none
-COUNTED = ("rs", "bs")  # metrics of canaries that are summed; of others it is the mean
 
 
 class Tracker(Protocol):
@@ -265,8 +266,8 @@ class News:
             yield of_round(line), self._round
         for path in sorted({*rows_in(self._path)} - self._evaluated):
             self._evaluated.add(path)
-            rows = pd.read_parquet(path)
-            yield of_evaluation(rows), int(rows["round"].iloc[0])
+            rows, own = read_rows(path)
+            yield of_evaluation(rows, own), int(rows["round"].iloc[0])
 
 
 def of_round(line: Mapping[str, Any]) -> dict[str, float]:
@@ -278,12 +279,19 @@ def of_round(line: Mapping[str, Any]) -> dict[str, float]:
     return {f"train/{name}": value for name, value in values.items() if isinstance(value, int | float)}
 
 
-def of_evaluation(rows: pd.DataFrame) -> dict[str, float]:
-    """Rows of a round by tag: numbers of the model, canaries that RS and BS found, means over canaries of the rest."""
+def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, float]:
+    """Rows of a round by tag: numbers of the model, canaries that flags count, means over canaries of the rest.
+
+    Args:
+        rows: of `flsim.results.rows.SCHEMA`.
+        own: what a user's own measures computed.
+    """
+    known = {**QUANTITIES, **own}
+    counted = {flag.name for flag in flags(known.values()) if not flag.is_partial}
     is_of_model = rows["canary"] == ""
     values = dict(zip(rows["metric"][is_of_model], rows["value"][is_of_model], strict=True))
     for metric, of_canaries in rows[~is_of_model].groupby("metric")["value"]:
-        is_count = metric in COUNTED
+        is_count = metric in counted
         values[metric if is_count else f"mean {metric}"] = of_canaries.sum() if is_count else of_canaries.mean()
     return {f"eval/{name}": float(value) for name, value in values.items()}
 

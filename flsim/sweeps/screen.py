@@ -8,6 +8,7 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 
+import pandas as pd
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -16,11 +17,13 @@ from rich.text import Text
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.base.progress import LINES_EVERY, clock, console, say
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity, shown
 from flsim.results.store import read_run
+from flsim.runs import roundlog
 from flsim.sweeps.folder import SweepFolder
 
 SHOWN = 16  # runs at most
-TAIL = 4096  # bytes of a log that hold its last line
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,9 @@ def state_of(run: Path, began: float) -> State:
         return State(status, 1.0, _found(run, (run / "run.json").stat().st_mtime_ns))
     if (run / "run.json").stat().st_mtime < began:
         return State("waits", note=f"stopped at {round_:,}" if round_ else "")
-    last = _last_line(run / "rounds.jsonl")
-    done, loss = int(last.get("round", round_)), last.get("loss")
-    note = f"{done:,}/{rounds:,}" + (f", loss {loss:.2f}" if loss is not None else "")
+    last = roundlog.last(run)
+    done, loss = last.get("round", round_), last.get("loss")
+    note = f"{done:,}/{rounds:,}" + (f", loss {loss:.2f}" if isinstance(loss, int | float) and isfinite(loss) else "")
     return State("runs" if status == "running" else status, done / max(rounds, 1), note)
 
 
@@ -141,19 +144,18 @@ def _found(run: Path, _when: int) -> str:
         if results.status == "diverged":
             return f"at {results.round:,}"
         last = results.evaluation()
-        counts = [(results.of_canaries(metric, last) == 1).sum() for metric in ("rs", "bs")]  # type: ignore[union-attr]
-        bits = results.of_canaries("exposure", last)
-        return f"RS {counts[0]} BS {counts[1]}" + ("" if bits is None else f" {bits.mean():.1f} bits")
-    except (InputError, AttributeError):
+        measured = {
+            quantity: results.of_canaries(quantity.name, last) for quantity in shown(QUANTITIES.values(), "screen")
+        }
+        if any(values is None for quantity, values in measured.items() if quantity.is_flag):
+            return ""
+        return " ".join(_in_short(quantity, values) for quantity, values in measured.items() if values is not None)
+    except InputError:
         return ""
 
 
-def _last_line(path: Path) -> dict[str, float]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read().splitlines()
-        said = dict(from_json(lines[-1])) if lines else {}
-        return {name: value for name, value in said.items() if isinstance(value, int | float) and isfinite(value)}
-    except (OSError, ValueError, TypeError, OverflowError):
-        return {}
+def _in_short(quantity: Quantity, values: "pd.Series[float]") -> str:
+    """How many canaries are memorized, or the mean of a number."""
+    if quantity.is_flag:
+        return f"{quantity.heading} {(values == 1).sum()}"
+    return f"{quantity.format.format(values.mean())} {quantity.unit}"

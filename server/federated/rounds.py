@@ -2,10 +2,8 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-import torch
 from flwr.serverapp import Grid
 
 from flsim.algorithms.checkpoint import digest_of
@@ -18,6 +16,7 @@ from flsim.runs.folder import Run
 from flsim.runs.locks import alone
 from flsim.runs.recovery import recover
 from flsim.training.state import State
+from flsim.training.threads import threads
 from flsim.training.update import UpdateSum
 from flsim.wire import Address
 from server.federated.deadline import Deadline
@@ -44,7 +43,8 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
         RunFailed: a shard kept failing, or an evaluation failed.
     """
     system = run.federated.system
-    with alone(run), logging_to(run.path), one_thread():
+    # Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy.
+    with alone(run), logging_to(run.path), threads(1):
         nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
@@ -100,17 +100,6 @@ def leave(run: Run, state: State) -> None:
     if state.round and not run.is_saved_at(state.round):
         run.save(state)
     log.info("interrupted", extra={"round": state.round})
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:

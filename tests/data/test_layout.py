@@ -19,7 +19,7 @@ from flsim.canaries.spec import CanaryHParams, draw_phrase
 from flsim.data.records import Records, batch
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
-from flsim.evaluation.utility import utility
+from flsim.measures.prediction import utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity

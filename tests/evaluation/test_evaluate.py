@@ -12,7 +12,7 @@ from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.evaluation.utility import utility
+from flsim.measures.prediction import utility
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity

@@ -11,7 +11,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
-from flsim.evaluation.metrics import METRICS
+from flsim.measures.built_in import ALSO
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
@@ -41,7 +41,7 @@ def canaries(model: CIFGLanguageModel) -> list[Canary]:
 
 @pytest.fixture(scope="module")
 def measured(model: CIFGLanguageModel, canaries: list[Canary]) -> dict[str, dict[str, float]]:
-    hparams = EvaluationHParams(references=COUNT, also=tuple(METRICS), samples=4_000, nodes=10_000)
+    hparams = EvaluationHParams(references=COUNT, also=tuple(ALSO), samples=4_000, nodes=10_000)
     return dict(measure_canaries(model, canaries, LAYOUT, hparams, SEED, torch.device("cpu")))
 
 
@@ -141,5 +141,5 @@ def test_decisions_are_those_of_ranks(model: CIFGLanguageModel, canaries: list[C
 
 
 def test_an_unknown_metric_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"also must list names of space, .* found 'pace'"):
-        EvaluationHParams(also=("pace",))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"also must be one of space, .* found 'pace'"):
+        EvaluationHParams(also=("pace",))

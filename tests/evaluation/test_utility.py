@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flsim.base.errors import Diverged
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.evaluation import utility as module
-from flsim.evaluation.utility import Utility, utility
+from flsim.measures import prediction as module
+from flsim.measures.prediction import Utility, utility
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 

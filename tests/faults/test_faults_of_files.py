@@ -13,8 +13,7 @@ from waiting import wait_until
 
 from flsim.algorithms.checkpoint import all_in
 from flsim.results.evaluations import Evaluation, log_evaluation
-from flsim.results.rows import Row
-from flsim.results.store import write_rows
+from flsim.results.rows import Row, write_rows
 from flsim.runs import config
 from flsim.runs.folder import Run
 

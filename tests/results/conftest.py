@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from helpers import Flsim
 
-from flsim.results.rows import Row
-from flsim.results.store import RunResults, read_run, write_rows
+from flsim.results.rows import Row, write_rows
+from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]

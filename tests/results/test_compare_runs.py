@@ -73,8 +73,8 @@ def test_the_text_is_of_80_columns_and_says_what_is_meant(make_run: MakeRun) -> 
     found = compared(make_run)
     text = compare_runs.to_markdown(found)
     assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith(str(found.exposure))
-    assert found.exposure.mean_difference == pytest.approx(19 / 9)
+    assert text.startswith(str(found.numbers[0]))
+    assert found.numbers[0].mean_difference == pytest.approx(19 / 9)
     shown = cells(text)
     assert ["RS /9", "5", "3", "3", "1", "0.625", "75% (19% to 99%)"] in shown
     assert ["Perplexity", "60.0", "66.0", "", "", "", ""] in shown

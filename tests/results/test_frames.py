@@ -14,8 +14,8 @@ import pytest
 
 from flsim.base.errors import InputError
 from flsim.results.frames import CANARY, RUN, frames
-from flsim.results.rows import DIVERGED, Row
-from flsim.results.store import read_run, write_rows
+from flsim.results.rows import DIVERGED, Row, write_rows
+from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
 
 MakeRun = Callable[..., Path]

@@ -21,12 +21,13 @@ from reported import write_run
 from flsim.algorithms.checkpoint import checkpoint_name, load
 from flsim.algorithms.rounds import RoundRequest, ShardReply
 from flsim.base.errors import InputError
+from flsim.base.parquet import read_parquet
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import users_of
 from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.report.page import write_report
-from flsim.results.parquet import read_parquet
-from flsim.results.store import ROWS, read_run
+from flsim.results.rows import ROWS
+from flsim.results.store import read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint

@@ -22,6 +22,7 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
 from flsim.privacy.sampling import Sampler
+from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
 
@@ -180,13 +181,23 @@ class Config(ABC):
     @property
     def setting(self) -> str:
         """The row's name in a table, as in the paper's."""
+        return setting_of(self.world, self.label)
+
+    @property
+    def world(self) -> World | None:
+        """`DataHParams.world`; None where records are drawn in the same way in both worlds."""
+        return self.data.world
+
+    @property
+    def label(self) -> str:
+        """`setting` without the world."""
         bits = self.evaluation.weight_bits
-        return self._setting if bits is None else f"{self._setting}, {bits}-bit weights"
+        return self._label if bits is None else f"{self._label}, {bits}-bit weights"
 
     @property
     @abstractmethod
-    def _setting(self) -> str:
-        """Without how it is measured."""
+    def _label(self) -> str:
+        """`label` without how the model is measured."""
 
     @property
     @abstractmethod
@@ -217,7 +228,3 @@ class Config(ABC):
         Raises:
             InputError: training could not begin.
         """
-
-    @property
-    def _world(self) -> str:
-        return {"iid": "IID", "non-iid": "Non-IID"}[self.data.world]

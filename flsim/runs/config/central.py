@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.canaries.population import Population
+from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
@@ -132,10 +132,14 @@ class CentralConfig(Config):
         return "iid" if self._is_private or self.data.world == "iid" else "sequence"
 
     @property
-    def _setting(self) -> str:
+    def world(self) -> World | None:
+        return None if self._is_private else self.data.world
+
+    @property
+    def _label(self) -> str:
         training, privacy = self.training, self.privacy
         optimizer = label_of(training.optimizer)
-        algorithm = {"none": f"{self._world}, {optimizer}", "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
+        algorithm = {"none": optimizer, "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
         parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
         if privacy.clip is not None:
             parts.append(f"C={privacy.clip:g}")

@@ -103,12 +103,12 @@ class FederatedConfig(Config):
         refuse_precision(self.system.engine, self.local, self.model.architecture)
 
     @property
-    def _setting(self) -> str:
+    def _label(self) -> str:
         training, privacy = self.training, self.privacy
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
         if training.server_label:
             algorithm += f"+{training.server_label}"
-        parts = [self._world, algorithm, *filter(None, [self.model.label])]
+        parts = [algorithm, *filter(None, [self.model.label])]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:

@@ -89,7 +89,7 @@ class DistributedEngine:
 
     def pack(self, chunk: Chunk) -> list[Share]:
         ends, lengths = np.cumsum(chunk.counts), np.diff(chunk.records.offsets)
-        lengths = lengths + (lengths < self._layout.record_words)
+        lengths = lengths + self._layout.ends_with_eos(lengths)
         shares = []
         for step, (first, end) in enumerate(zip(ends - chunk.counts, ends, strict=True), start=chunk.first):
             longest_first = first + np.argsort(-lengths[first:end], kind="stable")

@@ -1,18 +1,19 @@
 """Plant and train in this process, without Ray: what a notebook needs of the loop that `flsim run` shares.
 
-users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
-for state in flsim.simulate(users, flsim.CIFG(32, 64), flsim.FedAvg(cohort=40), rounds=100):
-    ...
+    users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
+    for state in flsim.simulate(users, flsim.CIFG(32, 64), flsim.FedAvg(cohort=40), rounds=100):
+        ...
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import planting_of, settled
@@ -21,10 +22,12 @@ from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.sampling import Sampler
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
+from flsim.training.threads import threads as threads_of_torch
 
 
 @dataclass(frozen=True)
@@ -76,27 +79,32 @@ def plant(
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Federated Averaging: what the server does, what a user does, and what protects a user.
+    """Federated Averaging: who trains, what a user does, what the server does, and what protects a user.
 
     Attributes:
-        server: cohort, sampler and server optimizer.
+        cohort: users per round; the expected number, where the sampler is "poisson".
+        sampler: "fixed-size" draws that many users without replacement; "poisson" each user independently.
         local: local training.
+        server: the server's optimizer; by default the average is the step.
         privacy: clip and noise; by default neither.
-        shards: contiguous ranges of users whose updates are summed first; a run has `system.shards` of them, and equal
+        shards: contiguous ranges of users whose updates are summed first. A run has `system.shards` of them; equal
             numbers give equal bits.
     """
 
-    server: FedAvgHParams = field(default_factory=FedAvgHParams)
+    cohort: int = 500
+    sampler: Sampler = "fixed-size"
     local: LocalHParams = field(default_factory=LocalHParams)
+    server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
-    shards: int = 1
+    shards: int = 2
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """This algorithm over these users. Raises InputError where it cannot begin."""
+        """The training of these users. Raises InputError where it cannot begin."""
+        settings = FedAvgHParams(**asdict(self.server), rounds=rounds, cohort=self.cohort, sampler=self.sampler)
         return FederatedTraining(
             planted.users,
             model,
-            self.server,
+            settings,
             self.local,
             self.privacy,
             seed,
@@ -119,7 +127,7 @@ class Central:
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """This algorithm over these users' records. Raises InputError where it cannot begin."""
+        """The training over these users' records. Raises InputError where it cannot begin."""
         is_private = self.privacy.mechanism != "none"
         order: Order = "iid" if is_private or planted.world == "iid" else "sequence"
         return CentralTraining(
@@ -137,6 +145,7 @@ def simulate(
     start: State | None = None,
     every: int | Callable[[int], bool] = 1,
     device: str = "cpu",
+    threads: int = 1,
 ) -> Iterator[State]:
     """Train in this process, and hand out the states.
 
@@ -152,6 +161,7 @@ def simulate(
         every: rounds between two states that are handed out, or whether one is wanted after so many rounds. The last
             state always is handed out.
         device: of torch.
+        threads: of torch, while it trains.
 
     Yields:
         States after completed rounds, with parameters on the CPU.
@@ -162,4 +172,14 @@ def simulate(
     """
     training = algorithm.training_of(planted, model, rounds, seed, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
-    return training.states(start or training.first_state(), rounds, is_wanted)
+    return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)
+
+
+def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
+    """The same states; whoever uses them has the threads that there were."""
+    while True:
+        with threads_of_torch(number):
+            state = next(states, None)
+        if state is None:
+            return
+        yield state

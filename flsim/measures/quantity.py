@@ -1,0 +1,212 @@
+"""What a number of an evaluation is: its unit, its direction, a sentence about it, and how it is shown.
+
+Tables, plots, reports, comparisons, traces and trackers read these descriptions, and know no measure by its name. A
+description is plain data: that of a user's own measure is stored with the rows, so that showing results runs no code.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from flsim.base.errors import InputError
+
+Subject = Literal["canary", "model"]
+Kind = Literal["number", "count", "flag"]
+Better = Literal["higher", "lower"]
+Place = Literal["table", "plot", "report", "compare", "trace", "canaries", "screen"]
+EVERYWHERE: tuple[Place, ...] = ("table", "plot", "report", "compare", "trace", "canaries")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
+FORMAT = re.compile(r"\{:[+,]{0,2}(\.\d)?[feg]\}", re.ASCII)
+LONGEST = 500  # characters of a text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """One number of each canary, or of the model.
+
+    Attributes:
+        name: of its rows, in the metric column.
+        description: a sentence that says what it is.
+        unit: such as ``"bits"``; empty for a number without one, and for flags.
+        better: which values are to be wished for; None where neither.
+        subject: whether each canary has a value, or the model.
+        kind: a number, a count (a whole number), or a flag (1 where a canary is memorized, else 0).
+        title: a noun phrase for headings of plots; default the name.
+        heading: of a column, as short as possible; default the title.
+        format: of a value, as `str.format` takes it.
+        is_percentage: a fraction, shown times 100.
+        is_log: above 0, and drawn on a logarithmic axis.
+        is_ranked: from a rank among |R| references: two values compare where |R| is equal, and none exceeds
+            log2(|R| + 1).
+        is_partial: some canaries may have none, so that it is listed, and neither counted nor averaged.
+        is_standard: a column of every table, whether it was measured or not.
+        is_primary: the number that comparisons, traces and reports are about; there is one.
+        places: where it is shown.
+        beside: name of the quantity in whose columns it is shown; empty for columns of its own.
+        column: prefix of the columns of its intervals; default the name.
+        caption: title of a panel; default by title.
+        axis: label of its axis; default the unit.
+        outcome: of a flag: what a canary with 1 is.
+        finds: of a flag: the verb after the title, as in "Beam Search extracts".
+        short: heading in the list of canaries; default the heading.
+        note: sentence below a table of runs; default by the description.
+        about: text below a list of canaries; default by the description.
+    """
+
+    name: str
+    description: str
+    unit: str = ""
+    better: Better | None = None
+    subject: Subject = "canary"
+    kind: Kind = "number"
+    title: str = ""
+    heading: str = ""
+    format: str = "{:.3g}"
+    is_percentage: bool = False
+    is_log: bool = False
+    is_ranked: bool = False
+    is_partial: bool = False
+    is_standard: bool = False
+    is_primary: bool = False
+    places: tuple[Place, ...] = EVERYWHERE
+    beside: str = ""
+    column: str = ""
+    caption: str = ""
+    axis: str = ""
+    outcome: str = "memorized"
+    finds: str = "finds"
+    short: str = ""
+    note: str = ""
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        title = self.title or self.name.replace("_", " ")
+        defaults = {"title": title, "heading": title, "column": self.name, "axis": self.unit}
+        defaults["short"] = self.heading or title
+        for name, default in defaults.items():
+            object.__setattr__(self, name, getattr(self, name) or default)
+
+    @property
+    def is_flag(self) -> bool:
+        return self.kind == "flag"
+
+    @property
+    def of_canaries(self) -> bool:
+        return self.subject == "canary"
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a list of canaries has a column of it: not of a built-in one that nothing is said about."""
+        return bool(self.is_standard or self.places or self.about)
+
+    @property
+    def column_heading(self) -> str:
+        """The heading of a column of values that are times `scale`."""
+        return f"{self.heading} %" if self.is_percentage else self.heading
+
+    @property
+    def phrase(self) -> str:
+        """The title with its unit."""
+        unit = "%" if self.is_percentage else self.unit
+        return f"{self.title}, {unit}" if unit else self.title
+
+    @property
+    def scale(self) -> int:
+        """The factor of values that are shown."""
+        return 100 if self.is_percentage else 1
+
+    def is_like(self, other: "Quantity") -> bool:
+        """Whether two values compare: the descriptions may differ in words alone."""
+        return all(
+            getattr(self, field) == getattr(other, field)
+            for field in ("name", "subject", "kind", "unit", "better", "is_ranked", "is_log", "is_percentage")
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The unit, the direction and the description."""
+        about = ", ".join(filter(None, (self.unit, f"{self.better} is better" if self.better else "")))
+        return f"{about}. {self.description}" if about else self.description
+
+
+def shown(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
+    """Return the quantities of a place: flags, then numbers of canaries, then numbers of the model."""
+    kept = [quantity for quantity in quantities if place in quantity.places and not quantity.is_partial]
+    return sorted(kept, key=lambda quantity: (not quantity.of_canaries, not quantity.is_flag))
+
+
+def panels_first(quantities: Iterable[Quantity]) -> list[Quantity]:
+    """Return the quantities with those of the model that have a panel in a plot before those that have none."""
+    return sorted(quantities, key=lambda quantity: not quantity.of_canaries and "plot" not in quantity.places)
+
+
+def flags(quantities: Iterable[Quantity]) -> list[Quantity]:
+    """Return the quantities that say of each canary whether it is memorized."""
+    return [quantity for quantity in quantities if quantity.is_flag]
+
+
+def numbers(quantities: Iterable[Quantity]) -> list[Quantity]:
+    """Return the quantities that are a number of each canary."""
+    return [quantity for quantity in quantities if quantity.of_canaries and not quantity.is_flag]
+
+
+def of_model(quantities: Iterable[Quantity]) -> list[Quantity]:
+    """Return the quantities that are a number of the model."""
+    return [quantity for quantity in quantities if not quantity.of_canaries]
+
+
+def to_json(quantity: Quantity) -> dict[str, Any]:
+    """Return a description as JSON holds it."""
+    return asdict(quantity) | {"places": list(quantity.places)}
+
+
+def from_json(values: Mapping[str, Any]) -> Quantity:
+    """Return the description that `to_json` wrote, checked as if a stranger had written it.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        kinds = {field.name: field.type for field in fields(Quantity)}
+        kept = {name: value for name, value in values.items() if name in kinds}
+        for name, value in kept.items():
+            if name == "places":
+                kept[name] = tuple(value)
+            elif kinds[name] is bool and not isinstance(value, bool):
+                raise TypeError(f"{name} must be true or false")
+            elif kinds[name] is not bool and not isinstance(value, str | None):
+                raise TypeError(f"{name} must be a text")
+        return refuse_unfit(Quantity(**kept))
+    except (TypeError, AttributeError) as error:
+        raise InputError(f"not the description of a quantity: {error}") from error
+
+
+def refuse_unfit(quantity: Quantity) -> Quantity:
+    """Return a user's own description.
+
+    Raises:
+        InputError: it cannot be stored or shown, or claims what only built-in ones are.
+    """
+    name = quantity.name
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(f"a quantity's name must be lower-case letters, digits and _, at most 40, found {name!r:.60}")
+    choices = {"subject": get_args(Subject), "kind": get_args(Kind), "better": (None, *get_args(Better))}
+    for field, allowed in choices.items():
+        if getattr(quantity, field) not in allowed:
+            text = ", ".join(map(repr, allowed))
+            raise InputError(f"quantity {name}: {field} must be one of {text}, found {getattr(quantity, field)!r:.60}")
+    if not set(quantity.places) <= set(EVERYWHERE):
+        raise InputError(f"quantity {name}: places must be of {', '.join(EVERYWHERE)}, found {quantity.places!r:.80}")
+    if not isinstance(quantity.format, str) or not FORMAT.fullmatch(quantity.format):
+        raise InputError(f"quantity {name}: format must be like {{:.2f}} or {{:.3g}}, found {quantity.format!r:.60}")
+    for field, value in asdict(quantity).items():
+        if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):
+            raise InputError(f"quantity {name}: {field} must be one line of at most {LONGEST} characters")
+    if not quantity.description:
+        raise InputError(f"quantity {name}: a description is required; say in a sentence what it is")
+    if quantity.is_flag and not quantity.of_canaries:
+        raise InputError(f"quantity {name}: a flag is of a canary; make it a number, or leave out its subject")
+    if quantity.is_standard or quantity.is_primary or quantity.beside or quantity.column != name:
+        raise InputError(f"quantity {name}: is_standard, is_primary, beside and column are of built-in ones alone")
+    return quantity

@@ -1,0 +1,54 @@
+"""Exposure over the whole space of continuations, beyond log2 |R|.
+
+Exact where few sequences can be as likely as the canary, by importance sampling elsewhere; see
+`flsim.memorization.enumeration` and `flsim.memorization.importance_sampling`.
+"""
+
+from flsim.measures.measure import Measure, Probe
+from flsim.measures.quantity import Quantity
+from flsim.measures.random_sampling import EXPOSURE
+
+BITS = Quantity(
+    name="space_exposure",
+    description="By how many bits of guessing the model narrows down a canary among all continuations of its length.",
+    unit="bits",
+    better="lower",
+    title="whole space",
+    heading="Space",
+    short="space",
+    format="{:.1f}",
+    places=("table",),
+    beside=EXPOSURE.name,
+    column="space",
+    note="mean exposure over the whole space of phrases, extrapolated.",
+    about="bits over the whole space, beyond |R|; intervals with --json",
+)
+LOW, HIGH = (
+    Quantity(
+        name=f"{BITS.name}_{end}",
+        description=f"The {where} end of the 95% interval of {BITS.name}.",
+        unit="bits",
+        format="{:.1f}",
+        places=(),
+    )
+    for end, where in (("low", "lower"), ("high", "upper"))
+)
+
+
+def space(probe: Probe) -> dict[str, float]:
+    """Enumerate what can be as likely as the canary, or sample where that is too much."""
+    from flsim.memorization.enumeration import enumerate_space
+    from flsim.memorization.importance_sampling import ImportanceHParams, space_exposures
+
+    exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.layout, probe.nodes)
+    if exact:
+        return dict.fromkeys((BITS.name, LOW.name, HIGH.name), exact.exposure)
+    hparams = ImportanceHParams(samples=probe.samples, pilot=probe.samples // 10)
+    (sampled,) = space_exposures(
+        probe.model, probe.prefix, probe.continuation[None], probe.layout, hparams, probe.seed, probe.canary.id
+    )
+    exposure = sampled.exposure
+    return {BITS.name: exposure.bits, LOW.name: exposure.low, HIGH.name: exposure.high}
+
+
+SPACE = Measure("space", space, (BITS, LOW, HIGH), "exposure beyond log2 |R|")
