@@ -54,7 +54,7 @@ def expected_copies(hparams: CanaryHParams, records: int) -> float:
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     """Of one: parameters in float32, the optimizer's state, and a header."""
-    copies = config.optimizer_slots
+    copies = config.optimizer_slots(vocabulary)
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
 
 

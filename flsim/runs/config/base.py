@@ -211,9 +211,8 @@ class Config(ABC):
     def round_size(self) -> int:
         """Users of a round, or records of a step; expected ones where they are drawn."""
 
-    @property
     @abstractmethod
-    def optimizer_slots(self) -> int:
+    def optimizer_slots(self, vocabulary_size: int) -> int:
         """How many tensors like the parameters a checkpoint holds beside them."""
 
     @abstractmethod

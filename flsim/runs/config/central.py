@@ -180,8 +180,7 @@ class CentralConfig(Config):
     def round_size(self) -> int:
         return self.training.batch_size
 
-    @property
-    def optimizer_slots(self) -> int:
+    def optimizer_slots(self, vocabulary_size: int) -> int:  # noqa: ARG002 (torch's optimizers have the same for all)
         return len(slots_of(self.training.optimizer))
 
     def meetings(self, users: Population, rounds: int) -> Meetings:

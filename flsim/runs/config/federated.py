@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
 
 from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
@@ -132,9 +131,8 @@ class FederatedConfig(Config):
     def round_size(self) -> int:
         return self.training.cohort
 
-    @property
-    def optimizer_slots(self) -> int:
-        return len(server_optimizers.init({"w": torch.zeros(1)}, self.training))
+    def optimizer_slots(self, vocabulary_size: int) -> int:
+        return len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
 
     def meetings(self, users: Population, rounds: int) -> Meetings:
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
