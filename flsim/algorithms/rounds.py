@@ -147,7 +147,8 @@ class FederatedTraining:
 
     def apply(self, state: State, total: UpdateSum) -> State:
         """The state after a round with this sum over its users. Raises `Diverged` as `fedavg.apply`."""
-        return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, len(self.users), self.length)
+        users, size = len(self.users), self.users.layout.vocabulary_size
+        return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
         """Train from a state to the end of round `until`; `send` turns requests into replies, in the same order."""

@@ -42,8 +42,8 @@ class DiskUse:
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
-    """Number of the model's weights."""
-    return sum(value.numel() for value in build(vocabulary, config.model).parameters())
+    """Number of the model's trained weights; a user's own is executed."""
+    return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:

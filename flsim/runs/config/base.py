@@ -12,6 +12,7 @@ from pydantic import PlainValidator
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import by_content
 from flsim.base.files import digest
 from flsim.canaries.population import Population, World
 from flsim.canaries.spec import CanaryHParams
@@ -31,7 +32,7 @@ from flsim.runs.trackers import Kind
 # digest that it was started with.
 LATER = {
     "canaries": ("insertions",),
-    "model": ("architecture", "layers", "heads"),
+    "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule",),
     "local": ("schedule",),
 }
@@ -159,7 +160,7 @@ class Config(ABC):
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
-        values = own_code.renamed(type(self), asdict(self), own_code.by_content)
+        values = own_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:
