@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from flsim.measures.built_in import ALSO, QUANTITIES
+
 ROOT = Path(__file__).parents[1]
 # The rooms: each may import those that it lists, itself, and `flsim.base`. What is listed lies further up.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -36,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "training", "server"),
     },
     "planning": {
-        *("algorithms", "canaries", "data", "evaluation", "models", "privacy", "results", "runs", "sweeps", "training"),
+        *("canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps", "server"),
         "server",
     },
     "bench": {
@@ -197,6 +199,34 @@ def test_files_are_small() -> None:
     lengths = sorted(len(path.read_text(encoding="utf-8").splitlines()) for path in ALL)
     assert lengths[len(lengths) // 2] <= 150
     assert lengths[-1] <= 350
+
+
+NAMED = {*QUANTITIES, *ALSO}  # by measures
+WORDS = {"path", "rank", "extrapolation"}  # that stand for other things too, where no results are shown
+SHOWING = {"cli", "evaluation", "planning", "report", "results", "runs", "sweeps"}
+PUBLISHED = {"flsim/results/published.py", "flsim/results/against_published.py"}  # columns of the papers' tables
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_measures_are_known_by_name_to_their_own_file(path: Path) -> None:
+    """Everything else goes by the list of measures, or by descriptions that are stored with rows."""
+    place = path.relative_to(ROOT)
+    if place.is_relative_to("flsim/measures") or place.as_posix() in PUBLISHED or place.parts[0] == "experiments":
+        return
+    names = NAMED if place.parts[0] == "flsim" and module_of(path) in SHOWING else NAMED - WORDS
+    is_name = re.compile(rf"(mean_|published_)?({'|'.join(map(re.escape, names))})(_\w+)?").fullmatch
+    is_heading = re.compile(r"\b(RS|BS)\b").search
+    assert not [text for text in texts_of(path) if is_name(text) or is_heading(text)]
+
+
+def texts_of(path: Path) -> list[str]:
+    """All strings of a file but docstrings, parts of formatted ones too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    first = [node.body[0] for node in ast.walk(tree) if isinstance(node, documented) and node.body]
+    docstrings = [node.value for node in first if isinstance(node, ast.Expr)]
+    return [str(node.value) for node in nodes if node not in docstrings]
 
 
 @pytest.mark.parametrize("name", ["flsim", "clients", "server", "experiments"])

@@ -8,10 +8,9 @@ from flsim.base.extensions import is_own, naming_own_code
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import NextWordModel, TrainableModel, digest_of
+from flsim.models.language_model import TrainableModel, digest_of
 from flsim.models.loss import loss_sum
-from flsim.runs.config import CentralConfig, Config, FederatedConfig
-from flsim.training.engines import refuse_precision
+from flsim.runs.config import Config
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 
@@ -27,10 +26,7 @@ def refuse_unfit_model(settings: Config, layout: Layout) -> None:
     if not is_own(model.architecture):
         return
     kind = class_of(model.architecture)
-    if isinstance(settings, FederatedConfig):
-        refuse_precision(settings.system.engine, settings.local, model.architecture, kind.capabilities)
-    elif isinstance(settings, CentralConfig) and settings.training.dropout and not issubclass(kind, NextWordModel):
-        raise InputError(f"training.dropout needs a NextWordModel, which {model.label} is not; set it to 0")
+    settings.refuse_incapable(kind)
     with naming_own_code(InputError):
         one, other = (build(layout.vocabulary_size, model).initialize(settings.seed) for _ in range(2))
         untouched = build(layout.vocabulary_size, model).frozen_digest

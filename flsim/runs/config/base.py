@@ -20,6 +20,7 @@ from flsim.data.corpus import Split
 from flsim.data.stores import is_uri
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import TrainableModel
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
@@ -231,6 +232,10 @@ class Config(ABC):
     @abstractmethod
     def planned(self, population: int, rounds: int) -> Entry:
         """What so many rounds release, of a population of that many units of privacy."""
+
+    @abstractmethod
+    def refuse_incapable(self, kind: type[TrainableModel]) -> None:
+        """Raises InputError where these settings ask of a class of models what it does not declare."""
 
     @abstractmethod
     def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> Training:

@@ -10,6 +10,7 @@ from flsim.algorithms.participation import Meetings
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
+from flsim.models.language_model import NextWordModel, TrainableModel
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
@@ -155,6 +156,10 @@ class CentralConfig(Config):
             if value := getattr(training, name):
                 parts.append(f"{shown} {value:g}")
         return ", ".join(parts)
+
+    def refuse_incapable(self, kind: type[TrainableModel]) -> None:
+        if self.training.dropout and not issubclass(kind, NextWordModel):
+            raise InputError(f"training.dropout needs a NextWordModel, which {self.model.label} is not; set it to 0")
 
     def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> CentralTraining:  # noqa: ARG002 (it has a setting for that)
         training = CentralTraining(

@@ -14,6 +14,7 @@ from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.models.architectures import declared
+from flsim.models.language_model import TrainableModel
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config
@@ -153,6 +154,9 @@ class FederatedConfig(Config):
             if epochs is None
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
         )
+
+    def refuse_incapable(self, kind: type[TrainableModel]) -> None:
+        refuse_precision(self.system.engine, self.local, self.model.architecture, kind.capabilities)
 
     def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> FederatedTraining:
         return FederatedTraining(
