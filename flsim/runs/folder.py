@@ -66,8 +66,8 @@ class Run:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
             train = corpus.split("train")
-            _foresee_training(settings, train)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
+            _foresee_training(settings, train)
             if not len(corpus.split("test")):
                 raise InputError(
                     f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
@@ -203,7 +203,7 @@ class Run:
     @property
     def has_a_line_per_round(self) -> bool:
         """Whether rounds.jsonl has a line for every round; of central training it has one for each saved step."""
-        return isinstance(self.config, FederatedConfig)
+        return self.config.has_a_line_per_round
 
     @property
     def last_round(self) -> int:

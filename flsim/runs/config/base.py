@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator
 
+from flsim.algorithms.participation import Meetings
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import by_content
@@ -139,6 +140,7 @@ class Config(ABC):
     system: CommonSystemHParams = field(default_factory=CommonSystemHParams)
 
     unit: ClassVar[Unit]  # what an epsilon is about
+    has_a_line_per_round: ClassVar[bool]  # rounds.jsonl; otherwise it has one for each saved round
 
     def __post_init__(self) -> None:
         if self.evaluation.prefix >= self.canaries.length:
@@ -204,6 +206,19 @@ class Config(ABC):
     @abstractmethod
     def sampler(self) -> Sampler:
         """How the units of privacy are drawn."""
+
+    @property
+    @abstractmethod
+    def round_size(self) -> int:
+        """Users of a round, or records of a step; expected ones where they are drawn."""
+
+    @abstractmethod
+    def optimizer_slots(self, vocabulary_size: int) -> int:
+        """How many tensors like the parameters a checkpoint holds beside them."""
+
+    @abstractmethod
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        """Who met which canary in which of so many rounds; see `flsim.algorithms.participation`."""
 
     @abstractmethod
     def rounds_per_epoch(self, train: Split) -> float:

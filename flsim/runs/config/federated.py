@@ -6,7 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.participation import Meetings
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population
@@ -92,6 +94,7 @@ class FederatedConfig(Config):
     system: SystemHParams = field(default_factory=SystemHParams)
 
     unit = "user"
+    has_a_line_per_round = True
 
     @property
     def _without_digest(self) -> tuple[str, ...]:
@@ -125,6 +128,16 @@ class FederatedConfig(Config):
     @property
     def sampler(self) -> Sampler:
         return self.training.sampler
+
+    @property
+    def round_size(self) -> int:
+        return self.training.cohort
+
+    def optimizer_slots(self, vocabulary_size: int) -> int:
+        return len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
+
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
 
     def rounds_per_epoch(self, train: Split) -> float:
         of_users, local = np.diff(train.user_offsets), self.local
