@@ -125,7 +125,7 @@ def test_own_measures_are_compared_over_seeds_as_exposure_is(measured: Experimen
     both = compare_runs(iid, other)
     surprise = next(number for number in both.numbers if number.quantity.name == "surprise")
     assert (row["surprise_mean_difference"], row["surprise_p"]) == (surprise.mean_difference, surprise.p_t)
-    text = " ".join(compare_pairs_text.to_markdown(table).split())
+    text = " ".join(compare_pairs_text.to_markdown(table, [pair]).split())
     assert all(part in text for part in ("Surpr., a-b", "US", SENTENCE))
     assert "surprise of IID less" in compare_worlds([iid, other])
 
