@@ -280,7 +280,7 @@ def test_no_unknown_key_is_ever_ignored(key: str) -> None:
             parse({"data": {"corpus": "c"}, key: 1}, "x.toml")
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def train_split(records: int, users: int) -> Split:
