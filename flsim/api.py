@@ -206,7 +206,7 @@ def evaluate(
     if isinstance(model, State):
         if architecture is None:
             raise InputError("evaluate: a state does not know its model; give the one that it was trained with")
-        network = restore(model.params, architecture).to(device)
+        network = restore(model.params, architecture, planted.corpus.layout.vocabulary_size).to(device)
         with threads_of_torch(threads):
             return frame(measure_our_model(network, planted.canaries, test, how, seed, "simulation", model.round))
     name = model if isinstance(model, str) else type(model).__name__

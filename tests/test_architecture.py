@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from flsim.measures.built_in import ALSO, QUANTITIES
+
 ROOT = Path(__file__).parents[1]
 # The rooms: each may import those that it lists, itself, and `flsim.base`. What is listed lies further up.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -22,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memorization": {"data", "models"},
     "measures": {"canaries", "data", "memorization", "models"},
     "training": {"data", "models", "privacy"},
-    "algorithms": {"data", "models", "privacy", "training"},
+    "algorithms": {"canaries", "data", "models", "privacy", "training"},
     "defences": {"canaries", "data", "models", "training"},
     "results": {"canaries", "measures"},
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
@@ -36,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "training", "server"),
     },
     "planning": {
-        *("algorithms", "canaries", "data", "evaluation", "models", "privacy", "results", "runs", "sweeps", "training"),
+        *("canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps", "server"),
         "server",
     },
     "bench": {
@@ -62,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 ON_THE_SERVER = {"api", "bench", "cli", "planning"}  # rooms of flsim/ that call server/, which calls the other ones
+KNOW_KINDS = {"flsim/planning/kinds.py", "flsim/runs/folder.py", "server/app.py", "server/launch.py"}
 PUBLIC_FLOWER = ("flwr.app.", "flwr.clientapp.", "flwr.serverapp.", "flwr.simulation.")
 PEERS = ROOT / "flsim" / "bench" / "peers"  # other platforms as their users run them, in processes of their own
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
@@ -139,6 +142,14 @@ def test_one_file_knows_the_private_parts_of_ray_and_flower(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_kinds_of_training_are_known_to_their_own_rooms(path: Path) -> None:
+    """Elsewhere settings answer for themselves (`flsim.runs.config.base.Config`)."""
+    tested = re.search(r"isinstance\([^)]*(Federated|Central)Config", path.read_text(encoding="utf-8"))
+    where = path.relative_to(ROOT).as_posix()
+    assert not tested or where.startswith(("flsim/bench/", "flsim/runs/config/")) or where in KNOW_KINDS
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_modules_are_imported_in_the_open(path: Path) -> None:
     """By a string only a user's own code, an app that Flower names, and a peer in a process of its own."""
     loads = "import_module" in path.read_text(encoding="utf-8")
@@ -188,6 +199,34 @@ def test_files_are_small() -> None:
     lengths = sorted(len(path.read_text(encoding="utf-8").splitlines()) for path in ALL)
     assert lengths[len(lengths) // 2] <= 150
     assert lengths[-1] <= 350
+
+
+NAMED = {*QUANTITIES, *ALSO}  # by measures
+WORDS = {"path", "rank", "extrapolation"}  # that stand for other things too, where no results are shown
+SHOWING = {"cli", "evaluation", "planning", "report", "results", "runs", "sweeps"}
+PUBLISHED = {"flsim/results/published.py", "flsim/results/against_published.py"}  # columns of the papers' tables
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_measures_are_known_by_name_to_their_own_file(path: Path) -> None:
+    """Everything else goes by the list of measures, or by descriptions that are stored with rows."""
+    place = path.relative_to(ROOT)
+    if place.is_relative_to("flsim/measures") or place.as_posix() in PUBLISHED or place.parts[0] == "experiments":
+        return
+    names = NAMED if place.parts[0] == "flsim" and module_of(path) in SHOWING else NAMED - WORDS
+    is_name = re.compile(rf"(mean_|published_)?({'|'.join(map(re.escape, names))})(_\w+)?").fullmatch
+    is_heading = re.compile(r"\b(RS|BS)\b").search
+    assert not [text for text in texts_of(path) if is_name(text) or is_heading(text)]
+
+
+def texts_of(path: Path) -> list[str]:
+    """All strings of a file but docstrings, parts of formatted ones too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    first = [node.body[0] for node in ast.walk(tree) if isinstance(node, documented) and node.body]
+    docstrings = [node.value for node in first if isinstance(node, ast.Expr)]
+    return [str(node.value) for node in nodes if node not in docstrings]
 
 
 @pytest.mark.parametrize("name", ["flsim", "clients", "server", "experiments"])

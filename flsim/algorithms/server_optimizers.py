@@ -219,7 +219,7 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     name = hparams.server_optimizer
     if not is_own(name):
         return
-    x = {key: _exact(value.detach()) for key, value in build(vocabulary_size, model).named_parameters()}
+    x = {key: _exact(value.detach()) for key, value in build(vocabulary_size, model).trainable.items()}
     update = {key: torch.ones_like(value) for key, value in x.items()}
     optimizer = _optimizer_of(hparams)
     try:

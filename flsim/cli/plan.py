@@ -109,8 +109,9 @@ def _machine() -> "Machine":
 
 
 def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predictor":
-    from flsim.planning.calibration import calibrate, copies_of, kind_of
+    from flsim.planning.calibration import calibrate, copies_of
     from flsim.planning.cost import Need
+    from flsim.planning.kinds import kind_of
     from flsim.planning.predicting import Predictor, fitting
     from flsim.runs.config import Config
     from server.launch import share

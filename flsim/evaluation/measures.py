@@ -54,12 +54,13 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
         computed = measure.compute(probe)
     values = computed if isinstance(computed, Mapping) else {measure.quantities[0].name: computed}
     where = f"canary {probe.canary.id}" if isinstance(probe, Probe) else "the model"
+    numbers = {str(key): _number(name, measure.quantity(key), key, value, where) for key, value in values.items()}
     missing = [
-        quantity.name for quantity in measure.quantities if quantity.name not in values and not quantity.is_partial
+        quantity.name for quantity in measure.quantities if quantity.name not in numbers and not quantity.is_partial
     ]
     if missing:
         raise RunFailed(f"{name}: computed no {missing[0]} of {where}; compute it, or describe it as is_partial")
-    return {str(key): _number(name, measure.quantity(key), key, value, where) for key, value in values.items()}
+    return numbers
 
 
 def _number(name: str, quantity: Quantity | None, key: object, value: object, where: str) -> float:

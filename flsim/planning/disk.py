@@ -4,13 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flsim.algorithms import server_optimizers
 from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.data.corpus import Corpus
 from flsim.models.architectures import build
-from flsim.runs.config import CentralConfig, Config, FederatedConfig
-from flsim.training.optimizers import slots_of
+from flsim.runs.config import Config
 
 # Measured on runs of experiments/table1.toml, tier smoke; small beside checkpoints.
 CHECKPOINT_HEADER = 900
@@ -44,8 +42,8 @@ class DiskUse:
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
-    """Number of the model's weights."""
-    return sum(value.numel() for value in build(vocabulary, config.model).parameters())
+    """Number of the model's trained weights; a user's own is executed."""
+    return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:
@@ -56,11 +54,7 @@ def expected_copies(hparams: CanaryHParams, records: int) -> float:
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     """Of one: parameters in float32, the optimizer's state, and a header."""
-    copies = 0
-    if isinstance(config, FederatedConfig):
-        copies = len(server_optimizers.slots_of(config.training, vocabulary, config.model))
-    elif isinstance(config, CentralConfig):
-        copies = len(slots_of(config.training.optimizer))
+    copies = config.optimizer_slots(vocabulary)
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
 
 
@@ -79,10 +73,10 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
     planted = ROSTER + ROSTER_CANARY * canaries + round(10 * expected_copies(config.canaries, records))
     if config.data.world == "iid":
         planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)
-    is_central = isinstance(config, CentralConfig)
-    lines = evaluations + rounds // config.system.checkpoint_every if is_central else rounds
+    lines = rounds if config.has_a_line_per_round else evaluations + rounds // config.system.checkpoint_every
     tracked = "tensorboard" in config.system.tracking
-    rest = REST + lines * (STEPS if is_central else ROUND) + evaluations * (ROWS + ROWS_CANARY * canaries)
+    line = ROUND if config.has_a_line_per_round else STEPS
+    rest = REST + lines * line + evaluations * (ROWS + ROWS_CANARY * canaries)
     rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
     return DiskUse(evaluations * one, planted, rest, 3 * one)
 

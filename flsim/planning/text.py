@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from flsim.measures.random_sampling import MEMORIZED
 from flsim.planning.plan import Plan, Privacy
 from flsim.planning.scale import Canaries, Row, Scale
 from flsim.privacy.table import SOUND, STAR
@@ -201,7 +202,7 @@ def _power(plan: Plan) -> str:
     text += "is not found" if power.bits is None else f"of {power.bits:.2g} bits is found with 80% power"
     text += f" (a canary has at most {power.most_bits:.1f} bits)"
     if power.counts is not None:
-        text += f"; one in RS, by McNemar's test, where it is {share(power.counts)} of canaries"
+        text += f"; one in {MEMORIZED.heading}, by McNemar's test, where it is {share(power.counts)} of canaries"
     effect = f"{power.effect:g} {'bit' if power.effect == 1 else 'bits'}"
     text += f". A difference of {effect} is found with {share(power.found)} power; with 80% by "
     more = "no number of" if power.canaries_needed is None else f"{power.canaries_needed:,}"

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from flsim.base.errors import InputError
 from flsim.base.files import named_file
+from flsim.measures.built_in import PRIMARY
 from flsim.report import about, figures, ledger, maps, settings, summary, tables, worlds
 from flsim.report.blocks import Section, plural
 from flsim.report.gather import Gathered, gather
@@ -68,7 +69,7 @@ def sections(of: Gathered, found: pd.DataFrame) -> list[Section]:
         Section("worlds", "IID against non-IID", worlds.comparison(of, found)),
         Section("training", "Over training", figures.curves(of)),
         Section("configurations", "By how often canaries occur", maps.configurations(of)),
-        Section("exposure", "Exposure of the canaries", figures.distributions(of)),
+        Section(PRIMARY.name, f"{PRIMARY.title} of the canaries", figures.distributions(of)),
         Section("traces", "Canary by canary", figures.traces(of)),
         Section("settings", "Settings, beside the paper’s", settings.settings(of)),
         Section("data", "Data and canaries", about.data(of)),

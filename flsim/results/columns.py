@@ -8,8 +8,9 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, from_json, to_json
+from flsim.results.against_published import AGAINST
 from flsim.results.agreement import share_interval
-from flsim.results.published import PUBLISHED
+from flsim.results.published import COUNTED_OF, PREFIX, PUBLISHED
 from flsim.results.store import RunResults
 
 PRIVACY = {
@@ -36,6 +37,7 @@ COUNTS = {
     "share_high": "Float64",
 }
 DIFFERENCE = ("mean_difference", "ci_low", "ci_high")  # of a number, a less b, with its 95% interval
+PAIRED = (*DIFFERENCE, "low", "high", "p_t", "p_t_holm", "p_wilcoxon")  # and COUNTS: what comparisons say of it
 # Columns beside those of measures, in any table or frame of results.
 TAKEN = (
     *("setting", "run", "round", "epochs", "canaries", "references", "status", "reason"),
@@ -44,7 +46,8 @@ TAKEN = (
     *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
     *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
     *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b"),
-    *(*PRIVACY, *RECORD_PRIVACY, *PUBLISHED, "diverged"),
+    *(*PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *AGAINST, "diverged"),
+    *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
 )
 DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
 
@@ -89,10 +92,11 @@ def prefix_of(quantity: Quantity) -> str:
     return "" if quantity.is_primary else f"{quantity.column}_"
 
 
-def names_of(quantity: Quantity) -> set[str]:
-    """Return all names that a quantity takes in tables and comparisons."""
-    pairs = (f"{quantity.column}_{name}" for name in (*COUNTS, *DIFFERENCE))
-    return {quantity.name, quantity.column, *columns_of(quantity), *columns_over_seeds(quantity), *pairs}
+def names_of(quantity: Quantity) -> list[str]:
+    """Return all names that a quantity takes in tables and comparisons, its own first."""
+    pairs = (f"{quantity.column}_{name}" for name in (*COUNTS, *PAIRED))
+    columns = (*columns_of(quantity), *columns_over_seeds(quantity))
+    return list(dict.fromkeys((quantity.name, quantity.column, *columns, *pairs)))
 
 
 def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:

@@ -77,7 +77,7 @@ def _shown(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[li
 def _utility(table: pd.DataFrame, quantity: Quantity) -> Column:
     """A number of the model in a and in b."""
     scaled = table[[f"{quantity.name}_{side}" for side in "ab"]] * quantity.scale
-    note = _utility_note() if quantity.is_standard else f"{quantity.heading}: {quantity.sentence}"
+    note = _utility_note() if quantity.is_standard else ""
     return Column(quantity.column_heading, counts_text(scaled, quantity.name, quantity.format), note=note)
 
 
@@ -94,6 +94,8 @@ def _legend(table: pd.DataFrame) -> str:
     text = LEGEND.format(primary.heading, primary.title.lower(), ", ".join(names), of_all)
     text += SEEDS_LEGEND.format(primary.heading, " and ".join(names)) if (table["unit"] == "seeds").any() else ""
     text += CANARIES_LEGEND if (table["unit"] == "canaries").any() else ""
+    own = [quantity for quantity in quantities_in_pairs(table) if not quantity.is_standard]
+    text += "".join(formats.note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
     epochs = {*formatted(table["epochs_a"], "{:.3g}"), *formatted(table["epochs_b"], "{:.3g}")} - {""}
     return text + (EPOCHS_LEGEND.format(*epochs) if len(epochs) == 1 else "")
 

@@ -24,7 +24,7 @@ import pandas as pd
 
 from flsim.measures.quantity import Quantity, flags, numbers, of_model
 from flsim.results import formats, layout
-from flsim.results.columns import COUNTS, DIFFERENCE, prefix_of
+from flsim.results.columns import COUNTS, DIFFERENCE, described, prefix_of
 from flsim.results.compare import PairedNumbers, counts_of, differences_of, paired_exposure
 from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
 from flsim.results.formats import formatted, text_of
@@ -114,6 +114,7 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
             row[f"{p}_holm"] = corrected
     types = COLUMNS | {name: kind for quantity in compared for name, kind in _columns_of(quantity).items()}
     table = pd.DataFrame(rows, columns=list(types)).astype(types)
+    table = described(table, compared)
     over_all = [paired_exposure(a, b, round, epoch, quantity) for quantity in numbers(pair.quantities)]
     return RunsCompared(over_all, compared_in([a, b]), memorization_table([a, b], round, epoch), table)
 

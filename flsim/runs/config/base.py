@@ -9,8 +9,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator
 
+from flsim.algorithms.participation import Meetings
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import by_content
 from flsim.base.files import digest
 from flsim.canaries.population import Population, World
 from flsim.canaries.spec import CanaryHParams
@@ -30,7 +32,7 @@ from flsim.runs.trackers import Kind
 # digest that it was started with.
 LATER = {
     "canaries": ("insertions",),
-    "model": ("architecture", "layers", "heads"),
+    "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule",),
     "local": ("schedule",),
 }
@@ -138,6 +140,7 @@ class Config(ABC):
     system: CommonSystemHParams = field(default_factory=CommonSystemHParams)
 
     unit: ClassVar[Unit]  # what an epsilon is about
+    has_a_line_per_round: ClassVar[bool]  # rounds.jsonl; otherwise it has one for each saved round
 
     def __post_init__(self) -> None:
         if self.evaluation.prefix >= self.canaries.length:
@@ -157,7 +160,7 @@ class Config(ABC):
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
-        values = own_code.renamed(type(self), asdict(self), own_code.by_content)
+        values = own_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:
@@ -203,6 +206,19 @@ class Config(ABC):
     @abstractmethod
     def sampler(self) -> Sampler:
         """How the units of privacy are drawn."""
+
+    @property
+    @abstractmethod
+    def round_size(self) -> int:
+        """Users of a round, or records of a step; expected ones where they are drawn."""
+
+    @abstractmethod
+    def optimizer_slots(self, vocabulary_size: int) -> int:
+        """How many tensors like the parameters a checkpoint holds beside them."""
+
+    @abstractmethod
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        """Who met which canary in which of so many rounds; see `flsim.algorithms.participation`."""
 
     @abstractmethod
     def rounds_per_epoch(self, train: Split) -> float:

@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
+from flsim.algorithms import participation
+from flsim.algorithms.participation import Meetings
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
@@ -12,7 +16,7 @@ from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluat
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
-from flsim.training.optimizers import label_of
+from flsim.training.optimizers import label_of, slots_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class CentralSystemHParams(CommonSystemHParams):
     A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
 
     Attributes:
-        engine: "fused", or "autograd", which is its slow oracle and does DP-SGD, and other architectures than the CIFG.
+        engine: "fused", or "autograd", which is its slow oracle, does DP-SGD, and trains any model.
         device: "cpu" or "cuda", of the training.
         workers: processes that train, by Ray Train; more than one share every batch. Each takes `threads` CPU cores.
         threads: torch threads, and CPU cores, of a training process.
@@ -96,6 +100,7 @@ class CentralConfig(Config):
     system: CentralSystemHParams = field(default_factory=CentralSystemHParams)
 
     unit = "record"
+    has_a_line_per_round = False
 
     @property
     def _without_digest(self) -> tuple[str, ...]:
@@ -170,6 +175,22 @@ class CentralConfig(Config):
     @property
     def sampler(self) -> Sampler:
         return "poisson" if self._is_private else "fixed-size"
+
+    @property
+    def round_size(self) -> int:
+        return self.training.batch_size
+
+    def optimizer_slots(self, vocabulary_size: int) -> int:  # noqa: ARG002 (torch's optimizers have the same for all)
+        return len(slots_of(self.training.optimizer))
+
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        size = self.training.batch_size
+        at, copies = (
+            participation.of_lots(users, self.seed, size, rounds)
+            if self._is_private
+            else participation.of_batches(users, self.seed, size, self.order, rounds)
+        )
+        return at, users.overlay.canaries[copies].astype(np.int64), participation.holders(users)[copies]
 
     def rounds_per_epoch(self, train: Split) -> float:
         size = self.training.batch_size

@@ -6,11 +6,14 @@ from typing import Literal
 
 import numpy as np
 
+from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.participation import Meetings
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
+from flsim.models.architectures import declared
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config
@@ -44,7 +47,7 @@ class SystemHParams(CommonSystemHParams):
     """How a federated run uses the machines. Changes nothing in its results but float rounding.
 
     Attributes:
-        engine: "cohort", or "local", which is its slow oracle and trains other architectures than the CIFG.
+        engine: "cohort", or "local", which is its slow oracle and trains models without a gradient written out.
         micro_cohort: users that the cohort engine trains at once; by default as many as suit the device: on a CPU one.
         shards: Flower nodes; each holds a contiguous range of users and replies once a round.
         cpus_per_client: CPU cores, and torch threads, of a client process.
@@ -91,6 +94,7 @@ class FederatedConfig(Config):
     system: SystemHParams = field(default_factory=SystemHParams)
 
     unit = "user"
+    has_a_line_per_round = True
 
     @property
     def _without_digest(self) -> tuple[str, ...]:
@@ -100,7 +104,8 @@ class FederatedConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
-        refuse_precision(self.system.engine, self.local, self.model.architecture)
+        architecture = self.model.architecture
+        refuse_precision(self.system.engine, self.local, architecture, declared(architecture))
 
     @property
     def _label(self) -> str:
@@ -123,6 +128,16 @@ class FederatedConfig(Config):
     @property
     def sampler(self) -> Sampler:
         return self.training.sampler
+
+    @property
+    def round_size(self) -> int:
+        return self.training.cohort
+
+    def optimizer_slots(self, vocabulary_size: int) -> int:
+        return len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
+
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
 
     def rounds_per_epoch(self, train: Split) -> float:
         of_users, local = np.diff(train.user_offsets), self.local

@@ -1,0 +1,278 @@
+"""A user's own measure, from the configuration to everything that shows results, and what is refused of it."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from helpers import Experiment
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.measures.built_in import QUANTITIES
+from flsim.results import compare_pairs_text, seeds_table, tables
+from flsim.results import compare_runs as runs_compared
+from flsim.results.columns import TAKEN, names_of
+from flsim.results.compare_pairs import COLUMNS, compare_pairs
+from flsim.results.compare_runs import compare_runs
+from flsim.results.formats import to_csv
+from flsim.results.frames import CANARY, RUN, frames
+from flsim.results.plots import draw_rounds
+from flsim.results.rows import read_rows
+from flsim.results.store import read_run
+from flsim.results.sweep_pairs import Pair
+from flsim.results.sweeps import SweepRun
+from flsim.results.worlds import compare_worlds
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.trackers import tracking
+
+SENTENCE = "Log-perplexity of a canary, per word that is not known."
+WORLDS = ("iid", "non-iid")
+
+
+def values(folder: Path, metric: str, round_: int = 4) -> "pd.Series[float]":
+    rows = read_run(folder).rows
+    at = rows[(rows["metric"] == metric) & (rows["round"] == round_)]
+    return at.set_index("canary")["value"]
+
+
+def test_own_measures_are_in_everything_that_shows_results(
+    measured: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [measured.folder / world for world in WORLDS]
+    monkeypatch.setattr("flsim.base.extensions._execute", lambda *_: pytest.fail("code of a run was executed"))
+    monkeypatch.setattr("flsim.base.extensions._modules", {})
+    (measured.folder / "surprise.py").unlink()
+    monkeypatch.chdir(measured.folder)
+    nats = values(folders[0], "log_perplexity") / 4  # canaries of five words, of which one is known
+    surprise = values(folders[0], "surprise")
+    np.testing.assert_allclose(surprise, nats, rtol=1e-6)
+    flag = values(folders[0], "unsurprising")
+    assert (flag == (surprise < 3)).all()
+
+    (row, _) = tables.memorization_table([read_run(folder) for folder in folders]).to_dict("records")
+    assert (row["mean_surprise"], row["unsurprising"]) == (pytest.approx(surprise.mean()), int(flag.sum()))
+    assert row["surprise_low"] < row["mean_surprise"] < row["surprise_high"]
+    assert row["size"] == values(folders[0], "size").iloc[0]
+    text = measured.call("table", *WORLDS).stdout
+    assert f"Surpr.: mean over canaries, nats per word, higher is better. {SENTENCE}" in " ".join(text.split())
+    assert all(heading in text for heading in ("Surpr.", f"US /{len(flag)}", "size"))
+    assert "Surpr." in measured.call("table", *WORLDS, "--format", "latex").stdout
+    over_seeds = " ".join(measured.call("table", *WORLDS, "--over-seeds").stdout.split())
+    assert "Surpr." in over_seeds
+    assert "surprise of IID less Non-IID, nats per word, paired" in over_seeds
+
+    compared = measured.call("compare", *WORLDS).stdout
+    assert f"surprise of {len(flag)} canaries, paired:" in compared
+    assert re.search(r"\|\s*size\s*\|\s*[\d,]+\s*\|", compared)
+    everything = json.loads(measured.call("compare", *WORLDS, "--json").stdout)["all"]
+    difference = (surprise - values(folders[1], "surprise")).mean()
+    assert everything["surprise_mean_difference"] == pytest.approx(difference)
+    assert everything["unsurprising_a"] == flag.sum()
+
+    traced = json.loads(measured.call("trace", "iid", "--json").stdout)
+    last = {row["canary"]: row["surprise"] for row in traced if row["round"] == 4}
+    assert last == pytest.approx(surprise.to_dict())
+    assert "Surpr.: nats per word, higher is better." in measured.call("trace", "iid", "--out", "trace.svg").stdout
+
+    measured.call("plot", *WORLDS, "--out", "plot.png")
+    titles = [panel.get_title() for panel in draw_rounds([read_run(folder) for folder in folders]).axes]
+    assert titles[2:] == ["unsurprising (US)", "Mean exposure", "Mean surprise", "Perplexity on test text", "size", ""]
+
+    measured.call("report", *WORLDS, "--out", "report.html")
+    page = (measured.folder / "report.html").read_text(encoding="utf-8")
+    assert page.count(SENTENCE) >= 2  # below the table of runs, and of IID against non-IID
+    for text in (
+        "mean surprise, nats per word",
+        "US, % memorized",
+        "unsurprising: canaries memorized",
+        "surprise, IID less",
+    ):
+        assert text in page
+
+    runs, canaries = frames(*map(str, folders))
+    assert runs["mean_surprise"].notna().all()
+    at_end = canaries[(canaries["run"] == "iid") & (canaries["round"] == 4)].set_index("canary")
+    assert at_end["surprise"].tolist() == surprise.reindex(at_end.index).tolist()
+    assert (str(at_end["unsurprising"].dtype), str(at_end["surprise"].dtype)) == ("boolean", "Float64")
+
+
+def test_trackers_are_told_of_own_measures(measured: Experiment) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = measured.folder / "iid"
+    with tracking(folder, ("tensorboard",), {}):
+        pass
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    told = {tag: {each.step: each.value for each in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    for round_ in (2, 4):
+        assert told["eval/mean surprise"][round_] == pytest.approx(values(folder, "surprise", round_).mean(), rel=1e-6)
+        assert told["eval/unsurprising"][round_] == values(folder, "unsurprising", round_).sum()
+        assert told["eval/size"][round_] == values(folder, "size", round_).iloc[0]
+
+
+def test_own_measures_are_compared_over_seeds_as_exposure_is(measured: Experiment) -> None:
+    """Own measures of one seed, by canaries: what a sweep's comparison says of exposure, it says of them."""
+    iid, other = (read_run(measured.folder / world) for world in WORLDS)
+    pair = Pair("row", [SweepRun("iid", "", 0, {}, None, iid)], [SweepRun("non-iid", "", 0, {}, None, other)])
+    table = compare_pairs([pair])
+    (row,) = table.to_dict("records")
+    both = compare_runs(iid, other)
+    surprise = next(number for number in both.numbers if number.quantity.name == "surprise")
+    assert (row["surprise_mean_difference"], row["surprise_p"]) == (surprise.mean_difference, surprise.p_t)
+    text = " ".join(compare_pairs_text.to_markdown(table, [pair]).split())
+    assert all(part in text for part in ("Surpr., a-b", "US", SENTENCE))
+    assert "surprise of IID less" in compare_worlds([iid, other])
+
+
+def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
+    runs = [read_run(measured.folder / world) for world in WORLDS]
+    own = list(runs[0].own.values())
+    assert [quantity.name for quantity in own] == ["surprise", "unsurprising", "size"]
+    for kind, table in ((tables, tables.memorization_table(runs)), (seeds_table, seeds_table.seeds_table(runs))):
+        again = kind.from_csv(to_csv(table), own)
+        pd.testing.assert_frame_equal(again, table)
+        path = measured.folder / "table.parquet"
+        table.to_parquet(path)
+        assert kind.to_markdown(pd.read_parquet(path)) == kind.to_markdown(table) == kind.to_markdown(again)
+
+
+def test_the_content_of_the_file_is_part_of_what_makes_a_run(measured: Experiment) -> None:
+    also = 'evaluation.also=["surprise.py:surprise"]'
+    first = load(measured.config, [also]).digest
+    assert first != load(measured.config).digest
+    with (measured.folder / "surprise.py").open("a") as file:
+        file.write("# changed\n")
+    assert load(measured.config, [also]).digest != first
+
+
+def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -> None:
+    """Files are the same as before there were descriptions."""
+    folder = measured.folder / "iid"
+    path = folder / "rows" / "round-000004.parquet"
+    rows, own = read_rows(path)
+    assert set(own) == {"surprise", "unsurprising", "size"}
+    evaluate_checkpoint(folder, folder / "checkpoints" / "round-000004.safetensors", also=())
+    plain, nothing = read_rows(path)
+    assert not nothing
+    assert set(pq.read_schema(path).metadata) == {b"pandas"}
+    pd.testing.assert_frame_equal(rows[~rows["metric"].isin(own)].reset_index(drop=True), plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "flag"}, "holds values that their metrics cannot have"),
+        ({"name": "perplexity", "column": "perplexity"}, "describes a built-in measure as another one"),
+        ({"name": "../up"}, "its descriptions of measures are damaged"),
+        ({"format": "{:.999999999f}"}, "its descriptions of measures are damaged"),
+        ({"description": "two\nlines"}, "its descriptions of measures are damaged"),
+        ({"is_primary": True}, "its descriptions of measures are damaged"),
+        ({"places": 3}, "its descriptions of measures are damaged"),
+        ({"heading": ["a"]}, "its descriptions of measures are damaged"),
+    ],
+)
+def test_descriptions_of_strangers_are_read_without_trust(
+    measured: Experiment, change: dict[str, object], message: str
+) -> None:
+    path = measured.folder / "iid" / "rows" / "round-000004.parquet"
+    table = pq.read_table(path)
+    listed = json.loads(table.schema.metadata[b"flsim.quantities"])
+    metadata = table.schema.metadata | {b"flsim.quantities": json.dumps([listed[0] | change]).encode()}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    with pytest.raises(InputError, match=f"round-000004.parquet: {message}"):
+        read_run(measured.folder / "iid")
+
+
+def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment) -> None:
+    folder = measured.folder / "iid"
+    file = measured.folder / "surprise.py"
+    file.write_text(file.read_text().replace("nats per word", "bits per word"))
+    other, checkpoint = measured.folder / "non-iid", "checkpoints/round-000004.safetensors"
+    evaluate_checkpoint(folder, folder / checkpoint, also=(f"{file}:surprise",))
+    with pytest.raises(InputError, match="describes surprise otherwise than an earlier round does"):
+        read_run(folder)
+    (folder / "rows" / "round-000002.parquet").unlink()
+    with pytest.raises(InputError, match=r"runs non-iid and iid: surprise is not the same in both \(kind, unit"):
+        tables.memorization_table([read_run(other), read_run(folder)])
+
+
+WRONG_BEFORE = {
+    "import nothing_such\n": r"bad.py:1: ModuleNotFoundError",
+    "measure = 3\n": "is a int, not a flsim.measures.Measure",
+    "def measure(:\n": r"bad.py:1: invalid syntax",
+    "{measure}(Quantity(name='rs', description='D.'),))": "flsim has rs already",
+    "{measure}(Quantity(name='rs_share', description='D.', column='rs'),))": "column are of built-in ones alone",
+    "{measure}(Quantity(name='round', description='D.', subject='model'),))": "a table of results has round already",
+    "{measure}(Quantity(name='Big', description='D.'),))": "a quantity's name must be lower-case letters",
+    "{measure}(Quantity(name='own', description='D.', better='up'),))": "better must be one of None, 'higher', 'lower'",
+    "{measure}(Quantity(name='own', description='', kind='count'),))": "a description is required",
+    "{measure}())": "at least one Quantity",
+    "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
+    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split it",
+}
+
+
+@pytest.mark.parametrize("source", WRONG_BEFORE)
+def test_what_is_no_measure_is_refused_before_training(experiment: Experiment, source: str) -> None:
+    start = "from flsim.measures import Measure, Quantity\nmeasure = Measure('own', lambda probe: 1.0, "
+    (experiment.folder / "bad.py").write_text(source.replace("{measure}", start))
+    done = experiment.call(
+        "run", "tiny.toml", "--out", "run", "--set", 'evaluation.also=["bad.py:measure"]', check=False
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert re.search(WRONG_BEFORE[source], done.stderr), done.stderr
+    assert not (experiment.folder / "run").exists()
+
+
+WRONG_MEANWHILE = {
+    "1 / 0": r"bad.py:6: ZeroDivisionError: division by zero",
+    "float('nan')": "own of canary .* is nan, which is not finite",
+    "{'own': float('inf')}": "own of canary .* is inf, which is not finite",
+    "'much'": "own of canary .* is 'much', which is not a number",
+    "{'other': 1.0}": "computed 'other' of canary .*, which none of its quantities is",
+    "{}": "computed no own of canary .*; compute it, or describe it as is_partial",
+    "probe.prefix": "own of canary .* is tensor.*, which is not a number",
+}
+
+
+@pytest.mark.parametrize("result", WRONG_MEANWHILE)
+def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment: Experiment, result: str) -> None:
+    (experiment.folder / "bad.py").write_text(
+        "from flsim.measures import Measure, Quantity\n\n\n"
+        f"def compute(probe):\n    # computes\n    return {result}\n\n\n"
+        "measure = Measure('own', compute, (Quantity(name='own', description='D.'),))\n"
+    )
+    run = Run.create(load(experiment.config), experiment.folder / "run")
+    path = run.save(replace(run.latest_state(), round=2))
+    with pytest.raises(RunFailed, match=WRONG_MEANWHILE[result]):
+        evaluate_checkpoint(run.path, path, also=(f"{experiment.folder}/bad.py:measure",))
+    done = experiment.call("evaluate", path, "--also", "bad.py:measure", check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert re.search(WRONG_MEANWHILE[result], done.stderr)
+    assert not list((run.path / "rows").iterdir())
+
+
+def test_a_number_that_some_canaries_lack_is_listed_and_not_averaged(experiment: Experiment) -> None:
+    (experiment.folder / "some.py").write_text(
+        "from flsim.measures import Measure, Quantity\n"
+        "compute = lambda probe: {'even': 1.0} if int(probe.canary.id[1:]) % 2 == 0 else {}\n"
+        "measure = Measure('even', compute, (Quantity(name='even', description='D.', is_partial=True),))\n"
+    )
+    run = Run.create(load(experiment.config), experiment.folder / "run")
+    path = run.save(replace(run.latest_state(), round=2))
+    done = experiment.call("evaluate", path, "--also", "some.py:measure")
+    cells = [line.split()[-1] for line in done.stdout.splitlines()[: 1 + len(run.canaries)]]
+    assert cells == ["even", *("-" if index % 2 else "1" for index in range(len(run.canaries)))]
+    assert "mean_even" not in tables.memorization_table([read_run(run.path)])
+
+
+def test_no_own_measure_can_take_a_column_of_results() -> None:
+    built_in = {name for quantity in QUANTITIES.values() for name in names_of(quantity)}
+    columns = {*tables.TYPES, *seeds_table.TYPES, *RUN, *CANARY, *COLUMNS, *runs_compared.COLUMNS}
+    assert columns <= {*TAKEN} | built_in
