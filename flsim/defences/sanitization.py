@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.base.errors import Diverged, InputError
+from flsim.base.extensions import is_own, parts, source_digest
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
@@ -74,9 +75,11 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     differences = log_perplexity_differences(train, hparams, seed, device)
     kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
-    return drop_records(
-        corpus, out, kept, {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}, dropped
-    )
+    step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
+    for setting in ("optimizer", "schedule"):
+        if is_own(name := step["training"][setting]):  # a folder is no property of a corpus, the code is
+            step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
+    return drop_records(corpus, out, kept, step, dropped)
 
 
 def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
