@@ -14,11 +14,11 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flsim.algorithms.checkpoint import model_of
+from flsim.algorithms.rounds import FederatedTraining, ShardReply
 from flsim.base.errors import InputError
 from flsim.runs.folder import Run
-from flsim.training.engines import Engine, engine_of
-from flsim.wire import ShardReply, decode_request, encode_reply
+from flsim.training.engines import Engine
+from flsim.wire import Address, decode_request, encode_reply
 
 app = ClientApp()
 
@@ -26,13 +26,11 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flower's signature)
     """Train this round's users of one shard."""
-    request = decode_request(message.content)
-    run, engine = _open(request.run, request.config)
+    request, address = decode_request(message.content)
+    run, training, engine = _open(address)
     began = time.perf_counter()
     try:
-        update = engine.train(
-            request.params, run.users, request.users.tolist(), run.config.seed, request.round, request.clip
-        )
+        update = training.update(engine, request)
     finally:
         run.verify()  # a file that changed meanwhile explains whatever came of it, and nothing wrong is passed on
     reply = ShardReply(request.round, request.shard, update, _worker(), time.perf_counter() - began)
@@ -40,18 +38,15 @@ def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flowe
 
 
 @lru_cache(maxsize=4)
-def _open(path: str, config: str) -> tuple[Run, Engine]:
+def _open(address: Address) -> tuple[Run, FederatedTraining, Engine]:
     """The run folder and an engine on the device that Ray gave to this process, once per process."""
-    run = Run.open(Path(path))
-    if run.config.digest != config:
-        raise InputError(f"{path}: its config.toml is not the one that the server trains with")
-    system = run.federated.system
-    torch.set_num_threads(system.cpus_per_client)
+    run = Run.open(Path(address.run))
+    if run.config.digest != address.config:
+        raise InputError(f"{address.run}: its config.toml is not the one that the server trains with")
+    torch.set_num_threads(run.config.system.training_threads)
     gpus = _gpus() if torch.cuda.is_available() else 0.0
-    model = model_of(run.provenance).to("cuda" if gpus else "cpu")
-    return run, engine_of(
-        system.engine, model, run.corpus.layout, run.federated.local, system.micro_cohort, min(1.0, gpus or 1.0)
-    )
+    training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu")
+    return run, training, training.engine_here(min(1.0, gpus or 1.0))
 
 
 def _gpus() -> float:

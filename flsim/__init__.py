@@ -5,4 +5,88 @@ shards + canary spec -> planted overlay + roster -> IID twin         flsim.canar
 each round: cohort -> local SGD per user -> sum -> server step       flsim.training, algorithms; clients, server
 checkpoint -> RS, BS, exposure, utility -> rows                      flsim.memorization, evaluation
 rows -> tables, plots                                                flsim.results
+
+The names below are public; docs/python.md shows them at work. They are loaded when one of them is used.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flsim.api import (
+        Canaries,
+        Central,
+        CentralSGD,
+        Corpus,
+        Diverged,
+        FedAvg,
+        ImportSettings,
+        InputError,
+        LocalSGD,
+        Model,
+        Planted,
+        Privacy,
+        Run,
+        RunFailed,
+        ServerOptimizer,
+        State,
+        compare,
+        evaluate,
+        frames,
+        import_corpus,
+        load_model,
+        make_corpus,
+        open_corpus,
+        open_run,
+        plant,
+        plot,
+        run,
+        simulate,
+        table,
+        write_report,
+    )
+
+__all__ = [
+    "Canaries",
+    "Central",
+    "CentralSGD",
+    "Corpus",
+    "Diverged",
+    "FedAvg",
+    "ImportSettings",
+    "InputError",
+    "LocalSGD",
+    "Model",
+    "Planted",
+    "Privacy",
+    "Run",
+    "RunFailed",
+    "ServerOptimizer",
+    "State",
+    "compare",
+    "evaluate",
+    "frames",
+    "import_corpus",
+    "load_model",
+    "make_corpus",
+    "open_corpus",
+    "open_run",
+    "plant",
+    "plot",
+    "run",
+    "simulate",
+    "table",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public names on first use: `import flsim` alone takes no time."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from flsim import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
+from flsim.algorithms.rounds import RoundRequest, ShardReply
 from flsim.models.language_model import Params
 from flsim.training.update import UpdateSum
 
@@ -15,62 +15,34 @@ COUNTS = [field.name for field in fields(UpdateSum) if field.name != "delta"]
 
 
 @dataclass(frozen=True)
-class RoundRequest:
-    """What a node is asked to do in a round.
+class Address:
+    """Which run a request is of.
 
     Attributes:
-        run: path of the run folder.
+        run: path of the run folder, as a node sees it.
         config: digest of its configuration, which the node must find there.
-        round: the round, from 0.
-        shard: index of the shard the users belong to.
-        users: int64 [n], this round's cohort within the shard.
-        params: the global model's parameters.
-        clip: bound on the norm of a user's update in this round; None for no clip.
     """
 
     run: str
     config: str
-    round: int
-    shard: int
-    users: NDArray[np.int64]
-    params: Params
-    clip: float | None = None
 
 
-@dataclass(frozen=True)
-class ShardReply:
-    """What a node answers.
-
-    Attributes:
-        round, shard: as asked.
-        update: the sum over its users.
-        worker: which process on which Ray node made it.
-        seconds: how long that took, without what the messages cost.
-    """
-
-    round: int
-    shard: int
-    update: UpdateSum
-    worker: str
-    seconds: float = 0.0
-
-
-def encode_requests(requests: Iterable[RoundRequest]) -> list[RecordDict]:
-    """In the same order; parameters that several share are encoded once."""
+def encode_requests(requests: Iterable[RoundRequest], address: Address) -> list[RecordDict]:
+    """Requests of a run as messages, in the same order; parameters that several share are encoded once."""
     requests = list(requests)
     distinct = {id(request.params): request.params for request in requests}
     arrays = {key: _arrays(params) for key, params in distinct.items()}
-    return [_request(request, arrays[id(request.params)]) for request in requests]
+    return [_request(request, address, arrays[id(request.params)]) for request in requests]
 
 
-def _request(request: RoundRequest, params: ArrayRecord) -> RecordDict:
+def _request(request: RoundRequest, address: Address, params: ArrayRecord) -> RecordDict:
     return RecordDict(
         {
             "params": params,
             "request": ConfigRecord(
                 {
-                    "run": request.run,
-                    "config": request.config,
+                    "run": address.run,
+                    "config": address.config,
                     "round": request.round,
                     "shard": request.shard,
                     "users": [int(user) for user in request.users],
@@ -81,17 +53,17 @@ def _request(request: RoundRequest, params: ArrayRecord) -> RecordDict:
     )
 
 
-def decode_request(content: RecordDict) -> RoundRequest:
+def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
+    """A request, and the run that it is of."""
     record = content.config_records["request"]
-    return RoundRequest(
-        run=str(record["run"]),
-        config=str(record["config"]),
+    request = RoundRequest(
         round=int(record["round"]),
         shard=int(record["shard"]),
         users=np.array(record["users"], np.int64),
         params=_params(content.array_records["params"]),
         clip=next(iter(record["clip"]), None),
     )
+    return request, Address(str(record["run"]), str(record["config"]))
 
 
 def encode_reply(reply: ShardReply) -> RecordDict:

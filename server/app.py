@@ -9,13 +9,13 @@ from pathlib import Path
 import ray
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
 from flsim.runs import config
 from flsim.runs.config import FederatedConfig
 from flsim.runs.folder import Run
+from server.cluster.internals import is_simulated
 from server.cluster.start import cluster
 from server.federated import rounds
 from server.pool.supernodes import SuperNodes
@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train the configuration that `flwr run . --run-config "config='...' out='...'"` names."""
     asked = context.run_config
     try:
-        if isinstance(grid, InMemoryGrid):
+        if is_simulated(grid):
             refuse_other_code(Path.cwd())
         run, stop = run_of(str(asked["config"]), str(asked["out"]), resume=bool(asked["resume"])), Stop()
         system = run.federated.system
@@ -76,7 +76,7 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
     Raises:
         RunFailed: Flower has not started it in time.
     """
-    if not isinstance(grid, InMemoryGrid):
+    if not is_simulated(grid):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         os.chdir(HERE)  # Ray's processes look for code in the working directory first
         with cluster():

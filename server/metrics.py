@@ -5,10 +5,8 @@ and nothing that fails here fails a run. Counters are totals of the run, what ea
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -17,7 +15,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from flsim.algorithms import checkpoint
 from flsim.base import logs
-from flsim.base.files import from_json
+from flsim.base.jsonl import NewLines
 from flsim.base.progress import say
 from flsim.results import evaluations
 from flsim.results.rows import rows_in
@@ -80,7 +78,7 @@ class _Figures:
 
     def __init__(self, run: Run) -> None:
         self._run, self._round = run, 0
-        self._lines = {name: _NewLines(run.path / name) for name in (roundlog.FILE, logs.FILE, evaluations.FILE)}
+        self._lines = {name: NewLines(run.path / name) for name in (roundlog.FILE, logs.FILE, evaluations.FILE)}
         self._now: dict[tuple[str, tuple[str, ...]], float] = {}  # of gauges, by name and tags
         self._gauges = {name: Gauge(*_about(name, GAUGES)) for name in GAUGES}
         self._counters = {name: Counter(*_about(name, COUNTERS)) for name in COUNTERS}
@@ -142,30 +140,3 @@ class _Figures:
 def _about(name: str, table: Mapping[str, str]) -> tuple[str, str, tuple[str, ...]]:
     """A metric's name, what it is, and its tags."""
     return f"flsim_{name}", table[name], ("run", *TAGS.get(name, ()))
-
-
-class _NewLines:
-    """Whole lines that a file of JSON lines has got since the last look; all of them where another took its place."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._file, self._offset = path, 0, 0
-
-    def take(self) -> list[dict[str, Any]]:
-        """What the new lines say; what is none of ours is passed over."""
-        try:
-            with self._path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self._file or about.st_size < self._offset:
-                    self._file, self._offset = about.st_ino, 0
-                file.seek(self._offset)
-                whole = file.read().rpartition(b"\n")[0]
-        except FileNotFoundError:
-            return []
-        found = []
-        self._offset += len(whole) + 1 if whole else 0
-        for line in whole.splitlines():
-            try:
-                found.append(from_json(line))
-            except ValueError:
-                continue
-        return found

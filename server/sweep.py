@@ -1,8 +1,12 @@
 """Many runs on a Ray cluster, as resources allow: each is `flsim run` in a process of its own, within a Ray task.
 
-The task holds what the run takes of a node, and the run starts a Ray of its own there with as much: Flower's pool
-counts all of a cluster's cores as its own, so two federated runs do not share one. A process for each run also means
-that a failure stays with its run, and that its memory is given back.
+The task holds what the run takes of a node, and the run starts a Ray of its own there with as much, which takes some
+ten seconds: a run counts on all the cores of the machines that its Ray sees, so that two federated runs on one Ray
+would wait for each other's processes. A process for each run also means that a failure stays with its run, and that its
+memory is given back. Linux ends the process when its task ends (PR_SET_PDEATHSIG), and Ray ends with that process, so
+that nothing outlives a sweep that was killed.
+
+There is no `--resume`: a sweep is a folder that says what it is to hold, and each call trains what is missing.
 """
 
 import os
@@ -23,13 +27,12 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
-from flsim.runs.config import CentralConfig, Config, FederatedConfig
+from flsim.runs.config import Config
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
-from server.central.launch import gpu_shares as central_shares
 from server.cluster.start import cluster, end_with_parent, nodes
-from server.federated.launch import gpu_shares as federated_shares
+from server.launch import share
 
 TRIES = 2  # of a run whose process died
 LOOK = 1.0  # seconds between two looks at how far runs are
@@ -181,19 +184,6 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
             else:
                 yield _ended(job, code, said)
         look()
-
-
-def share(config: Config, of: Sequence[dict[str, float]]) -> tuple[int, float]:
-    """CPU cores and GPUs that a run holds, of nodes with such resources; its evaluators' GPUs are counted."""
-    system = config.system
-    if isinstance(config, FederatedConfig):
-        training, evaluation = federated_shares(config.system, [node.get("GPU", 0.0) for node in of])
-        processes, cpus = config.system.shards, config.system.cpus_per_client
-    elif isinstance(config, CentralConfig):
-        training, evaluation = central_shares(config.system)
-        processes, cpus = config.system.workers, config.system.threads
-    gpus = processes * training + system.evaluators * evaluation
-    return processes * cpus, round(gpus, 4) if gpus <= 1 else float(-(-gpus // 1))
 
 
 def _refuse_what_does_not_fit(job: Job, cpus: int, gpus: float) -> None:

@@ -1,20 +1,16 @@
 """A round is trained again, without Ray and Flower, and its state held against what the run's log says of it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from flsim.algorithms import checkpoint, fedavg
-from flsim.algorithms.checkpoint import digest_of, model_of
+from flsim.algorithms import checkpoint
+from flsim.algorithms.checkpoint import digest_of
 from flsim.base.errors import InputError
 from flsim.base.progress import progress
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
-from flsim.training.central.training import train_chunks
-from flsim.training.engines import engine_of
 from flsim.training.state import State
-from server.federated.rounds import requests, sum_of
 
 
 @dataclass(frozen=True)
@@ -57,14 +53,15 @@ def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
     run.verify()
     state = _state_before(run, round_)
     start, differs, found = state.round, None, ""
-    again = _rounds(run, state, device) if isinstance(state, State) else _steps(run, state, round_, set(logged))
+    torch.set_num_threads(run.config.system.training_threads)
+    again = run.training(device).states(state, round_, logged.__contains__)
     with progress(f"{run.name}: verifying", round_, start=start) as advance:
         for state in again:
             found = digest_of(state)
             advance(state.round)
             if found != logged.get(state.round, found):
                 differs = state.round
-            if differs or state.round == round_:
+            if differs:
                 break
     return Verified(round_, start, logged[differs or round_], found, differs)
 
@@ -82,27 +79,4 @@ def _state_before(run: Run, round_: int) -> State:
                 return run.load(path)
             except InputError:
                 continue
-    return run.first_state()
-
-
-def _rounds(run: Run, state: State, device: str) -> Iterator[State]:
-    """As `server.federated.rounds.train_rounds`, in this process."""
-    config, system = run.federated, run.federated.system
-    torch.set_num_threads(system.cpus_per_client)
-    model = model_of(run.provenance).to(device)
-    engine = engine_of(system.engine, model, run.corpus.layout, config.local, system.micro_cohort)
-    while True:
-        updates = [
-            engine.train(each.params, run.users, each.users.tolist(), config.seed, each.round, each.clip)
-            for each in requests(run, state)
-        ]
-        total = sum_of(updates, state)
-        state = fedavg.apply(state, total, config.training, config.privacy, config.seed, len(run.users))
-        yield state
-
-
-def _steps(run: Run, state: State, until: int, logged: set[int]) -> Iterator[State]:
-    torch.set_num_threads(run.central.system.threads)
-    for _, _, reached in train_chunks(state, run.central_training(), until, logged.__contains__):
-        if reached is not None:
-            yield reached
+    return run.training().first_state()

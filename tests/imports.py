@@ -17,9 +17,9 @@ import os, time
 from pathlib import Path
 from flsim.cli import main
 from flsim.data.formats import posts
-from flsim.data.importing import steps
+from flsim.data.importing import tasks
 from flsim.base.pool import Pool
-posts.PART_BYTES, steps.PIECE, steps.BUCKET, steps.COUNTED = 60_000, 40_000, 60_000, 500
+posts.PART_BYTES, tasks.PIECE, tasks.BUCKET, tasks.COUNTED = 60_000, 40_000, 60_000, 500
 scratch, most, run = Path(os.environ["SCRATCH"]), float(os.environ["MOST"]), Pool.run
 
 def run_until_most(pool, tasks, done, *report):

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from flsim.training.cohort import kernels
+from flsim.training import optimizers
 
 EPSILON = 1.0
 
@@ -29,7 +29,7 @@ def smooth_steps() -> Iterator[None]:
     with ExitStack() as patches:
         for name in ("Adam", "RMSprop"):
             patches.enter_context(patch.object(torch.optim, name, partial(getattr(torch.optim, name), eps=EPSILON)))
-        patches.enter_context(patch.object(kernels, "EPSILON", EPSILON))
+        patches.enter_context(patch.object(optimizers, "EPSILON", EPSILON))
         yield
 
 

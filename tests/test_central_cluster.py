@@ -115,7 +115,7 @@ def start_of(run: Run) -> State:
 def alone(path: Path) -> State:
     """The run's last state, trained in this process in one go."""
     run = Run.open(path)
-    ((state, _),) = train_central(start_of(run), run.central_training(), run.rounds)
+    ((state, _),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), run.rounds)
     return state
 
 
@@ -188,7 +188,7 @@ def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -
     assert rows(hurt.path).equals(rows(whole.path))
     assert not (whole.path / STORAGE).exists()
     run = Run.open(whole.path)
-    ((_, log),) = train_central(start_of(run), run.central_training(), 20)
+    ((_, log),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), 20)
     assert log_of(whole.path)[0]["loss"] == pytest.approx(log.loss / log.tokens, rel=1e-5)
 
 

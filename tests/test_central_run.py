@@ -119,6 +119,8 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
     assert rows(path).equals(stored)
     about = json.loads((path / "run.json").read_text())
     assert (about["status"], about["round"], about["rounds"], about["setting"]) == ("completed", 40, 40, setting)
+    world = {"IID": "iid", "Non-IID": "non-iid"}.get(setting.split(", ")[0])
+    assert (about["world"], about["label"]) == (world, setting.removeprefix("Non-").removeprefix("IID, "))
     privacy = {metric for metric in stored["metric"] if "epsilon" in metric or "delta" in metric}
     table = flsim("table", path)[1]
     assert setting in table

@@ -123,7 +123,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (CENTRAL + "batch_size = 0\n", "training: batch_size must be at least 1, found 0"),
         (
             CENTRAL + 'optimizer = "adams"\n',
-            "training.optimizer: Input should be 'sgd', 'momentum', 'adam' or 'rmsprop'",
+            "training: optimizer must be one of sgd, momentum, adam, rmsprop, found 'adams'; name your own as path/",
         ),
         (CENTRAL + "[system]\nphysical_batch = 0\n", "system: physical_batch must be at least 1, found 0"),
         (CENTRAL + "[system]\ncheckpoint_every = 0\n", "system: checkpoint_every must be at least 1, found 0"),
@@ -158,7 +158,10 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
             "privacy.count_noise of 1 spends more than noise_multiplier 2 allows; raise it above 1, or enlarge",
         ),
         (MINIMAL + '[training]\nsampler = "random"\n', "training.sampler: Input should be 'fixed-size' or 'poisson'"),
-        (MINIMAL + '[training]\nserver_optimizer = "adams"\n', "training.server_optimizer: Input should be 'sgd', "),
+        (
+            MINIMAL + '[training]\nserver_optimizer = "adams"\n',
+            "training: server_optimizer must be one of sgd, ",
+        ),
         (MINIMAL + "[training]\nserver_beta2 = 1\n", "training: server_beta2 must be at least 0 and below 1, found 1"),
         (
             MINIMAL + '[model]\narchitecture = "rnn"\n',

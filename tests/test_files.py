@@ -7,6 +7,7 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import PIPE, Popen
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -158,3 +159,29 @@ def test_an_error_that_names_a_file_or_is_about_none_stays_as_it_is(tmp_path: Pa
 def test_where_a_part_ends_matters_to_a_digest() -> None:
     assert digest("ab", "c") != digest("a", "bc")
     assert digest("ab", "c") == digest(b"ab", b"c")
+
+
+def test_a_lock_is_waited_for_and_found_gone_where_its_file_was_removed(tmp_path: Path) -> None:
+    lock, outcomes = tmp_path / "lock", list[str]()
+    lock.touch()
+
+    def wait() -> None:
+        try:
+            with held(lock, wait=True):
+                outcomes.append("held")
+        except FileNotFoundError:
+            outcomes.append("gone")
+
+    for expected in ("held", "gone"):
+        waiting = Thread(target=wait)
+        with held(lock):
+            with pytest.raises(BlockingIOError), held(lock):
+                pass
+            waiting.start()
+            waiting.join(0.2)
+            assert waiting.is_alive()
+            if expected == "gone":
+                lock.unlink()
+                lock.touch()
+        waiting.join()
+        assert outcomes[-1] == expected

@@ -13,7 +13,6 @@ from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.participation import participation
-from server.federated.rounds import requests
 
 ROUNDS = 9
 FEDERATED = f"{WORLD}[training]\nrounds = 9\ncohort = 6\n"
@@ -55,7 +54,11 @@ def test_sharers_that_the_clients_are_asked_for(
     expected: Met = Counter()
     state = run.latest_state()
     for round_ in range(ROUNDS):
-        asked = [user for request in requests(run, replace(state, round=round_)) for user in request.users.tolist()]
+        asked = [
+            user
+            for request in run.federated.training_of(run.users, run.rounds).requests(replace(state, round=round_))
+            for user in request.users.tolist()
+        ]
         expected.update((round_ + 1, canary, user) for user, canary in sharers if user in asked)
     assert expected
     assert met(participation(run, ROUNDS)) == expected
@@ -71,7 +74,10 @@ def test_copies_that_batches_hold(
     """22 steps an epoch, the last of 3 records; 60 steps end in the third."""
     monkeypatch.chdir(experiment.folder)
     run = create(experiment, CENTRAL, *overrides)
-    training, ids = run.central_training(), {canary.tokens: canary.id for canary in run.canaries}
+    training, ids = (
+        run.central.training_of(run.users, run.rounds),
+        {canary.tokens: canary.id for canary in run.canaries},
+    )
     expected: Counter[tuple[int, str]] = Counter()
     for step in range(60):
         for words in training.chunk(step, step + 1).records:

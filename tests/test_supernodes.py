@@ -16,8 +16,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
 from flsim.base.errors import Interrupted, RunFailed
-from server.federated import rounds
-from server.federated.rounds import wait_for_nodes
+from server.federated import exchange
+from server.federated.exchange import wait_for_nodes
 from server.pool.supernodes import SuperNodes
 from server.stopping import Stop
 
@@ -93,7 +93,7 @@ def test_an_attempt_waits_for_clients_and_says_so_but_not_for_ever(
 ) -> None:
     federation = Federation()
     nodes = SuperNodes(federation.grid, 2, Stop())
-    monkeypatch.setattr(rounds, "WORTH_SAYING", 0.05)
+    monkeypatch.setattr(exchange, "WORTH_SAYING", 0.05)
     with pytest.raises(RunFailed, match=r"no client for 0\.1 s; continue the run once there are machines for them"):
         wait_for_nodes(nodes, 2, Stop(), 0.1)
     assert capsys.readouterr().err == "no client runs; waits for one, for 0.1 s at most\n"

@@ -7,19 +7,21 @@ import pytest
 import torch
 
 from flsim.algorithms import fedavg
+from flsim.algorithms.rounds import RoundRequest, ShardReply
 from flsim.models.hparams import ModelHParams
 from flsim.training.update import UpdateSum
-from flsim.wire import RoundRequest, ShardReply, decode_reply, decode_request, encode_reply, encode_requests
+from flsim.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 
 PARAMS = fedavg.init(12, ModelHParams(3, 5), seed=0).params
+ADDRESS = Address("/runs/a", "c0ffee")
 
 
 @pytest.mark.parametrize(("users", "clip"), [([], None), ([0], 0.2), ([3, 392_000, 5], 1 / 3)])
 def test_a_request_arrives_as_sent(users: list[int], clip: float | None) -> None:
-    sent = RoundRequest("/runs/a", "c0ffee", 8_000, 7, np.array(users, np.int64), PARAMS, clip)
-    got = decode_request(encode_requests([sent])[0])
+    sent = RoundRequest(8_000, 7, np.array(users, np.int64), PARAMS, clip)
+    got, address = decode_request(encode_requests([sent], ADDRESS)[0])
     assert got.clip == clip
-    assert (got.run, got.config, got.round, got.shard) == (sent.run, sent.config, sent.round, sent.shard)
+    assert (address, got.round, got.shard) == (ADDRESS, sent.round, sent.shard)
     assert got.users.tolist() == users
     assert all(torch.equal(got.params[name], value) for name, value in PARAMS.items())
 
@@ -27,17 +29,14 @@ def test_a_request_arrives_as_sent(users: list[int], clip: float | None) -> None
 def test_requests_share_encoded_parameters_but_not_memory() -> None:
     """Each client may write to what it gets; a request with parameters of its own carries those."""
     other = {name: value + 1 for name, value in PARAMS.items()}
-    sent = [
-        RoundRequest("/runs/a", "c0ffee", 0, shard, np.array([shard]), params)
-        for shard, params in enumerate((PARAMS, other, PARAMS))
-    ]
-    got = [decode_request(content) for content in encode_requests(sent)]
+    sent = [RoundRequest(0, shard, np.array([shard]), params) for shard, params in enumerate((PARAMS, other, PARAMS))]
+    got = [decode_request(content)[0] for content in encode_requests(sent, ADDRESS)]
     assert [request.shard for request in got] == [0, 1, 2]
     for value in got[0].params.values():
         value.fill_(7)
     for request, params in zip(got[1:], (other, PARAMS), strict=True):
         assert all(torch.equal(request.params[name], value) for name, value in params.items())
-    assert encode_requests([]) == []
+    assert encode_requests([], ADDRESS) == []
 
 
 @pytest.mark.parametrize("loss", [1.5, 0.0, float("inf")])

@@ -56,7 +56,13 @@ def init(
 
 
 def apply(
-    state: State, total: UpdateSum, hparams: FedAvgHParams, privacy: PrivacyHParams, seed: int, population: int
+    state: State,
+    total: UpdateSum,
+    hparams: FedAvgHParams,
+    privacy: PrivacyHParams,
+    seed: int,
+    population: int,
+    rounds: int | None = None,
 ) -> State:
     """The next state, from the sum over a round's users: average, noise, step, and the ledger's entry.
 
@@ -70,6 +76,7 @@ def apply(
         privacy: the mechanism.
         seed: the experiment's; noise is a function of (seed, round).
         population: N, number of training users.
+        rounds: number of rounds of the run, for a schedule of eta; `hparams.rounds` where None.
 
     Raises:
         Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd: a model that
@@ -84,7 +91,8 @@ def apply(
         mean = {name: 1 / total.weight * value for name, value in total.delta.items()}
     params, moments = state.params, state.moments
     if mean is not None:
-        params, moments = server_optimizers.apply(params, mean, moments, hparams)
+        rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
+        params, moments = server_optimizers.apply(params, mean, moments, hparams, rate)
     if not all(bool(torch.isfinite(value).all()) for kept in (params, *moments.values()) for value in kept.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"

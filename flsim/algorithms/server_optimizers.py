@@ -1,51 +1,157 @@
-"""Server optimizers as (init, apply) over an explicit state: what turns the averaged update into a step.
+"""Server optimizers: each is one value, (init, apply) over named tensors, which turns the averaged update into a step.
 
 FedAvg is `sgd` at rate 1. Reddi et al., "Adaptive Federated Optimization" (2021), Algorithm 2, for `adam`, `yogi` and
 `adagrad`; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (2019), for `momentum` (FedAvgM).
+Classification" (2019), for `momentum` (FedAvgM). A user's own, ``path/to/file.py:NAME``, is a `ServerOptimizer` too.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import Own, is_own, naming_own_code, parts, refuse_unknown, resolve
+from flsim.models.architectures import build
+from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
+from flsim.training.schedules import SCHEDULES, rate_at
+from flsim.training.state import Moments
 
-ServerOptimizer = Literal["sgd", "momentum", "adam", "yogi", "adagrad"]
-Moments = dict[str, Params]
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """How the server steps along the averaged update, after any noise.
+
+    Attributes:
+        label: its name in a table, after "FedAvg+"; "" for none.
+        init: (x, settings) -> moments before the first step. x are the parameters by name; moments are by slot, then by
+            name, each of its parameter's shape (of slot "step", one number).
+        apply: (x, D, moments, eta, settings) -> (x, moments) after a step. D is the averaged update by name, eta the
+            learning rate of the round, settings a `ServerOptimizerHParams`. All tensors are float64; what is returned
+            is kept in the parameters' type.
+    """
+
+    label: str
+    init: Callable[[Params, "ServerOptimizerHParams"], Moments]
+    apply: Callable[[Params, Params, Moments, float, "ServerOptimizerHParams"], tuple[Params, Moments]]
+
+
+Slots = dict[str, Tensor]
+Init = Callable[[Tensor, "ServerOptimizerHParams"], Slots]
+Direction = Callable[[Tensor, Slots, "ServerOptimizerHParams"], tuple[Tensor, Slots]]
+
+
+def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer:
+    """Return a server optimizer that treats each tensor by itself: x <- x + eta * direction.
+
+    Args:
+        label: as `ServerOptimizer`.
+        init: (x, settings) -> slots before the first step, of one tensor.
+        direction: (D, slots, settings) -> (direction, slots after the step), of one tensor.
+    """
+
+    def init_all(x: Params, settings: "ServerOptimizerHParams") -> Moments:
+        return _by_slot({name: init(value, settings) for name, value in x.items()})
+
+    def apply_all(
+        x: Params, update: Params, moments: Moments, eta: float, settings: "ServerOptimizerHParams"
+    ) -> tuple[Params, Moments]:
+        stepped, kept = {}, {}
+        for name, value in x.items():
+            slots = {slot: values[name] for slot, values in moments.items()}
+            along, kept[name] = direction(update[name], slots, settings)
+            stepped[name] = value + eta * along
+        return stepped, _by_slot(kept)
+
+    return ServerOptimizer(label, init_all, apply_all)
+
+
+def _by_slot(by_name: dict[str, Slots]) -> Moments:
+    moments: Moments = {}
+    for name, slots in by_name.items():
+        for slot, value in slots.items():
+            moments.setdefault(slot, {})[name] = value
+    return moments
+
+
+def _nothing(_x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
+    return {}
+
+
+def _sgd(update: Tensor, _slots: Slots, _settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
+    """Return D: x <- x + eta D."""
+    return update, {}
+
+
+SGD = elementwise("", _nothing, _sgd)
+
+
+def _first(x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
+    return {"m": torch.zeros_like(x)}
+
+
+def _momentum(update: Tensor, slots: Slots, settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
+    """Return m of m <- beta m + D; x <- x + eta m."""
+    m = settings.server_momentum * slots["m"] + update
+    return m, {"m": m}
+
+
+MOMENTUM = elementwise("Momentum", _first, _momentum)
+
+
+def _both(x: Tensor, settings: "ServerOptimizerHParams") -> Slots:
+    return {"m": torch.zeros_like(x), "v": torch.full_like(x, settings.server_tau**2)}
+
+
+def _adaptive(second: Callable[[Tensor, Tensor, float], Tensor]) -> Direction:
+    """Return m / (sqrt(v) + tau), where m <- beta m + (1 - beta) D and v <- second(v, D^2, beta2)."""
+
+    def direction(update: Tensor, slots: Slots, settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
+        beta = settings.server_momentum
+        m = beta * slots["m"] + (1 - beta) * update
+        v = second(slots["v"], update.square(), settings.server_beta2)
+        return m / (v.sqrt() + settings.server_tau), {"m": m, "v": v}
+
+    return direction
+
+
+ADAGRAD = elementwise("Adagrad", _both, _adaptive(lambda v, square, _beta2: v + square))
+ADAM = elementwise("Adam", _both, _adaptive(lambda v, square, beta2: beta2 * v + (1 - beta2) * square))
+YOGI = elementwise("Yogi", _both, _adaptive(lambda v, square, beta2: v - (1 - beta2) * square * torch.sign(v - square)))
+
+SERVER_OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "yogi": YOGI, "adagrad": ADAGRAD}
 
 
 @dataclass(frozen=True)
 class ServerOptimizerHParams:
-    """How the server steps along the averaged update D, elementwise, after any noise.
+    """The settings of server optimizers, of which each reads those that its equations name.
 
-        sgd        x <- x + eta D
-        momentum   m <- beta m + D;               x <- x + eta m
-        adagrad    v <- v + D^2
-        adam       v <- beta2 v + (1 - beta2) D^2
-        yogi       v <- v - (1 - beta2) D^2 sign(v - D^2)
-        the last three with  m <- beta m + (1 - beta) D;  x <- x + eta m / (sqrt(v) + tau)
-
-    m starts at 0 and v at tau^2; there is no bias correction, as in Reddi et al. (2021), Algorithm 2.
+    The adaptive ones start with m at 0 and v at tau^2, and have no bias correction, as in Reddi et al. (2021),
+    Algorithm 2.
 
     Attributes:
-        server_optimizer: one of the above.
-        server_learning_rate: eta; 1 with sgd is plain averaging.
+        server_optimizer: a key of `SERVER_OPTIMIZERS`, or ``path/to/file.py:NAME``, one of one's own.
+        server_learning_rate: eta, where `server_schedule` is at its highest; 1 with sgd is plain averaging.
         server_momentum: beta (beta_1 of adam and yogi); Reddi et al. set it to 0 for adagrad.
         server_beta2: decay of the second moment, of adam and yogi.
         server_tau: tau, the degree of adaptivity: small is more adaptive.
+        server_schedule: what eta does from round to round: it stays ("constant"), or falls towards 0 over the rounds of
+            the run, along a line ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME``.
     """
 
-    server_optimizer: ServerOptimizer = "sgd"
+    server_optimizer: Annotated[str, Own("server optimizer")] = "sgd"
     server_learning_rate: float = 1.0
     server_momentum: float = 0.9
     server_beta2: float = 0.99
     server_tau: float = 1e-3
+    server_schedule: Annotated[str, Own("schedule")] = "constant"
 
     def __post_init__(self) -> None:
+        refuse_unknown(self.server_optimizer, SERVER_OPTIMIZERS, "server_optimizer")
+        refuse_unknown(self.server_schedule, SCHEDULES, "server_schedule")
         for name in ("server_learning_rate", "server_tau"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be above 0, found {getattr(self, name)}")
@@ -53,52 +159,90 @@ class ServerOptimizerHParams:
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 0 and below 1, found {getattr(self, name)}")
 
+    def server_rate(self, round_: int, rounds: int) -> float:
+        """Return eta of a round, from 0, of so many."""
+        return rate_at(self.server_learning_rate, self.server_schedule, round_, rounds)
+
+    @property
+    def server_label(self) -> str:
+        """The server optimizer's name in a table; "" of plain averaging. It executes no code of a user's."""
+        name = self.server_optimizer
+        return parts(name)[1] if is_own(name) else SERVER_OPTIMIZERS[name].label
+
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
-    """The optimizer's state before the first step: "m" and "v", like the parameters, as far as it has them."""
-    moments: Moments = {}
-    if hparams.server_optimizer != "sgd":
-        moments["m"] = {name: torch.zeros_like(value) for name, value in params.items()}
-    if hparams.server_optimizer in ("adam", "yogi", "adagrad"):
-        moments["v"] = {name: torch.full_like(value, hparams.server_tau**2) for name, value in params.items()}
-    return moments
+    """Return the optimizer's state before the first step, by slot and parameter.
+
+    Raises:
+        InputError: a user's own optimizer failed.
+    """
+    with naming_own_code(InputError):
+        return _optimizer_of(hparams).init(params, hparams)
 
 
-def apply(params: Params, mean: Params, moments: Moments, hparams: ServerOptimizerHParams) -> tuple[Params, Moments]:
-    """The next parameters and state; computed in float64, kept in the parameters' type.
+def apply(
+    params: Params, mean: Params, moments: Moments, hparams: ServerOptimizerHParams, rate: float | None = None
+) -> tuple[Params, Moments]:
+    """Return the next parameters and state; computed in float64, kept in the parameters' type.
 
     Args:
         params: the global model's.
         mean: the averaged update, float64, of the same shapes.
         moments: the state from `init` or the last step.
-        hparams: the optimizer.
+        hparams: the optimizer and its settings.
+        rate: eta of the round; `hparams.server_learning_rate` where None.
+
+    Raises:
+        RunFailed: a user's own optimizer failed.
     """
-    stepped: Params = {}
-    kept: Moments = {moment: {} for moment in moments}
-    for name, value in params.items():
-        direction, after = _direction(mean[name], {moment: of[name] for moment, of in moments.items()}, hparams)
-        stepped[name] = (value.to(torch.float64) + hparams.server_learning_rate * direction).to(value.dtype)
-        for moment, tensor in after.items():
-            kept[moment][name] = tensor.to(value.dtype)
-    return stepped, kept
+    eta = hparams.server_learning_rate if rate is None else rate
+    exact = {slot: _exact(values) for slot, values in moments.items()}
+    with naming_own_code(RunFailed):
+        stepped, after = _optimizer_of(hparams).apply(_exact(params), mean, exact, eta, hparams)
+    kept = {slot: _as_kept(values, params) for slot, values in after.items()}
+    return _as_kept(stepped, params), kept
 
 
-def _direction(
-    update: Tensor, moments: dict[str, Tensor], hparams: ServerOptimizerHParams
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What eta multiplies, of one tensor, and its moments after the step."""
-    kind, beta, beta2 = hparams.server_optimizer, hparams.server_momentum, hparams.server_beta2
-    if kind == "sgd":
-        return update, {}
-    m, square = moments["m"].to(torch.float64), update.square()
-    if kind == "momentum":
-        m = beta * m + update
-        return m, {"m": m}
-    m, v = beta * m + (1 - beta) * update, moments["v"].to(torch.float64)
-    if kind == "adagrad":
-        v = v + square
-    elif kind == "adam":
-        v = beta2 * v + (1 - beta2) * square
-    else:
-        v = v - (1 - beta2) * square * torch.sign(v - square)
-    return m / (v.sqrt() + hparams.server_tau), {"m": m, "v": v}
+def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
+    """Try a user's own optimizer on parameters of the model, before anything is trained with it.
+
+    Raises:
+        InputError: it fails, or its state or its step is not of the parameters' names and shapes.
+    """
+    name = hparams.server_optimizer
+    if not is_own(name):
+        return
+    params = {key: value.detach() for key, value in build(vocabulary_size, model).named_parameters()}
+    mean = {key: torch.ones_like(value, dtype=torch.float64) for key, value in params.items()}
+    moments = init(params, hparams)
+    try:
+        stepped, after = apply(params, mean, moments, hparams)
+    except RunFailed as error:
+        raise InputError(str(error)) from error
+    shapes = {key: value.shape for key, value in params.items()}
+    counts = dict.fromkeys(shapes, torch.Size())
+    if after.keys() != moments.keys():
+        raise InputError(f"{name}: its step turns slots {sorted(moments)} into {sorted(after)}; keep the same ones")
+    for slot, values in {"x": stepped, **after}.items():
+        if {key: value.shape for key, value in values.items()} != (counts if slot == "step" else shapes):
+            raise InputError(f"{name}: {slot!r} has other names or shapes than the model's parameters")
+        if not slot.isidentifier():
+            raise InputError(f"{name}: {slot!r} is no name for a slot; use letters, digits and underscores")
+
+
+def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
+    optimizer = resolve(hparams.server_optimizer, SERVER_OPTIMIZERS, "server_optimizer")
+    if not isinstance(optimizer, ServerOptimizer):
+        raise InputError(
+            f"{hparams.server_optimizer}: is {type(optimizer).__name__}, not a ServerOptimizer; make one with "
+            f"flsim.algorithms.server_optimizers.ServerOptimizer(label, init, apply)"
+        )
+    return optimizer
+
+
+def _exact(values: Params) -> Params:
+    return {name: value.to(torch.float64) for name, value in values.items()}
+
+
+def _as_kept(values: Params, like: Params) -> Params:
+    return {name: value.to(like[name].dtype) for name, value in values.items()}

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from glob import escape
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any
 
 from flsim.base.errors import InputError
 
@@ -64,11 +64,24 @@ def _begun(path: Path, stack: ExitStack) -> Path:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Say that a file or folder is in use, as long as this process lives. Raises OSError where another one does."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+def held(path: Path, wait: bool = False) -> Iterator[None]:
+    """Hold an existing file or folder in the block, or as long as this process lives, so that no other process does.
+
+    Args:
+        path: the file or folder; a symbolic link is not followed.
+        wait: whether to wait until no other process holds it.
+
+    Raises:
+        BlockingIOError: another process holds it, and `wait` is not set.
+        FileNotFoundError: it is not there, or was removed while this process waited for it.
+        OSError: the filesystem has no locks, or the path cannot be opened.
+    """
+    access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS gives the lock of a file only to one who may write it
+    descriptor = os.open(path, access | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_ino != path.lstat().st_ino:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         yield
     finally:
         os.close(descriptor)
@@ -146,13 +159,6 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def json_lines(path: Path) -> Iterator[Any]:
-    """The values of a file of JSON lines; none where it is absent. A line that is cut short or damaged is left out."""
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        with suppress(ValueError):
-            yield from_json(line)
-
-
 @contextmanager
 def naming(path: Path, *numbers: int) -> Iterator[None]:
     """Have every OSError that leaves the block name a file; one that names none, as a failed write, is about `path`.
@@ -220,6 +226,36 @@ def digest(*parts: bytes | str) -> str:
     for part in parts:
         whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
     return whole.hexdigest()
+
+
+class HashedFile:
+    """An open binary file whose bytes are counted and hashed while they are read or written.
+
+    Attributes:
+        bytes: how many bytes were read and written.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.bytes = 0
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        return self._count(self._file.read(size))
+
+    def write(self, data: bytes) -> None:
+        self._file.write(self._count(data))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def described(self) -> dict[str, Any]:
+        """Return the number of bytes and their sha256, in hexadecimal."""
+        return {"bytes": self.bytes, "sha256": self._sha256.hexdigest()}
+
+    def _count(self, data: bytes) -> bytes:
+        self._sha256.update(data)
+        self.bytes += len(data)
+        return data
 
 
 def file_digest(path: Path) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
-from flsim.algorithms import checkpoint
 from flsim.base.errors import at_least_one
 from flsim.base.progress import say
 from flsim.canaries.spec import CanaryHParams
@@ -31,8 +30,7 @@ from flsim.runs.config import (
     TrainingHParams,
 )
 from flsim.runs.folder import Run
-from flsim.training.engines import engine_of
-from flsim.wire import RoundRequest, ShardReply
+from flsim.training.threads import threads
 from server.central import steps
 from server.federated import rounds
 from server.supervision import Evaluations
@@ -183,20 +181,7 @@ def _train(settings: Config, path: Path, waits: list[float] | None = None) -> fl
 
 
 def _train_rounds(run: Run) -> None:
-    config = run.federated
-    engine = engine_of(config.system.engine, checkpoint.model_of(run.provenance), run.corpus.layout, config.local)
-
-    def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
-        return [
-            ShardReply(
-                each.round,
-                each.shard,
-                engine.train(each.params, run.users, each.users.tolist(), config.seed, each.round, each.clip),
-                "here/1",
-            )
-            for each in asked
-        ]
-
-    with rounds.one_thread():
+    send = run.federated.training_of(run.users, run.rounds).here()
+    with threads(1):
         state = run.latest_state()
         rounds.train_rounds(run, state, send, cast(Evaluations, _NoEvaluations()))

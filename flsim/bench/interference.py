@@ -23,7 +23,7 @@ from flsim.runs import roundlog
 from flsim.runs.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.runs.folder import Run
 from flsim.training.hparams import LocalHParams
-from server.federated.launch import simulate
+from server.launch import train as train_on_ray
 
 ROUNDS, EVERY = 59, 10
 REPEATS = 2
@@ -111,7 +111,7 @@ def _train(corpus: Path, cores: int, every: int, name: str) -> tuple[list[Round]
         system=SystemHParams(shards=cores, checkpoint_every=EVERY),
     )
     run = Run.create(settings, corpus.parent / name)
-    simulate(run)
+    train_on_ray(run)
     lines = roundlog.read(run.path)
     evaluations = [each for each in read_evaluations(run.path)[1:] if each.cpu_seconds is not None]
     rounds, end = [], (run.path / roundlog.FILE).stat().st_mtime  # when the last round was logged

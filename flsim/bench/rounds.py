@@ -15,7 +15,7 @@ from flsim.runs import roundlog
 from flsim.runs.config import DataHParams, FederatedConfig, ScheduledEvaluationHParams, SystemHParams, TrainingHParams
 from flsim.runs.folder import Run
 from flsim.training.hparams import LocalHParams
-from server.federated.launch import simulate
+from server.launch import train as train_on_ray
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
 
 def train(run: Run) -> list[dict[str, Any]]:
     """All rounds of a run, on all of this machine's processors; the lines of rounds.jsonl."""
-    simulate(run)
+    train_on_ray(run)
     return roundlog.read(run.path)
 
 

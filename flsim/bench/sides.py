@@ -4,27 +4,28 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from flsim.algorithms import checkpoint, fedavg
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.bench.peers.work import Result, UserData, Work
 from flsim.data.records import batch
 from flsim.runs.folder import Run
 from flsim.training.batches import epoch_orders
-from flsim.training.engines import EngineName, engine_of
+from flsim.training.engines import EngineName
 from flsim.training.state import State
+from flsim.training.threads import threads
 
 ROOT = Path(__file__).parents[2]
 
 
 def work_of(run: Run) -> Work:
     """All rounds of a run in which all users train, as other platforms get them."""
-    config, state = run.federated, _start(run)
+    config, state = run.federated, run.training().first_state()
 
     def data(round_: int, user: int) -> UserData:
         records = run.users[user]
@@ -38,19 +39,16 @@ def work_of(run: Run) -> Work:
 
 def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Result]:
     """All rounds of a run on one thread; engines take turns, so that a noisy machine is as noisy for all."""
-    config, users, state = run.federated, run.users, _start(run)
-    engines = {name: engine_of(name, checkpoint.model_of(run.provenance), users.layout, config.local) for name in names}
-    states: dict[str, State] = dict.fromkeys(names, state)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for round_ in range(config.training.rounds):
-        for name, engine in engines.items():
-            began = time.perf_counter()
-            total = engine.train(states[name].params, users, range(len(users)), config.seed, round_)
-            seconds[name].append(time.perf_counter() - began)
-            states[name] = fedavg.apply(states[name], total, config.training, config.privacy, config.seed, len(users))
-    torch.set_num_threads(threads)
+    training, rounds = replace(run.federated.training_of(run.users, run.rounds), shards=1), run.rounds
+    sides = {name: replace(training, engine=name) for name in names}
+    under_way = {name: side.rounds(side.first_state(), rounds, side.here()) for name, side in sides.items()}
+    states, seconds = dict[str, State](), dict[str, list[float]]()
+    with threads(1):
+        for _ in range(rounds):
+            for name, side in under_way.items():
+                began = time.perf_counter()
+                states[name] = next(side).state
+                seconds.setdefault(name, []).append(time.perf_counter() - began)
     return {name: Result(states[name].params, seconds[name]) for name in names}
 
 
@@ -73,9 +71,3 @@ def train_with_peer(name: str, folder: Path, processors: int, python: Sequence[s
     if done.returncode or not (folder / name).exists():
         raise RunFailed("\n".join([f"{name} failed; it said last:", *done.stdout.splitlines()[-20:]]))
     return Result.load(folder / name)
-
-
-def _start(run: Run) -> State:
-    config = run.federated
-    vocabulary_size = run.corpus.layout.vocabulary_size
-    return fedavg.init(vocabulary_size, config.model, config.seed, config.training, config.privacy)

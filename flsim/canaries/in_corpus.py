@@ -1,6 +1,6 @@
 """Corpora with canaries in place, so that whatever rewrites a corpus sees them, and runs that use these canaries.
 
-planted/roster.parquet     as of a population (`flsim.canaries.population`)
+planted/roster.parquet     a row per canary (`flsim.canaries.roster`)
 planted/overlay.i64/.u16   records that are canaries, counted in the corpus' order, and which
 planted/planting.json      settings of the canaries, seed, number of these records
 """
@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, refuse_existing, write_json
 from flsim.canaries.planting import Overlay, Planting, draw_canaries, plant
-from flsim.canaries.population import Population, one_line, read_canaries, roster
+from flsim.canaries.population import Population, one_line
+from flsim.canaries.roster import read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Vocabulary
 
 FOLDER = "planted"
-COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Planted:
         """Write it into the folder of a corpus that is being made."""
         folder = corpus / FOLDER
         folder.mkdir()
-        roster(self.planting, vocabulary).to_parquet(folder / "roster.parquet", index=False)
+        write_roster(folder, self.planting, vocabulary)
         self.planting.overlay.write(folder)
         about = {"canaries": _listed(self.hparams), "seed": self.seed, "copies": self.copies}
         write_json(folder / "planting.json", about)
@@ -75,11 +74,10 @@ class Planted:
             return None
         try:
             about = from_json((folder / "planting.json").read_text(encoding="utf-8"))
-            counts = pq.read_table(folder / "roster.parquet", columns=list(COUNTS)).to_pydict()
             canaries, overlay = read_canaries(folder), Overlay.read(folder, about["copies"])
-            if not overlay.is_of(corpus.split("train").records, len(canaries)):
+            if not overlay.is_of(corpus.split("train").records, canaries):
                 raise ValueError("planted records or canaries that there are not")
-            planting = Planting(canaries, overlay, **{name: np.array(counts[name], np.int64) for name in COUNTS})
+            planting = Planting(canaries, overlay, **read_counts(folder))
             drawn: dict[str, Any] = {
                 name: tuple(of) if isinstance(of, list) else of for name, of in dict(about["canaries"]).items()
             }

@@ -4,7 +4,7 @@ Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of
 many copies of each, as in Carlini et al., "The Secret Sharer" (2018), section 6.5.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,11 @@ class Overlay:
         """`count` replaced records as `write` left them; an OSError or a ValueError where they are not there."""
         return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
 
-    def is_of(self, records: int, canaries: int) -> bool:
-        """Whether its records are some of so many, in ascending order, and its canaries of so many."""
+    def is_of(self, records: int, canaries: Sequence[Canary]) -> bool:
+        """Whether its records are some of so many, in ascending order, and its canaries are planted ones of these."""
         within = not len(self.records) or bool(self.records[0] >= 0 and self.records[-1] < records)
-        return within and bool((np.diff(self.records) > 0).all() and (self.canaries < canaries).all())
+        planted = [index for index, canary in enumerate(canaries) if canary.is_planted]
+        return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
 
     def select(self, kept: NDArray[np.bool_]) -> "Overlay":
         """The overlay of the records that are kept, counted among them.
@@ -183,7 +184,7 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
     all independently. Where several canaries claim a record, one of them gets it, chosen uniformly. Canaries of so many
-    copies replace as many records, drawn from all.
+    copies replace as many records, drawn from all. Canaries that are not planted replace none.
 
     Raises:
         InputError: there are more copies than records.
@@ -195,6 +196,8 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     planned_sharers = []
     for index, canary in enumerate(canaries):
         sharers = np.flatnonzero(stream(seed, "sharers", index).random(len(split)) < canary.p_u)
+        if not canary.is_planted:
+            sharers = sharers[:0]
         planned_sharers.append(len(sharers))
         chosen = [_chosen_records(split, int(user), index, canary.p_e, seed) for user in sharers]
         claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
@@ -217,8 +220,12 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
 
 def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
-    """Every copy replaces a record of its own, and every choice of records is as likely as another."""
-    wanted = int(copies.sum())
+    """Every copy replaces a record of its own, and every choice of records is as likely as another.
+
+    A user with many records then holds more copies, in proportion.
+    """
+    planted = np.where([canary.is_planted for canary in canaries], copies, 0)
+    wanted = int(planted.sum())
     if wanted > split.records:
         raise InputError(
             f"{wanted:,} copies of canaries do not fit into {split.records:,} training records; set fewer "
@@ -226,9 +233,9 @@ def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np
         )
     records = stream(seed, "copies").choice(split.records, wanted, replace=False)
     order = np.argsort(records)
-    overlay = Overlay(records[order], np.repeat(np.arange(len(canaries), dtype=np.uint16), copies)[order])
+    overlay = Overlay(records[order], np.repeat(np.arange(len(canaries), dtype=np.uint16), planted)[order])
     sharers, insertions = _counts(overlay, split.user_offsets, len(canaries))
-    return Planting(canaries, overlay, sharers, sharers, insertions, insertions)
+    return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 
 
 def _chosen_records(split: Split, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:

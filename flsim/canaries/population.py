@@ -2,46 +2,35 @@
 
 A population on disk is a small folder beside the corpus it overlays:
 
-    roster.parquet     a row per canary: what it says, planned and actual sharers and insertions
+    roster.parquet     a row per canary (flsim.canaries.roster)
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
     twin.u32           IID only: the corpus' records in their new order (twin.i64 where there are more than 2^32)
     twin_users.i64     IID only: where each synthetic user starts in that order, and its end
     population.json    world, digest of the corpus, counts, digests of the files above
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
 from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting, flat_file
+from flsim.canaries.roster import read_canaries, write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records
 from flsim.data.streaming import windows
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.vocabulary import Layout
 
 World = Literal["iid", "non-iid"]
 ABOUT = "population.json"
-ROSTER = pa.schema(
-    [
-        pa.field("canary", pa.string(), nullable=False),
-        pa.field("tokens", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False),
-        ("p_u", pa.float64()),
-        ("p_e", pa.float64()),
-        ("planned_insertions", pa.int64()),
-    ]
-)  # of what is read
 ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by their type
 
 
@@ -138,8 +127,10 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
 
     Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
     many words as the real user of its number has, canaries in place, up to a record, so that both worlds have the same
-    users in a round and as much of each. No record is left over: the twin is a permutation. Needs 5 bytes of memory a
-    record, 6 where records hold over 255 words.
+    users in a round and as much of each. No record is left over: the twin is a permutation. The paper fills users of
+    about 2,000 words, its real users' size; a fixed size would give another number of users once canaries shorten
+    records, and a remainder to drop. Twins of older runs were dealt in equal shares, and such a run continues with the
+    twin that it has. Needs 5 bytes of memory a record, 6 where records hold over 255 words.
 
     Returns:
         The twin, and what is planted, counted in its order.
@@ -193,7 +184,7 @@ def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
 
 def write_population(folder: Path, corpus: Corpus, planting: Planting, world: World, seed: int) -> None:
     """Write planting, roster and, for the IID world, the twin into an existing folder."""
-    roster(planting, corpus.vocabulary).to_parquet(folder / "roster.parquet", index=False)
+    write_roster(folder, planting, corpus.vocabulary)
     overlay = planting.overlay
     if world == "iid":
         twin, overlay = make_twin(corpus.split("train"), planting, seed)
@@ -256,8 +247,10 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         canaries = read_canaries(folder)
         phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
         overlay = Overlay.read(folder, about["insertions"])
-        if not overlay.is_of(split.records, len(canaries)):
+        if not overlay.is_of(split.records, canaries):
             raise ValueError("planted records or canaries that there are not")
+        if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
+            raise ValueError("canaries of some rounds only, and a population is the same in all rounds")
         twin = None
         if about["world"] == "iid":
             dtype = order_dtype(split.records)
@@ -273,31 +266,3 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             f"{folder}: what was planted cannot be read ({one_line(error)}); restore it or start a new run"
         ) from error
     return Population(split, phrases, overlay, twin), canaries
-
-
-def roster(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
-    """A row per canary: id, phrase, configuration, planned and actual sharers and insertions."""
-    return pd.DataFrame(
-        {
-            "canary": [canary.id for canary in planting.canaries],
-            "tokens": [list(canary.tokens) for canary in planting.canaries],
-            "words": [vocabulary.decode(canary.tokens) for canary in planting.canaries],
-            "p_u": [canary.p_u for canary in planting.canaries],
-            "p_e": [canary.p_e for canary in planting.canaries],
-            "planned_sharers": planting.planned_sharers,
-            "sharers": planting.sharers,
-            "planned_insertions": planting.planned_insertions,
-            "insertions": planting.insertions,
-        }
-    )
-
-
-def read_canaries(folder: Path) -> tuple[Canary, ...]:
-    """The canaries of a roster, where probabilities are missing if there were so many copies instead."""
-    rows = pq.read_table(folder / "roster.parquet", columns=ROSTER.names).select(ROSTER.names).cast(ROSTER).to_pylist()
-    return tuple(
-        Canary(row["canary"], tuple(row["tokens"]), math.nan, math.nan, row["planned_insertions"])
-        if row["p_u"] is None
-        else Canary(row["canary"], tuple(row["tokens"]), row["p_u"], row["p_e"])
-        for row in rows
-    )

@@ -61,6 +61,10 @@ class Canary:
         p_u: probability that a user is a sharer of it; NaN where nobody knows, or `copies` says how often it occurs.
         p_e: probability that a record of a sharer is replaced by it; NaN likewise.
         copies: number of records, whoever's, that are replaced by it; None where probabilities decide.
+        is_planted: whether records are replaced by it; False for a control, which is only drawn and measured.
+        first_round: the first round in which it is planted, from 1; None for no bound.
+        last_round: the last round in which it is planted; None for no bound.
+        template: the text around its words; None for none.
     """
 
     id: str
@@ -68,6 +72,10 @@ class Canary:
     p_u: float
     p_e: float
     copies: int | None = None
+    is_planted: bool = True
+    first_round: int | None = None
+    last_round: int | None = None
+    template: str | None = None
 
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:

@@ -95,24 +95,19 @@ def run(
 
     SIGTERM and Ctrl-C write a checkpoint and end; --resume goes on from there to the same result.
     """
-    from flsim.runs.config import CentralConfig, load
-    from flsim.runs.folder import Run
-    from flsim.runs.locks import discard
-    from server.central import launch as central
-    from server.federated import launch as federated
+    import flsim
 
-    settings = load(config, set_ or ())
     path = out or Path("runs") / config.stem
-    if retrain_lost and not resume:
-        raise InputError("--retrain-lost: goes on with a run; give --resume too")
-    training = Run.reopen(settings, path) if resume else Run.create(settings, path)
-    launch = central if isinstance(settings, CentralConfig) else federated
-    try:
-        launch.simulate(training, address, cpus, head, retrain_lost)
-    except InputError:  # no cluster there, or none large enough
-        if not resume:
-            discard(training)
-        raise
+    flsim.run(
+        config,
+        path,
+        overrides=set_ or (),
+        resume=resume,
+        retrain_lost=retrain_lost,
+        address=address,
+        cpus=cpus,
+        head=head,
+    )
     table([path])
 
 

@@ -92,8 +92,8 @@ def _compared(
     if table["seeds"].isna().all():
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {table['left_out'].iloc[0]}")
     texts = {
-        Format.md: f"{formats.note(heading)}\n{compare_pairs_text.to_markdown(table)}",
-        Format.latex: compare_pairs_text.to_latex(table),
+        Format.md: f"{formats.note(heading)}\n{compare_pairs_text.to_markdown(table, pairs)}",
+        Format.latex: compare_pairs_text.to_latex(table, pairs),
         Format.csv: formats.to_csv(table),
     }
     return table, texts, {**about, "rows": json_rows(table)}

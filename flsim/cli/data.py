@@ -34,7 +34,8 @@ def import_(
     format: Annotated[
         str | None,
         typer.Option(
-            help="tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl or stackexchange; default by content."
+            help="tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl or stackexchange, or a reader of your "
+            "own as path/to/file.py:NAME; default by content."
         ),
     ] = None,
     user_column: Annotated[str, typer.Option(help="Where Parquet and JSON lines have the author.")] = "user",
@@ -64,6 +65,56 @@ def import_(
         sources, out, hparams, format, vocabulary_from=vocabulary_from, columns=columns, workers=workers
     )
     show(inspect(corpus), as_json)
+
+
+@data.command(
+    epilog="Example: flsim data make my_corpus.py:letters --set users=100 --vocabulary 500 --out corpora/letters"
+)
+def make(
+    maker: Annotated[str, typer.Argument(help="Your own maker as path/to/file.py:NAME, or synthetic.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
+    seed: Annotated[int, typer.Option(help="Seed of the maker, and of which users are kept out of training.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the maker, as in TOML.")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="Token ids, the four special ones included (default 10,000; synthetic: 600).")
+    ] = None,
+    words_per_user: Annotated[
+        int | None, typer.Option(help="Cut users into ones of so many words; by default they stay as they are made.")
+    ] = None,
+    heldout: Annotated[
+        float | None, typer.Option(help="Share of users kept out of training for attacks (default 0.1).")
+    ] = None,
+    test: Annotated[
+        float | None, typer.Option(help="Share of users kept out of training to measure utility (default 0.1).")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="Layout of token ids: tff (default), fedjax or fedml.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a corpus by code.
+
+    A maker of your own is a function that yields (user, sentences) or (user, sentences, split). Its arguments are
+    `seed`, where it has one, and the options that you set.
+
+    A call that was interrupted continues when the same command is given again.
+    """
+    from flsim.data.inspect import inspect
+    from flsim.data.making import make_corpus
+    from flsim.runs.config.toml import override_value
+
+    options: dict[str, Any] = {}
+    for text in set_ or ():
+        override_value(options, text)
+    writing = {
+        "vocabulary_size": vocabulary,
+        "words_per_user": words_per_user,
+        "heldout": heldout,
+        "test": test,
+        "layout": layout,
+    }
+    given = {name: value for name, value in writing.items() if value is not None}
+    show(inspect(make_corpus(maker, out, seed, options, given)), as_json)
 
 
 @data.command(epilog="Example: flsim data synthetic --out corpora/small --users 400 --words-per-user 250")

@@ -16,7 +16,7 @@ from flsim.results.store import read_run
 from flsim.results.tables import memorization_table, to_csv, to_markdown
 from flsim.runs import config
 from flsim.runs.folder import Run
-from server.federated.launch import simulate
+from server.launch import train as train_on_ray
 
 CORPUS = SyntheticHParams()
 
@@ -39,7 +39,7 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
     make_synthetic(corpus, CORPUS, seed)
     for world in ("iid", "non-iid"):
         run = Run.create(replace(settings, data=replace(settings.data, world=world)), out / world)
-        simulate(run)
+        train_on_ray(run)
     iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
     table = memorization_table([iid, non_iid])
     (out / "table.md").write_text(to_markdown(table), encoding="utf-8")

@@ -109,11 +109,12 @@ def _machine() -> "Machine":
 
 
 def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predictor":
-    from flsim.planning.calibration import calibrate, copies_of, kind_of
+    from flsim.planning.calibration import calibrate, copies_of
     from flsim.planning.cost import Need
+    from flsim.planning.kinds import kind_of
     from flsim.planning.predicting import Predictor, fitting
     from flsim.runs.config import Config
-    from server.sweep import share
+    from server.launch import share
 
     def need(config: Config) -> Need:
         return Need(*share(config, [{"CPU": machine.cores, "GPU": machine.gpus}]))

@@ -11,7 +11,6 @@
 Held-out and test users are never trained on. All numbers are little-endian.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.base.files import digest, file_digest, from_json, inside, refuse_missing_folder, write_json
+from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
 from flsim.data.manifest import FLAT_FILES, SCHEMA, SPLITS, read_manifest
 from flsim.data.records import Records
 from flsim.data.stores import is_uri
@@ -177,26 +176,6 @@ def _layout_of(described: dict[str, Any]) -> Layout:
     return Layout(int(about["vocabulary_size"]), int(about["record_words"]), str(about["name"]))
 
 
-class _HashedFile:
-    """A file whose sha256 is known when it is closed."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._sha256 = hashlib.sha256()
-        self.bytes = 0
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._sha256.update(data)
-        self.bytes += len(data)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def described(self) -> dict[str, Any]:
-        return {"bytes": self.bytes, "sha256": self._sha256.hexdigest()}
-
-
 class SplitWriter:
     """Appends users to a split's flat files."""
 
@@ -204,7 +183,7 @@ class SplitWriter:
         folder.mkdir()
         self.folder = folder
         self.users = self.records = self.words = 0
-        self._files = {name: _HashedFile(folder / name) for name in FLAT_FILES}
+        self._files = {name: HashedFile((folder / name).open("wb")) for name in FLAT_FILES}
         self._append("records.i64", np.zeros(1, np.int64))
         self._append("users.i64", np.zeros(1, np.int64))
 

@@ -111,8 +111,8 @@ class Batch:
 def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     """The chosen records of a user as one batch.
 
-    A sequence is BOS, the words, and EOS where there are fewer than `layout.record_words`; inputs are all but the
-    last token, targets all but the first.
+    A sequence is BOS, the words, and EOS where `layout.ends_with_eos`; inputs are all but the last token, targets all
+    but the first.
 
     Args:
         records: the user's records.
@@ -121,7 +121,7 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     """
     starts = records.offsets[chosen]
     lengths = records.offsets[chosen + 1] - starts
-    ends_with_eos = lengths < layout.record_words
+    ends_with_eos = layout.ends_with_eos(lengths)
     time = int((lengths + ends_with_eos).max(initial=1))
     position = np.arange(time)[None, :]
     is_word = position < lengths[:, None]

@@ -5,22 +5,27 @@
     $FLSIM_CACHE/corpora/DIGEST.lock       held by whoever fetches
     $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last seen there
 
-Only file names that a corpus has are read from the store, and only bytes that its manifest seals get into the cache.
+Files are copied by hand, since `pyarrow.fs.copy_files` does not continue a file that was begun, reads a file by one
+request after another, and reports no progress. Only file names that a corpus has are read from the store, and only
+bytes that its manifest seals get into the cache.
+
+A corpus is fetched whole, and not read from the store as needed: rounds read users at random, which a local mapping
+serves at the speed of memory. A folder of the cache is named by the digest of its manifest, so that it is never changed
+in place, and URIs of the same corpus share it. A `file://` URI is copied too, where a path is mapped in place: which of
+them is faster depends on the filesystem, which the user knows.
 """
 
-import fcntl
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pyarrow.fs import FileSystem, LocalFileSystem
 
 from flsim.base.errors import InputError
-from flsim.base.files import digest, make_folder, new_file, sync, sync_folder
+from flsim.base.files import HashedFile, digest, held, make_folder, new_file, sync, sync_folder
 from flsim.base.progress import progress, say
 from flsim.data.manifest import NAMED, PLANTED, read_manifest
 from flsim.data.stores import Silent, open_store, reading
@@ -38,7 +43,8 @@ def fetched(uri: str) -> Path:
     """The folder of this machine that has the corpus, which is fetched where it is not there yet.
 
     The manifest is read from the store each time, so that a corpus that changed there is another one here. Where the
-    store does not answer, what was last seen there is used, and that is said.
+    store does not answer, the corpus that was last seen there is used, which is reported; a store that answers "not
+    found" or "not allowed" is believed.
 
     Args:
         uri: as ``s3://bucket/prefix/corpus?region=eu-west-1``; see `flsim.data.stores`.
@@ -140,17 +146,15 @@ def _complete(
     """
     size, sha256 = sealed
     begun = path.exists()
-    whole = hashlib.sha256()
     with path.open("a+b") as file:
         file.seek(0)
-        while block := file.read(BLOCK):
-            whole.update(block)
+        whole = HashedFile(file)
+        while block := whole.read(BLOCK):
             add(len(block))
-        for block in _blocks(store, source, file.tell(), size, what):
-            file.write(block)
-            whole.update(block)
+        for block in _blocks(store, source, whole.bytes, size, what):
+            whole.write(block)
             add(len(block))
-    if whole.hexdigest() != sha256:
+    if whole.described()["sha256"] != sha256:
         add(-path.stat().st_size)
         path.unlink()
         if begun:
@@ -175,16 +179,14 @@ def _blocks(store: FileSystem, source: str, start: int, size: int, what: str) ->
 @contextmanager
 def _alone(lock: Path, uri: str) -> Iterator[None]:
     """Wait until no other process of this machine fetches the same; a process that ends in any way lets go."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
+    lock.touch()
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(held(lock))
         except BlockingIOError:
             say(f"{uri}: another process fetches it; waiting")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            stack.enter_context(held(lock, wait=True))
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

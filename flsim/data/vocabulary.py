@@ -13,6 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
 
@@ -30,7 +34,7 @@ class Layout:
 
     Attributes:
         vocabulary_size: number of token ids, the four special ones included.
-        record_words: a record holds at most this many words; EOS is appended only to shorter ones.
+        record_words: a record holds at most this many words; see `ends_with_eos`.
         name: a key of `LAYOUTS`.
     """
 
@@ -71,6 +75,17 @@ class Layout:
     @property
     def eos(self) -> int:
         return self._first("eos")
+
+    @overload
+    def ends_with_eos(self, words: int) -> bool: ...
+    @overload
+    def ends_with_eos(self, words: NDArray[np.int64]) -> NDArray[np.bool_]: ...
+    def ends_with_eos(self, words: int | NDArray[np.int64]) -> bool | NDArray[np.bool_]:
+        """Return whether EOS follows the words of a record, or of each of several (int64 [records], bool [records]).
+
+        A record of as many words as there is room for may have been cut, so that nobody knows where it ended.
+        """
+        return words < self.record_words
 
     def _first(self, what: str) -> int:
         before = LAYOUTS[self.name][: LAYOUTS[self.name].index(what)]

@@ -38,7 +38,7 @@ def contexts(probe: Probe) -> dict[str, float]:
     from flsim.memorization.exposure import exposure
 
     words, known = probe.canary.tokens, len(probe.prefix) - 1
-    record = (*words, probe.layout.eos) if len(words) < probe.layout.record_words else words
+    record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words
     secret = Secret(record, tuple(range(known, len(words))))
     ranked = context_sampling(probe.model, secret, probe.references, probe.layout.bos)
     return {

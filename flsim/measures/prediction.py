@@ -133,7 +133,8 @@ def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
     layout = users.layout
     positions = max(1, LOGITS // layout.vocabulary_size)
     for records in _pools(users, chosen):
-        lengths = np.minimum(np.diff(records.offsets) + 1, layout.record_words)
+        words = np.diff(records.offsets)
+        lengths = words + layout.ends_with_eos(words)
         order = np.argsort(-lengths, kind="stable")
         first = 0
         while first < len(order):

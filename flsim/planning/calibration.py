@@ -15,40 +15,18 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import RunFailed
 from flsim.base.progress import progress
 from flsim.planning.cost import Observed, fit
-from flsim.planning.disk import parameters_of
+from flsim.planning.kinds import Copy, kind_of, shortened
 from flsim.planning.monitor import Watch, watching
 from flsim.results.evaluations import read_evaluations
 from flsim.runs import roundlog
-from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump
+from flsim.runs.config import Config, dump
 from flsim.sweeps.definition import Planned
 from server.sweep import Job, train_all
 
-TRAIN = 6.0  # seconds, about, that a copy is to train
-FEWEST, MOST = 8, 2_000  # rounds of a copy
-LINES = 6  # saved steps of a central copy
-REFERENCES = 100_000  # of a copy's evaluation, at most
-SPEED = {"cpu": 4e9, "cuda": 1e13}  # operations a second, to guess how short a copy may be
 TRIES = 50  # to remove a folder that processes which are about to end may still write to
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A run, shortened.
-
-    Attributes:
-        kind: of run, see `kind_of`.
-        config: its settings.
-        weight: seconds of the run's evaluation, in times of the copy's.
-        is_cold: it is among the first, which start while the cluster does.
-    """
-
-    kind: str
-    config: Config
-    weight: float
-    is_cold: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,30 +46,6 @@ class Calibration:
     after: float
     seconds: float
     watch: Watch
-
-
-def kind_of(config: Config) -> str:
-    """Runs of one kind cost the same but for the size of their rounds and how many there are."""
-    system, model, evaluation = config.system, config.model, config.evaluation
-    parts: list[object] = [config.privacy.mechanism, model.architecture, model.embedding, model.units, model.layers]
-    if isinstance(config, FederatedConfig):
-        local = config.local
-        parts = ["federated", config.system.engine, *parts, config.system.shards, config.system.cpus_per_client]
-        parts += [local.batch_size, local.epochs, local.max_records, local.precision, config.system.micro_cohort]
-    elif isinstance(config, CentralConfig):
-        parts = ["central", config.system.engine, *parts, config.system.device, config.system.workers]
-        parts += [config.system.threads, config.training.precision]
-    parts += [system.evaluators, evaluation.references, evaluation.decide, evaluation.also, evaluation.test_users]
-    return " ".join(map(str, parts))
-
-
-def size_of(config: Config) -> int:
-    """Users of a round, or records of a step; expected ones where they are drawn."""
-    if isinstance(config, FederatedConfig):
-        return config.training.cohort
-    if isinstance(config, CentralConfig):
-        return config.training.batch_size
-    raise InputError(f"{type(config).__name__} is neither federated nor central")
 
 
 def copies_of(
@@ -118,47 +72,14 @@ def copies_of(
         kinds.setdefault(kind_of(each.config), []).append(each.config)
     copies: list[Copy] = []
     for kind, configs in kinds.items():
-        configs.sort(key=size_of)
+        configs.sort(key=lambda config: config.round_size)
         both = [configs[-1], configs[0]]
-        wanted = max(at_once(kind), 1 if size_of(configs[0]) == size_of(configs[-1]) else 2)
+        wanted = max(at_once(kind), 1 if configs[0].round_size == configs[-1].round_size else 2)
         cold = 0 if copies or at_once(kind) == 1 else at_once(kind)
         for number, config in enumerate(islice(cycle(both), cold + wanted)):
-            copy = _shortened(kind, config, words_a_user, records_a_user, vocabulary, device)
+            copy = shortened(kind, config, words_a_user, records_a_user, vocabulary, device)
             copies.append(replace(copy, is_cold=number < cold))
     return copies
-
-
-def _shortened(
-    kind: str, config: Config, words_a_user: float, records_a_user: float, vocabulary: int, device: str
-) -> Copy:
-    """Two evaluations, the second after the last round and the first just before, so that rounds go undisturbed."""
-    words = words_a_user / max(records_a_user, 1)
-    device = config.system.device if isinstance(config, CentralConfig) else device
-    of_record = 6 * parameters_of(config, vocabulary) * (words + 1) / SPEED[device]
-    tracking = tuple(each for each in config.system.tracking if each == "tensorboard")
-    references = min(config.evaluation.references, REFERENCES)
-    weight = config.evaluation.references / references
-    if isinstance(config, FederatedConfig):
-        of_user = 0.001 + of_record * records_a_user * config.local.epochs
-        cohort = max(1, min(config.training.cohort, int(TRAIN / FEWEST / of_user)))
-        rounds = _length(TRAIN / (0.02 + cohort * of_user))
-        federated = replace(config.training, cohort=cohort, rounds=rounds, epochs=None)
-        evaluation = replace(config.evaluation, every=rounds - 1, every_epochs=None, references=references)
-        system = replace(config.system, tracking=tracking)
-        return Copy(kind, replace(config, training=federated, evaluation=evaluation, system=system), weight)
-    if isinstance(config, CentralConfig):
-        steps = _length(TRAIN / (0.001 + size_of(config) * of_record))
-        line = max(1, steps // LINES)
-        central = replace(config.training, steps=LINES * line, words=None)
-        every = (LINES - 1) * line
-        stepwise = replace(config.evaluation, every=every, every_epochs=None, references=references)
-        of_central = replace(config.system, tracking=tracking, checkpoint_every=line)
-        return Copy(kind, replace(config, training=central, evaluation=stepwise, system=of_central), weight)
-    raise InputError(f"{type(config).__name__} is neither federated nor central")
-
-
-def _length(rounds: float) -> int:
-    return int(min(max(rounds, FEWEST), MOST))
 
 
 def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster: bool = False) -> Calibration:
@@ -245,7 +166,7 @@ def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
         (each for each in read_evaluations(run) if each.outcome == "stored"), key=lambda each: each.ended
     )
     last = evaluations[-1]
-    sizes = [line["users"] for line in lines] if isinstance(config, FederatedConfig) else [size_of(config)]
+    sizes = [line["users"] for line in lines] if config.has_a_line_per_round else [config.round_size]
     start = trained - sum(line["seconds"] for line in lines) - began + (seconds[0] - typical) * steps[0]
     private = config.privacy.mechanism == "dp" and len(seconds) > 2
     return Observed(

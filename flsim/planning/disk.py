@@ -8,11 +8,7 @@ from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.data.corpus import Corpus
 from flsim.models.architectures import build
-from flsim.runs.config import CentralConfig, Config, FederatedConfig
-
-# Copies of the parameters that the optimizers keep beside them.
-OF_SERVER = {"sgd": 0, "momentum": 1, "adam": 2, "yogi": 2, "adagrad": 2}
-OF_CENTRAL = {"sgd": 0, "momentum": 1, "adam": 2, "rmsprop": 1}
+from flsim.runs.config import Config
 
 # Measured on runs of experiments/table1.toml, tier smoke; small beside checkpoints.
 CHECKPOINT_HEADER = 900
@@ -58,11 +54,7 @@ def expected_copies(hparams: CanaryHParams, records: int) -> float:
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     """Of one: parameters in float32, the optimizer's state, and a header."""
-    copies = 0
-    if isinstance(config, FederatedConfig):
-        copies = OF_SERVER[config.training.server_optimizer]
-    elif isinstance(config, CentralConfig):
-        copies = OF_CENTRAL[config.training.optimizer]
+    copies = config.optimizer_slots
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
 
 
@@ -81,10 +73,10 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
     planted = ROSTER + ROSTER_CANARY * canaries + round(10 * expected_copies(config.canaries, records))
     if config.data.world == "iid":
         planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)
-    is_central = isinstance(config, CentralConfig)
-    lines = evaluations + rounds // config.system.checkpoint_every if is_central else rounds
+    lines = rounds if config.has_a_line_per_round else evaluations + rounds // config.system.checkpoint_every
     tracked = "tensorboard" in config.system.tracking
-    rest = REST + lines * (STEPS if is_central else ROUND) + evaluations * (ROWS + ROWS_CANARY * canaries)
+    line = ROUND if config.has_a_line_per_round else STEPS
+    rest = REST + lines * line + evaluations * (ROWS + ROWS_CANARY * canaries)
     rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
     return DiskUse(evaluations * one, planted, rest, 3 * one)
 

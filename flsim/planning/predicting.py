@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flsim.data.corpus import Split
-from flsim.planning.calibration import REFERENCES, Calibration, kind_of, size_of
+from flsim.planning.calibration import Calibration
 from flsim.planning.cost import Cost, Need, Work, fit, most_at_once, run_seconds, saturation, schedule
+from flsim.planning.kinds import REFERENCES, kind_of
 from flsim.runs.config import Config
 from flsim.sweeps.definition import Planned, longest_first
 
@@ -117,7 +118,7 @@ class Predictor:
         evaluations, first_due = evaluations_of(config, self.train)
         references = config.evaluation.references
         weight = references / min(references, REFERENCES)
-        return Work(config.rounds_over(self.train), size_of(config), evaluations, first_due, weight)
+        return Work(config.rounds_over(self.train), config.round_size, evaluations, first_due, weight)
 
     def _saturation(self, config: Config, at_once: int | None) -> float:
         need = self.need(config)

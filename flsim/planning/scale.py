@@ -10,7 +10,6 @@ from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
 from flsim.planning.disk import expected_copies
-from flsim.runs.config import CentralConfig, Config, FederatedConfig
 from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 
 WORLD = "data.world"
@@ -188,15 +187,6 @@ def _said(key: str, value: object) -> str:
 def _row(name: str, runs: Sequence[Planned], users: Users, train: Split) -> Row:
     config = runs[0].config
     length = config.rounds_over(train)
-    size, share = _size_of(config), None
-    if isinstance(config, FederatedConfig):
-        share = size / users.users
+    size = config.round_size
+    share = size / users.users if config.unit == "user" else None
     return Row(name, len(runs), size, share, length, length / config.rounds_per_epoch(train))
-
-
-def _size_of(config: Config) -> int:
-    return config.training.batch_size if isinstance(config, CentralConfig) else _cohort(config)
-
-
-def _cohort(config: Config) -> int:
-    return config.training.cohort if isinstance(config, FederatedConfig) else 0

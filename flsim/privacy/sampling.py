@@ -66,7 +66,10 @@ def fixed_size_cohort(seed: int, round_: int, population: int, size: int) -> NDA
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:
-    """Contiguous ranges [first, last) of users, of equal size but for one: a shard is what a Flower node holds.
+    """Contiguous ranges [first, last) of users, of equal size but for one: a shard is what a Flower node serves.
+
+    A shard is a range of users and not a file: the corpus is memory-mapped, and a request names its users, so that any
+    process can serve any shard. The number of shards is therefore a setting of a run, and not of a corpus.
 
     Raises:
         InputError: there are more shards than users, or none.

@@ -197,7 +197,7 @@ def _ceiling(runs: Sequence[RunView]) -> float | None:
 
 
 def _style(setting: Setting) -> int:
-    return {"IID": 0, "Non-IID": 1}.get(setting.world or "", 2)
+    return {"iid": 0, "non-iid": 1}.get(setting.world or "", 2)
 
 
 def _legend(settings: Sequence[Setting]) -> list[tuple[int, str]]:

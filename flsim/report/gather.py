@@ -15,13 +15,11 @@ from flsim.measures.quantity import Quantity, shown
 from flsim.results.columns import quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.evaluations import read_evaluations
+from flsim.results.run_file import WORLDS
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
-from flsim.results.worlds import IID, NON_IID
 from flsim.runs import roundlog
 from flsim.runs.config import Config, load
-
-WORLDS = {IID: "IID", NON_IID: "Non-IID"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +98,7 @@ class Setting:
 
     Attributes:
         label: in the words of a table, and unlike any other's of the report.
-        world: "IID", "Non-IID", or None where records are drawn in the same way in both.
+        world: "iid", "non-iid", or None where records are drawn in the same way in both.
         runs: all of them.
     """
 
@@ -184,7 +182,7 @@ class Line:
 
     @property
     def is_pair(self) -> bool:
-        return bool((iid := self.of("IID")) and (other := self.of("Non-IID")) and iid.shown and other.shown)
+        return bool((iid := self.of("iid")) and (other := self.of("non-iid")) and iid.shown and other.shown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +257,7 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
     groups: dict[Any, dict[Any, list[RunView]]] = {}
     for index, run in enumerate(runs):
         series = run.results.series if run.results.seed is not None else None
-        world, rest = _world(run.results.setting)
+        world, rest = run.results.world, run.results.label
         if run.planned is not None:
             key: Any = ("sweep", run.path.parent, repr(run.planned.row))
             within: Any = world
@@ -270,25 +268,15 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
                 key = ("", rest, within)  # equal words, other settings
         groups.setdefault(key, {}).setdefault(within, []).append(run)
     found = list(groups.values())
-    names = [_world(next(iter(of.values()))[0].results.setting)[1] for of in found]
+    names = [next(iter(of.values()))[0].results.label for of in found]
     lines = []
     for of, name in zip(found, names, strict=True):
         first = next(iter(of.values()))[0]
         apart = f" [{_apart(first)}]" if names.count(name) > 1 else ""
-        settings = [
-            Setting(each[0].results.setting + apart, _world(each[0].results.setting)[0], each) for each in of.values()
-        ]
-        order = [*WORLDS.values(), None]
+        settings = [Setting(each[0].results.setting + apart, each[0].results.world, each) for each in of.values()]
+        order = [*WORLDS, None]
         lines.append(Line(name + apart, sorted(settings, key=lambda setting: order.index(setting.world))))
     return lines
-
-
-def _world(setting: str) -> tuple[str | None, str]:
-    """The world that a setting begins with, and what follows."""
-    for prefix, world in WORLDS.items():
-        if setting.startswith(prefix):
-            return world, setting.removeprefix(prefix)
-    return None, setting
 
 
 def _apart(run: RunView) -> str:

@@ -11,6 +11,7 @@ from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
+from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
 FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
@@ -180,7 +181,7 @@ def _share(setting: Setting, metric: str) -> float | None:
 
 def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:
     """The IID settings and the non-IID ones; nothing where there is no pair."""
-    found = [[setting for line in pairs if (setting := line.of(world))] for world in ("IID", "Non-IID")]
+    found = [[setting for line in pairs if (setting := line.of(world))] for world in WORLDS]
     return found if pairs else []
 
 

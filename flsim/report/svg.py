@@ -1,5 +1,8 @@
 """Small panels as inline SVG: scales, axes and marks. Looks are left to the page's style sheet, which knows of paper,
 dark screens and narrow ones, so marks carry classes alone.
+
+They are written by hand: matplotlib's SVG has colours and sizes of text in each element, so that no style sheet could
+change them, and takes many times as many bytes.
 """
 
 import math

@@ -37,7 +37,7 @@ def compared(of: Gathered) -> pd.DataFrame:
 
 def both(of: Gathered) -> list[tuple[Line, Setting, Setting]]:
     """The lines that were trained in both worlds, with their IID and non-IID settings."""
-    return [(line, iid, other) for line in of.lines if (iid := line.of("IID")) and (other := line.of("Non-IID"))]
+    return [(line, iid, other) for line in of.lines if (iid := line.of("iid")) and (other := line.of("non-iid"))]
 
 
 def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:

@@ -1,5 +1,7 @@
 """A comparison of pairs (`flsim.results.compare_pairs`) as people read it."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from flsim.measures.quantity import Quantity, flags, of_model
@@ -9,8 +11,8 @@ from flsim.results.compare_text import counts_text, difference_columns, p_texts
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 from flsim.results.published import COUNTED_OF, PREFIX
+from flsim.results.sweep_pairs import Pair
 
-WORLDS = ("IID, ", "Non-IID, ")
 N = "n: seeds with both."
 LEGEND = """{}, a-b: mean {} in a less that in b, paired canary by canary; CI: half
 its 95% interval (t). {}: memorized canaries{}, a/b.
@@ -28,30 +30,27 @@ PUBLISHED = "{}, %: a less b, percent of all canaries; beside it as published."
 EPOCHS_LEGEND = "All after {} epochs: each reads as many records as there are.\n"
 
 
-def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
+def to_markdown(table: pd.DataFrame, pairs: Sequence[Pair], width: int = layout.TERMINAL) -> str:
     """Differences, utility, and published differences, in as many tables as `width` takes, and what they mean."""
-    return layout.markdown(*_shown(table), _legend(table) + _notes(table, width), width)
+    labels = _labels(pairs)
+    return layout.markdown(*_shown(table, labels), _legend(table) + _notes(table, labels, width), width)
 
 
-def to_latex(table: pd.DataFrame) -> str:
+def to_latex(table: pd.DataFrame, pairs: Sequence[Pair]) -> str:
     """The columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_shown(table))
+    return layout.latex(*_shown(table, _labels(pairs)))
 
 
-def _labels(table: pd.DataFrame) -> list[str]:
-    """What the settings of a row have in common; its axes where that is not known, or does not tell rows apart."""
-    labels = []
-    for row, a, b in zip(table["row"], table["setting_a"], table["setting_b"], strict=True):
-        rests = [str(setting).removeprefix(WORLDS[0]).removeprefix(WORLDS[1]) for setting in (a, b)]
-        has_both = not pd.isna(a) and not pd.isna(b)
-        labels.append(a if has_both and a == b else rests[0] if has_both and rests[0] == rests[1] else row)
-    return labels if len(set(labels)) == len(labels) else text_of(table["row"])
+def _labels(pairs: Sequence[Pair]) -> list[str]:
+    """Return what the settings of each pair have in common; the pairs' axes where that does not tell them apart."""
+    labels = [pair.label for pair in pairs]
+    return labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
 
 
-def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+def _shown(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[list[Column]]]:
     """What a row is, and units of columns that stay together."""
     template = "{:.1f}" if (table["seeds"] > 1).any() else "{:.0f}"
-    labels = [Column("Setting", _labels(table), is_number=False), Column("n", text_of(table["seeds"]), note=N)]
+    labels = [Column("Setting", names, is_number=False), Column("n", text_of(table["seeds"]), note=N)]
     quantities = quantities_in_pairs(table)
     units = []
     for quantity in quantities:
@@ -68,8 +67,10 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         a, b = (table[f"{PREFIX}{flag.name}_{run}"] / table[f"{PREFIX}canaries_{run}"] for run in "ab")
         if (a - b).notna().any():
             cells, theirs = formatted(ours, "{:+.0f}", 100), formatted(a - b, "{:+.0f}", 100)
-            names = ", ".join(quantity.heading for quantity in flags(STANDARD))
-            units.append([Column(f"{flag.heading}, %", cells, note=PUBLISHED.format(names)), Column("Paper", theirs)])
+            flag_names = ", ".join(quantity.heading for quantity in flags(STANDARD))
+            units.append(
+                [Column(f"{flag.heading}, %", cells, note=PUBLISHED.format(flag_names)), Column("Paper", theirs)]
+            )
     return labels, [unit for unit in units if any(cell for column in unit for cell in column.cells)]
 
 
@@ -99,13 +100,13 @@ def _legend(table: pd.DataFrame) -> str:
     return text + (EPOCHS_LEGEND.format(*epochs) if len(epochs) == 1 else "")
 
 
-def _notes(table: pd.DataFrame, width: int) -> str:
+def _notes(table: pd.DataFrame, labels: list[str], width: int) -> str:
     """What keeps a row from being what it seems: other lengths of training, and runs that are left out."""
     text = ""
-    for label, a, b in zip(_labels(table), table["epochs_a"], table["epochs_b"], strict=True):
+    for label, a, b in zip(labels, table["epochs_a"], table["epochs_b"], strict=True):
         if not (pd.isna(a) or pd.isna(b)) and min(a, b) < 0.99 * max(a, b):
             text += formats.note(f"{label}: a is after {a:.3g} epochs, b after {b:.3g}; name an --epoch.", width)
-    for label, why in zip(_labels(table), table["left_out"], strict=True):
+    for label, why in zip(labels, table["left_out"], strict=True):
         if not pd.isna(why):
             text += formats.note(f"Left out of {label}: {why}", width)
     return text

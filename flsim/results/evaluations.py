@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flsim.base.files import json_lines, naming
+from flsim.base import jsonl
+from flsim.base.files import naming
 
 FILE = "evaluations.jsonl"
 Outcome = Literal["stored", "diverged", "failed", "retried"]
@@ -51,7 +52,7 @@ def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
 def read_evaluations(run_folder: Path) -> list[Evaluation]:
     """All attempts, in the order in which they ended. A line that was cut short, or is none of ours, is passed over."""
     found = []
-    for line in json_lines(run_folder / FILE):
+    for line in jsonl.read_lines(run_folder / FILE):
         try:
             found.append(_checked(Evaluation(**line)))
         except (ValueError, TypeError):

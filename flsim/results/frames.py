@@ -44,7 +44,6 @@ from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import WORLD, is_sweep, read_sweep
 from flsim.results.tables import memorization_table
-from flsim.results.worlds import IID, NON_IID
 
 RUN = {
     "folder": "string",
@@ -98,13 +97,12 @@ class _Found:
 
     def about(self, round_: int | None) -> dict[str, Any]:
         """The columns of `RUN`."""
-        results, prefixes = self.results, {"iid": IID, "non-iid": NON_IID}
-        worlds = [world for world, prefix in prefixes.items() if results.setting.startswith(prefix)]
+        results = self.results
         return {
             "folder": str(self.folder),
             "sweep": self.sweep,
             "grid": self.grid,
-            "world": worlds[0] if worlds else None,
+            "world": results.world,
             "seed": results.seed,
             "series": results.series,
             "is_final": results.status == "completed" and round_ == results.rounds,

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import Diverged, InputError
 from flsim.base.files import from_json, new_file
+from flsim.base.parquet import read_parquet
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity
 from flsim.measures.quantity import from_json as described
 from flsim.measures.quantity import to_json as description
-from flsim.results.parquet import read_parquet
 
 SCHEMA = pa.schema(
     [

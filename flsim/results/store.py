@@ -7,30 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
 from flsim.base.errors import InputError
-from flsim.base.files import from_json
+from flsim.canaries.roster import read_roster
 from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
-from flsim.results.parquet import read_parquet
-from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, identity_of, read_rows_of, rows_in
-
-STATUSES = ("running", "completed", "diverged", "failed")
-OPTIONAL = ("words", "planned_sharers", "sharers", "planned_insertions", "insertions")  # older rosters lack some
-ROSTER = pa.schema(
-    [
-        pa.field("canary", pa.string(), nullable=False),
-        pa.field("tokens", pa.list_(pa.int64()), nullable=False),
-        pa.field("words", pa.list_(pa.string()), nullable=False),
-        ("p_u", pa.float64()),
-        ("p_e", pa.float64()),
-        *(pa.field(name, pa.int64(), nullable=False) for name in OPTIONAL[1:]),
-    ]
-)
+from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, read_rows_of, rows_in
+from flsim.results.run_file import read_run_file, setting_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +24,7 @@ class RunResults:
 
     Attributes:
         name: the name of its folder.
-        setting: what it trains, in the words of a table, e.g. ``"Non-IID, FedAvg, b_u = 16"``.
+        label: what it trains, in the words of a table, without the world, such as ``"FedAvg, b_u=16"``.
         status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged where any evaluated model was.
         reason: why it diverged or failed, what could not be evaluated yet, or which rounds its log has lost; None
             otherwise.
@@ -54,11 +39,12 @@ class RunResults:
         series: equal for runs that differ in nothing but the seed; None where an older run does not say.
         identity: equal for copies of one run, see `flsim.results.rows.identity_of`; None where an older run does not
             say.
+        world: whose records it trains on: "iid", "non-iid", or None where records are drawn in the same way in both.
         own: what a user's own measures computed, by name.
     """
 
     name: str
-    setting: str
+    label: str
     status: str
     reason: str | None
     round: int
@@ -70,7 +56,13 @@ class RunResults:
     seed: int | None = None
     series: str | None = None
     identity: str | None = None
+    world: str | None = None
     own: Mapping[str, Quantity] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        """The name of its row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
+        return setting_of(self.world, self.label)
 
     def references(self, round: int) -> float | None:
         """|R| of an evaluation; None where it does not say."""
@@ -172,12 +164,12 @@ def read_run(run_folder: Path) -> RunResults:
     Raises:
         InputError: not a run folder, no roster, or a file that is damaged or belongs to another run or round.
     """
-    about = _read_about(run_folder)
-    roster = _read_roster(run_folder / "planted" / "roster.parquet")
+    about = read_run_file(run_folder)
+    roster = read_roster(run_folder / "planted" / "roster.parquet")
     tables, own = [SCHEMA.empty_table().to_pandas()], dict[str, Quantity]()
-    called = about.pop("called")
+    recorded_name = about.pop("recorded_name")
     for path in rows_in(run_folder):
-        rows, described = read_rows_of(path, about["identity"] or called, roster["canary"].tolist())
+        rows, described = read_rows_of(path, about["identity"] or recorded_name, roster["canary"].tolist())
         for name, quantity in described.items():
             if not own.setdefault(name, quantity).is_like(quantity):
                 raise InputError(
@@ -195,54 +187,6 @@ def read_run(run_folder: Path) -> RunResults:
     )
 
 
-def _read_about(run_folder: Path) -> dict[str, Any]:
-    path = run_folder / "run.json"
-    if not path.is_file():
-        raise InputError(f"{run_folder}: not a run folder (it has no run.json); name the folder that a run wrote")
-    try:
-        about = from_json(path.read_text(encoding="utf-8"))
-        kept = {name: about[name] for name in ("name", "setting", "status", "reason", "round", "rounds")}
-        lines_are_whole = all(isinstance(kept[name], str) and kept[name].isprintable() for name in ("name", "setting"))
-        if not (lines_are_whole and kept["name"] and kept["setting"].strip() and kept["status"] in STATUSES):
-            raise ValueError
-        reason = None if kept["reason"] is None else _text(kept["reason"])
-        kept |= {"reason": reason, "round": _whole(kept["round"]), "rounds": _whole(kept["rounds"])}
-        called, name = kept["name"], run_folder.resolve().name
-        name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
-        return kept | _read_added(about) | {"called": called, "name": name or called}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
-
-
-def _read_added(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says since it was first written; None where an older run has nothing. Raises ValueError."""
-    per_epoch, seed, series = (about.get(name) for name in ("rounds_per_epoch", "seed", "series"))
-    config, corpus = (about.get(name) for name in ("config", "corpus"))
-    if per_epoch is not None and not 0 < float(per_epoch) < math.inf:
-        raise ValueError
-    return {
-        "rounds_per_epoch": None if per_epoch is None else float(per_epoch),
-        "seed": None if seed is None else _whole(seed),
-        "series": None if series is None else _text(series),
-        "identity": identity_of(_text(config), _text(corpus)) if config and corpus else None,
-    }
-
-
-def _whole(value: Any) -> int:
-    """A number that a column of a table can hold. Raises as `int`, and ValueError."""
-    number = int(value)
-    if abs(number) >= 2**63:
-        raise ValueError
-    return number
-
-
-def _text(value: Any) -> str:
-    """Raises UnicodeEncodeError where a file could not hold it."""
-    text = str(value)
-    text.encode()
-    return text
-
-
 def _tolerance(wanted: float) -> float:
     """How many rounds an evaluation may be off from where so many epochs end."""
     return max(0.5, wanted / 100)
@@ -251,14 +195,3 @@ def _tolerance(wanted: float) -> float:
 def _listed(values: Sequence[object]) -> str:
     shown = values if len(values) < 10 else [*values[:4], "...", *values[-4:]]
     return ", ".join(map(str, shown))
-
-
-def _read_roster(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
-    roster = read_parquet(path, ROSTER, OPTIONAL)
-    if roster.empty or roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
-        raise InputError(f"{path}: canaries need different ids, and there must be some; restore it")
-    if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
-        raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
-    return roster

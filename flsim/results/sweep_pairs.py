@@ -22,6 +22,15 @@ class Pair:
     a: list[SweepRun]
     b: list[SweepRun]
 
+    @property
+    def label(self) -> str:
+        """What the settings of both have in common, in the words of a table; `row` where that is not known."""
+        begun = [[run.results for run in runs if run.results] for runs in (self.a, self.b)]
+        if not all(begun):
+            return self.row
+        a, b = (runs[0] for runs in begun)
+        return a.setting if a.setting == b.setting else a.label if a.label == b.label else self.row
+
 
 def twins(sweep: Sweep) -> list[Pair]:
     """IID (a) and non-IID (b) of each row of a sweep that has both.

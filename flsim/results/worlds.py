@@ -12,10 +12,10 @@ from flsim.measures.quantity import Quantity, numbers
 from flsim.results.compare import paired_exposure, signed
 from flsim.results.inference import ROUNDING, paired_t_p, t_interval
 from flsim.results.pairing import compared_in
+from flsim.results.run_file import WORLDS
 from flsim.results.seeds import by_series, sample
 from flsim.results.store import RunResults
 
-IID, NON_IID = "IID, ", "Non-IID, "
 HEADING = """{} of IID less Non-IID{}, paired over the canaries of each seed: mean,
 95% interval and p from Student's t over seeds, and seeds with the mean's sign.
 """
@@ -132,28 +132,29 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     Raises:
         InputError: as `flsim.results.seeds_table.seeds_table`.
     """
-    worlds: dict[str, dict[str, list[list[RunResults]]]] = {}
+    twins: dict[str, dict[str, list[list[RunResults]]]] = {}
     for group in by_series(runs):
-        of = sample(group, round, epoch)
-        for world in (IID, NON_IID):
-            if of.setting.startswith(world):
-                rest = of.setting.removeprefix(world)
-                worlds.setdefault(rest, {IID: [], NON_IID: []})[world].append([run for run, _ in of.taken])
+        of, first = sample(group, round, epoch), group[0]
+        if first.world is not None:
+            worlds = twins.setdefault(first.label, {world: [] for world in WORLDS})
+            worlds[first.world].append([run for run, _ in of.taken])
     text = ""
     for quantity in numbers(compared_in(runs)):
         lines = [
-            f"{rest}: {_line(of, round, epoch, quantity)}\n" for rest, of in worlds.items() if of[IID] and of[NON_IID]
+            f"{label}: {_line(worlds, round, epoch, quantity)}\n"
+            for label, worlds in twins.items()
+            if all(worlds.values())
         ]
         heading = HEADING.format(quantity.title, f", {quantity.unit}" if quantity.unit else "")
         text += "\n" * bool(text) + heading + "".join(lines) if lines else ""
     return text
 
 
-def _line(of: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity) -> str:
-    if len(of[IID]) > 1 or len(of[NON_IID]) > 1:
+def _line(worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity) -> str:
+    if any(len(series) > 1 for series in worlds.values()):
         return "not compared, since several rows have this setting; show fewer runs"
     try:
-        return str(paired_over_seeds(of[IID][0], of[NON_IID][0], round, epoch, quantity))
+        return str(paired_over_seeds(worlds["iid"][0], worlds["non-iid"][0], round, epoch, quantity))
     except InputError as error:
         return f"not compared: {error}"
 

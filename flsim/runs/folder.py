@@ -12,7 +12,7 @@ rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trai
                  of central training a line per saved step: loss since the line before, records, ...
                  (flsim.runs.roundlog)
 log.jsonl        what happened, for people and machines (flsim.base.logs)
-run.json         name, setting, status, round; digests of the configuration and of the corpus
+run.json         name, setting, world, status, round; digests of the configuration and of the corpus
 tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.runs.trackers)
 """
 
@@ -22,7 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from flsim.algorithms import checkpoint, fedavg
+from flsim.algorithms import checkpoint
+from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.progress import say
@@ -34,14 +35,11 @@ from flsim.data.rewriting import labelled_steps
 from flsim.evaluation.measures import measures
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
-from flsim.privacy.sampling import draw_cohort, shard_ranges
 from flsim.results.rows import identity_of, refuse_foreign_rows
+from flsim.results.run_file import setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.trackers import flat, refuse_missing
-from flsim.training import central
-from flsim.training.central import CentralTraining
-from flsim.training.central.task import refuse_precision
 from flsim.training.state import State
 
 Status = Literal["running", "completed", "diverged", "failed"]
@@ -131,7 +129,12 @@ class Run:
     @property
     def setting(self) -> str:
         """The row's name in a table: the configuration's, and what was done to the corpus."""
-        return ", ".join([self.config.setting, *(step["label"] for step in labelled_steps(self.corpus))])
+        return setting_of(self.config.world, self.label)
+
+    @property
+    def label(self) -> str:
+        """`setting` without the world."""
+        return ", ".join([self.config.label, *(step["label"] for step in labelled_steps(self.corpus))])
 
     @property
     def series(self) -> str:
@@ -194,14 +197,14 @@ class Run:
         """Number of what an epsilon is about: users, or records."""
         return _population(self.config, self.corpus.split("train"))
 
-    def central_training(self) -> CentralTraining:
-        """What the steps of a central run need. Raises InputError where it is a federated one."""
-        return _central_training(self.central, self.users, self.rounds)
+    def training(self, device: str | None = None) -> Training:
+        """The training of this run's users, in this process on a device of torch."""
+        return self.config.training_of(self.users, self.rounds, device)
 
     @property
     def has_a_line_per_round(self) -> bool:
         """Whether rounds.jsonl has a line for every round; of central training it has one for each saved step."""
-        return isinstance(self.config, FederatedConfig)
+        return self.config.has_a_line_per_round
 
     @property
     def last_round(self) -> int:
@@ -211,14 +214,7 @@ class Run:
     def latest_state(self) -> State:
         """The newest checkpoint's state, or a new model's where there is none."""
         newest = checkpoint.latest(self.path / "checkpoints")
-        return self.first_state() if newest is None else self.load(newest)
-
-    def first_state(self) -> State:
-        """A new model's."""
-        config, vocabulary = self.config, self.corpus.layout.vocabulary_size
-        if isinstance(config, FederatedConfig):
-            return fedavg.init(vocabulary, config.model, config.seed, config.training, config.privacy)
-        return central.init(vocabulary, config.model, config.seed)
+        return self.training().first_state() if newest is None else self.load(newest)
 
     def load(self, path: Path) -> State:
         """A checkpoint of this run.
@@ -282,6 +278,8 @@ class Run:
             "config": self.config.digest,
             "corpus": self.corpus.digest,
             "setting": self.setting,
+            "world": self.config.world,
+            "label": self.label,
             "status": status,
             "reason": reason,
             "round": checkpoint.round_of(newest) if newest else 0,
@@ -310,31 +308,13 @@ class Run:
 
 def _foresee_training(settings: Config, train: Split) -> None:
     """Raises InputError where training could not begin."""
-    if isinstance(settings, FederatedConfig):
-        draw_cohort(settings.seed, 0, len(train), settings.training.cohort, settings.training.sampler)
-        shard_ranges(len(train), settings.system.shards)
-    elif isinstance(settings, CentralConfig):
-        refuse_precision(_central_training(settings, train, settings.rounds_over(train)))
-    _foresee_privacy(settings, _population(settings, train), settings.rounds_over(train))
+    rounds = settings.rounds_over(train)
+    settings.training_of(train, rounds)
+    _foresee_privacy(settings, _population(settings, train), rounds)
 
 
 def _population(settings: Config, train: Split) -> int:
     return len(train) if settings.unit == "user" else train.records
-
-
-def _central_training(settings: CentralConfig, records: Split | Population, steps: int) -> CentralTraining:
-    return CentralTraining(
-        records,
-        settings.training,
-        settings.seed,
-        settings.order,
-        settings.privacy,
-        steps,
-        settings.system.device,
-        settings.system.engine,
-        settings.system.physical_batch,
-        settings.model,
-    )
 
 
 def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:

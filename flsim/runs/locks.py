@@ -1,6 +1,5 @@
 """One process trains a run at a time, and nobody removes what another one trains."""
 
-import fcntl
 import os
 import shutil
 import socket
@@ -30,14 +29,15 @@ def alone(run: Run, lock: str = TRAINED) -> Iterator[None]:
     Raises:
         RunFailed: someone does, and goes on.
     """
-    with (run.path / lock).open("a+") as file:
+    path = run.path / lock
+    path.touch()
+    with ExitStack() as stack:
         until, is_said = time.monotonic() + LOCK_DEADLINE, False
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(held(path))
             except BlockingIOError:
-                file.seek(0)
-                holder = file.read()
+                holder = path.read_text()
                 if time.monotonic() > until:
                     raise RunFailed(f"{run.path}: is trained by {holder}; end that process first") from None
                 if not is_said and time.monotonic() > until - LOCK_DEADLINE + PATIENCE:
@@ -48,10 +48,8 @@ def alone(run: Run, lock: str = TRAINED) -> Iterator[None]:
             except OSError:
                 pass  # a filesystem without locks
             break
-        with naming(run.path / lock):
-            file.truncate(0)
-            file.write(f"{socket.gethostname()}/{os.getpid()}")
-            file.flush()
+        with naming(path):
+            path.write_text(f"{socket.gethostname()}/{os.getpid()}")
         yield
 
 

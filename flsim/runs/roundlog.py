@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flsim.base.files import json_lines, naming, new_file, sync
+from flsim.base import jsonl
+from flsim.base.files import naming, new_file, sync
 
 FILE = "rounds.jsonl"
 Line = dict[str, Any]
@@ -35,6 +36,12 @@ def keep(run_folder: Path) -> None:
 def read(run_folder: Path) -> list[Line]:
     """The lines of all rounds that the log knows, in their order and once each; those marked as lost are left out."""
     return [line for line in _lines(run_folder) if not line.get("lost")]
+
+
+def last(run_folder: Path) -> Line:
+    """The last line that was written, without reading the others; empty where it is cut short or there is none."""
+    line = jsonl.last_line(run_folder / FILE)
+    return line if _is_line(line) else {}
 
 
 def lost(run_folder: Path) -> list[range]:
@@ -103,7 +110,7 @@ def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
 
 def _lines(run_folder: Path) -> list[Line]:
     """All lines, lost ones included, by round."""
-    by_round = {line["round"]: line for line in json_lines(run_folder / FILE) if _is_line(line)}
+    by_round = {line["round"]: line for line in jsonl.read_lines(run_folder / FILE) if _is_line(line)}
     return [by_round[round_] for round_ in sorted(by_round)]
 
 

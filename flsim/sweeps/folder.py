@@ -8,17 +8,16 @@ runs/           run folders
 logs/           what each run printed
 """
 
-import fcntl
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from flsim.base.errors import InputError
-from flsim.base.files import from_json, make_folder, new_file, write_json
+from flsim.base.files import from_json, held, make_folder, new_file, write_json
 from flsim.data.corpus import Corpus
 from flsim.data.stores import located
 from flsim.data.synthetic import make_synthetic
@@ -69,14 +68,14 @@ class SweepFolder:
             there = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
             if there - OURS and FILE not in there:
                 raise InputError(f"{self.path}: holds other things than a sweep; name a new folder with --out")
-            lock = (self.path / LOCK).open("w")
+            (self.path / LOCK).touch()
         except OSError as error:
             raise InputError(
                 f"{self.path}: no folder that can be written ({error.strerror}); name another --out"
             ) from error
-        with lock as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(held(self.path / LOCK))
             except BlockingIOError:
                 raise InputError(
                     f"{self.path}: another `flsim sweep` is at work there; wait for it, or end it"

@@ -20,10 +20,10 @@ from flsim.base.progress import LINES_EVERY, clock, console, say
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, shown
 from flsim.results.store import read_run
+from flsim.runs import roundlog
 from flsim.sweeps.folder import SweepFolder
 
 SHOWN = 16  # runs at most
-TAIL = 4096  # bytes of a log that hold its last line
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def state_of(run: Path, began: float) -> State:
         return State(status, 1.0, _found(run, (run / "run.json").stat().st_mtime_ns))
     if (run / "run.json").stat().st_mtime < began:
         return State("waits", note=f"stopped at {round_:,}" if round_ else "")
-    last = _last_line(run / "rounds.jsonl")
-    done, loss = int(last.get("round", round_)), last.get("loss")
-    note = f"{done:,}/{rounds:,}" + (f", loss {loss:.2f}" if loss is not None else "")
+    last = roundlog.last(run)
+    done, loss = last.get("round", round_), last.get("loss")
+    note = f"{done:,}/{rounds:,}" + (f", loss {loss:.2f}" if isinstance(loss, int | float) and isfinite(loss) else "")
     return State("runs" if status == "running" else status, done / max(rounds, 1), note)
 
 
@@ -159,14 +159,3 @@ def _in_short(quantity: Quantity, values: "pd.Series[float]") -> str:
     if quantity.is_flag:
         return f"{quantity.heading} {(values == 1).sum()}"
     return f"{quantity.format.format(values.mean())} {quantity.unit}"
-
-
-def _last_line(path: Path) -> dict[str, float]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read().splitlines()
-        said = dict(from_json(lines[-1])) if lines else {}
-        return {name: value for name, value in said.items() if isinstance(value, int | float) and isfinite(value)}
-    except (OSError, ValueError, TypeError, OverflowError):
-        return {}

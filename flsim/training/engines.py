@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from flsim.base.errors import InputError
+from flsim.base.progress import say
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import Architecture
 from flsim.models.language_model import NextWordModel, Params
-from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.engine import CohortEngine, is_stacked
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
+from flsim.training.optimizers import optimizer_named, refuse_low_precision
 from flsim.training.update import UpdateSum
 
 EngineName = Literal["cohort", "local"]
@@ -32,12 +34,13 @@ class LocalEngine:
 
     model: NextWordModel
     hparams: LocalHParams
+    rounds: int | None = None
 
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
         self.model.load_state_dict(start)
-        return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip)
+        return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip, self.rounds)
 
 
 def engine_of(
@@ -47,19 +50,24 @@ def engine_of(
     hparams: LocalHParams,
     micro_cohort: int | None = None,
     memory_share: float = 1.0,
+    rounds: int | None = None,
 ) -> Engine:
-    """An engine on the model's device; the last two are `CohortEngine`'s.
+    """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    "cohort" is a gradient written out, which the CIFG has. Other architectures always take "local", plain PyTorch.
+    "cohort" is a gradient written out, which the CIFG has. Other architectures always take "local", plain PyTorch, and
+    so does, where users would be stacked, an optimizer that only torch has.
 
     Raises:
         InputError: the engine, or the device, cannot do what is asked for.
     """
     if name == "cohort" and isinstance(model, CIFGLanguageModel):
         like = {name: value.detach() for name, value in model.named_parameters()}
-        return CohortEngine(like, layout, hparams, micro_cohort, memory_share)
+        if optimizer_named(hparams.optimizer).direction or not is_stacked(like, hparams, micro_cohort):
+            return CohortEngine(like, layout, hparams, micro_cohort, memory_share, rounds)
+        refuse_low_precision(hparams.optimizer, hparams.precision)
+        say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')
     refuse_precision(name, hparams, model.hparams.architecture)
-    return LocalEngine(model, hparams)
+    return LocalEngine(model, hparams, rounds)
 
 
 def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: Architecture = "cifg") -> None:

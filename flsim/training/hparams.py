@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import Own, refuse_unknown
+from flsim.training.optimizers import OPTIMIZERS, optimizer_named
+from flsim.training.schedules import SCHEDULES, rate_at
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -22,28 +25,34 @@ class LocalHParams:
     Attributes:
         epochs: passes over the records.
         batch_size: records in a step; the last batch of an epoch may be smaller.
-        learning_rate: of the optimizer.
-        optimizer: "sgd"; "momentum" adds `momentum` times the last step's direction; "adam" has torch's defaults.
+        learning_rate: of the optimizer, where `schedule` is at its highest.
+        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`: "sgd"; "momentum" adds `momentum` times the last
+            step's direction; "adam" and "rmsprop" have torch's defaults. Or ``path/to/file.py:NAME``, one's own.
         momentum: of optimizer "momentum".
         gradient_clip: bound on the L2 norm of a step's whole gradient; None for none.
         proximal: mu of FedProx, which adds mu / 2 ||w - w_global||^2 to the loss (Li et al., 2020, equation 2).
         max_records: a user with more records trains on so many of them, drawn anew each round; None for all.
         precision: of matrix products. "float32"; "tf32", on GPUs that have it; "bf16", whose weights stay in float32
             and whose products and activations are bfloat16. The last two need the cohort engine.
+        schedule: what the learning rate does from round to round: it stays ("constant"), or falls towards 0 over the
+            rounds of the run, along a line ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME``.
     """
 
     epochs: int = 1
     batch_size: int = 16
     learning_rate: float = 0.3
-    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    optimizer: Annotated[str, Own("optimizer")] = "sgd"
     momentum: float = 0.9
     gradient_clip: float | None = None
     proximal: float = 0.0
     max_records: int | None = None
     precision: Precision = "float32"
+    schedule: Annotated[str, Own("schedule")] = "constant"
 
     def __post_init__(self) -> None:
         at_least_one(epochs=self.epochs, batch_size=self.batch_size)
+        refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
+        refuse_unknown(self.schedule, SCHEDULES, "schedule")
         if self.max_records is not None:
             at_least_one(max_records=self.max_records)
         for name in ("learning_rate", "gradient_clip"):
@@ -55,10 +64,27 @@ class LocalHParams:
         if not 0 <= self.proximal < math.inf:
             raise InputError(f"proximal must not be negative, found {self.proximal}")
 
-    def optimizer_over(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, self.learning_rate)
-        return torch.optim.SGD(parameters, self.learning_rate, self.momentum if self.optimizer == "momentum" else 0.0)
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step only adds the gradient, times the learning rate, to the weights."""
+        return self.optimizer == "sgd" and self.gradient_clip is None and not self.proximal
+
+    def rate(self, round_: int, rounds: int | None) -> float:
+        """Return the learning rate of a round, from 0, of so many; their number may be None where the rate stays.
+
+        Raises:
+            InputError: a user's own schedule failed.
+        """
+        if self.schedule == "constant":
+            return self.learning_rate
+        if rounds is None:
+            raise ValueError(f"schedule {self.schedule!r} needs the number of rounds")
+        return rate_at(self.learning_rate, self.schedule, round_, rounds)
+
+    def optimizer_over(self, parameters: list[Tensor], rate: float | None = None) -> torch.optim.Optimizer:
+        """Return torch's optimizer over parameters, before its first step; its rate is `learning_rate` where None."""
+        rate = self.learning_rate if rate is None else rate
+        return optimizer_named(self.optimizer).over(parameters, rate, self.momentum, 0.0)
 
     def examples(self, records: int) -> int:
         """How many of a user's records it trains on in a round."""

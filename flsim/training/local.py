@@ -25,6 +25,7 @@ def train_cohort(
     seed: int,
     round_: int,
     clip: float | None = None,
+    rounds: int | None = None,
 ) -> UpdateSum:
     """Train every user of the cohort from the model's parameters, and sum the updates.
 
@@ -39,24 +40,31 @@ def train_cohort(
         seed: the experiment's seed; a user's batches are a function of (seed, round, user).
         round_: the round, from 0.
         clip: S, bound on the norm of a user's whole update; None leaves updates as they are.
+        rounds: number of rounds of the run, which a schedule of the learning rate needs.
     """
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
-    total = UpdateSum.zero(start)
+    total, rate = UpdateSum.zero(start), hparams.rate(round_, rounds)
     for user in cohort:
         records = users[user]
         batches = local_batches(records, users.layout, hparams, stream(seed, "local", round_, user))
-        loss, tokens = train_user(model, batches, hparams)
+        loss, tokens = train_user(model, batches, hparams, rate)
         examples = hparams.examples(len(records))
         part = UpdateSum.of_user(_restore(model, start), examples, loss, tokens, clip, len(records) - examples)
         total = total.merge(part)
     return total
 
 
-def train_user(model: NextWordModel, batches: Iterable[Batch], hparams: LocalHParams) -> tuple[float, int]:
-    """Train in place. Returns the summed cross-entropy (nats) before each step, and its number of positions."""
+def train_user(
+    model: NextWordModel, batches: Iterable[Batch], hparams: LocalHParams, rate: float | None = None
+) -> tuple[float, int]:
+    """Train in place, at a learning rate that is `hparams.learning_rate` where None.
+
+    Returns:
+        The summed cross-entropy (nats) before each step, and its number of positions.
+    """
     parameters: list[Tensor] = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters]
-    optimizer, device = hparams.optimizer_over(parameters), parameters[0].device
+    optimizer, device = hparams.optimizer_over(parameters, rate), parameters[0].device
     total, tokens = 0.0, 0
     for step in batches:
         inputs, targets = torch.from_numpy(step.inputs).to(device), torch.from_numpy(step.targets).to(device)

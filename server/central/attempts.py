@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import ray
-from ray._raylet import PlacementGroupID
 from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
@@ -82,7 +81,7 @@ def _give_back() -> None:
     job = ray.get_runtime_context().get_job_id()
     for name, about in placement_group_table().items():
         if name.endswith(job) and about["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(name))))
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
 
 
 def refuse_what_does_not_fit(system: CentralSystemHParams, gpus: float, nodes: list[dict[str, float]]) -> None:

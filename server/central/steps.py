@@ -65,8 +65,7 @@ def train(path: Path, gpus: float) -> Iterator[News]:
 
 def opened(run: Run) -> tuple[CentralTraining, State]:
     """What a central run trains, and where it goes on from. Raises InputError where it cannot."""
-    training, state = run.central_training(), run.latest_state()
-    return training, state
+    return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
 def use(system: CentralSystemHParams, gpus: float) -> None:

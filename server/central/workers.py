@@ -16,6 +16,7 @@ from flsim.runs.locks import alone
 from flsim.training.central.distributed import DistributedEngine, shared
 from flsim.training.central.training import train_chunks
 from server.central.steps import Lost, News, opened, use, written
+from server.cluster.internals import trainer_without_cleaner
 from server.stopping import StopFile
 
 LOOK = "0.5"  # seconds between two looks at the workers' health
@@ -30,15 +31,14 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
         InputError, Diverged, Interrupted, RunFailed, OSError: as there.
         Lost: a process died, or failed in another way.
     """
-    from ray.train import RunConfig, ScalingConfig
+    from ray.train import RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig
-    from ray.train.v2.api.exceptions import TrainingFailedError
     from ray.util.queue import Empty, Queue
 
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", LOOK)
     system, told = Run.open(path).central.system, Queue(actor_options={"num_cpus": 0})
     resources = {"CPU": float(system.threads)} | ({"GPU": gpus} if gpus else {})
-    trainer = _trainer()(
+    trainer = trainer_without_cleaner()(
         _work,
         train_loop_config={"path": path, "gpus": gpus, "told": told},
         torch_config=TorchConfig(timeout_s=TIMEOUT),
@@ -67,19 +67,6 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
         raise failure or Lost(str(error).strip().splitlines()[-1]) from error
 
 
-def _trainer() -> Any:
-    """Ray Train's, without the process that cleans up after a dead controller: the driver does, and for certain."""
-    from ray.train.torch import TorchTrainer
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-
-    class Trainer(TorchTrainer):  # type: ignore[misc]
-        def _create_default_callbacks(self) -> list[Any]:
-            callbacks = super()._create_default_callbacks()
-            return [each for each in callbacks if not isinstance(each, PlacementGroupCleanerCallback)]
-
-    return Trainer
-
-
 def _work(settings: dict[str, Any]) -> None:
     """A worker. The first one reads the checkpoint, writes and tells; the others only train."""
     told, run, leads = settings["told"], Run.open(settings["path"]), dist.get_rank() == 0
@@ -88,7 +75,7 @@ def _work(settings: dict[str, Any]) -> None:
         use(run.central.system, settings["gpus"])
         with alone(run) if leads else nullcontext():
             state = shared(opened(run)[1] if leads else None)
-            training = run.central_training()
+            training = run.central.training_of(run.users, run.rounds)
             engine = DistributedEngine(training, state)
             chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop(), engine)
             if leads:

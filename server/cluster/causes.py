@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import ray
 from ray.exceptions import OutOfMemoryError, RayError
 
 from flsim.base.errors import InputError, RunFailed
+from server.cluster.internals import logs_folder
 
 TAIL = 1 << 16  # bytes that are read at the end of a log
 FEWER = "run fewer processes at once (system.shards, system.evaluators)"
@@ -36,8 +36,8 @@ def death(error: RayError) -> str:
 
 def _logs_of(error: str) -> list[Path]:
     """What a process wrote whose number an error names, where it ran on this machine."""
-    node, pid = ray._private.worker.global_worker.node, re.search(r" pid: (\d+) ", error)
-    return list(Path(node.get_logs_dir_path()).glob(f"worker-*-{pid[1]}.*")) if node and pid else []
+    folder, pid = logs_folder(), re.search(r" pid: (\d+) ", error)
+    return list(folder.glob(f"worker-*-{pid[1]}.*")) if folder and pid else []
 
 
 def said(error: BaseException) -> str:

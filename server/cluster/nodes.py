@@ -1,4 +1,9 @@
-"""Which Ray nodes may be used: those that run the same code, and see the same files, as this process."""
+"""Which Ray nodes may be used: those that run the same code, and see the same files, as this process.
+
+Any difference in a version is refused, though most would change no result: nobody knows which do. Another processor is
+only reported, since few clusters consist of equal ones. The digest of the code is compared although the code is shipped
+(`server.cluster.start`): a worker may import an older checkout all the same.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from ray._common.utils import get_default_ray_temp_dir
 
 from flsim.base.errors import RunFailed
 from flsim.base.progress import say
 from server.cluster import causes
+from server.cluster.internals import temporary_folder
 from server.cluster.watch import LOOK, is_alive
 
 ROOM = 1 << 20  # bytes: a short run writes a quarter of it, and where there is none Ray waits for itself
@@ -31,7 +31,7 @@ def starting() -> Iterator[None]:
     Raises:
         RunFailed: Ray does not start; the line says why, and what to do.
     """
-    folder = Path(get_default_ray_temp_dir())
+    folder = temporary_folder()
     refuse_without_room(folder)
     _refuse_without_threads()
     over = threading.Event()

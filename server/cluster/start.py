@@ -16,20 +16,15 @@ from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from pathlib import Path
 
 import ray
-from ray._common.utils import get_default_ray_temp_dir
-from ray._private import ray_constants, services, utils
 
 from flsim.base.errors import InputError, Interrupted
 from flsim.base.progress import say
 from flsim.base.versions import PACKAGES
+from server.cluster import internals
 from server.cluster.ray_start import refuse_without_room, starting
 from server.cluster.watch import watched
 
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
-# The command `ray`, whose heads would open a port 10001 for clients from elsewhere wherever grpcio is installed.
-RAY_WITHOUT_CLIENTS = (
-    "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
-)
 NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
 LOOK = 0.1  # seconds between two looks at a head that starts
 
@@ -60,7 +55,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
         if head is not None:
             address = stack.enter_context(_head(head, cpus))
         stack.callback(ray.shutdown)
-        stack.enter_context(_our_signals())
+        stack.enter_context(internals.no_handler_of_sigterm())
         _connect(address, cpus)
         stack.enter_context(watched())
         try:
@@ -68,17 +63,6 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
                 yield
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
-
-
-@contextmanager
-def _our_signals() -> Iterator[None]:
-    """Ray sets no handler of SIGTERM in the block: its own ones end the process with other codes, at once."""
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = set_handler
 
 
 def nodes() -> list[dict[str, float]]:
@@ -97,7 +81,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
     if address and "://" in address:
         raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
     if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
-        with starting(), _on_loopback():
+        with starting(), internals.loopback():
             quiet = options | {"logging_level": logging.CRITICAL}  # why it does not start is said in a line of ours
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
         logging.getLogger("ray").setLevel(options["logging_level"])
@@ -112,29 +96,12 @@ def _connect(address: str | None, cpus: int | None) -> None:
         ) from error
 
 
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """What Ray starts meanwhile listens on loopback.
-
-    A node whose address is 127.0.0.1 does, but on Linux Ray takes another address of the machine wherever it is given
-    that one. This is the switch by which it does not on systems where it has no clusters; children read the variable.
-    """
-    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
-    variable = os.environ.get(name)
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        del os.environ[name]
-        if variable is not None:
-            os.environ[name] = variable
-
-
 def _refuse_silence(address: str) -> None:
-    """Raises OSError or ValueError where nobody speaks gRPC at the address: Ray itself would try for minutes."""
-    services.find_gcs_addresses.cache_clear()  # "auto" looks for processes, and remembers what it found
-    host, _, port = (services.canonicalize_bootstrap_address(address) or "").rpartition(":")
+    """Raise OSError or ValueError where nothing at the address answers in HTTP/2, on which gRPC is built.
+
+    Ray itself would try for minutes where a cluster has ended or hangs, also at a stale address that "auto" finds.
+    """
+    host, _, port = internals.address_of_control_store(address).rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
         if os.environ.get("RAY_USE_TLS", "0") == "0":
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NO_SETTINGS)  # RFC 9113, section 3.4
@@ -154,11 +121,14 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
     """A head node in processes that end with this one; its address.
 
     Ray ends what `ray start --block` started when that is killed, so it is enough that this process's end kills it.
+
+    Loopback is refused: Ray would listen on all addresses, and no machine could join. No token is asked for unless the
+    environment says so (RAY_AUTH_MODE): a token of ours would have to be carried to each machine that joins.
     """
     host, port = _place(place)
-    refuse_without_room(Path(get_default_ray_temp_dir()))
+    refuse_without_room(internals.temporary_folder())
     address = f"{host}:{port}"
-    command = [sys.executable, "-c", RAY_WITHOUT_CLIENTS, "start", "--head", "--block"]
+    command = [sys.executable, "-c", internals.RAY_WITHOUT_CLIENTS, "start", "--head", "--block"]
     command += [f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
     command += [] if cpus is None else [f"--num-cpus={cpus}"]
     with tempfile.TemporaryFile("w+") as said:
@@ -203,7 +173,7 @@ def _place(text: str) -> tuple[str, int]:
             f"--head {text}: cannot listen there ({error}); name an address of this machine and a free port, "
             f"such as {ray.util.get_node_ip_address()}:6379"
         ) from error
-    reachable = services.resolve_ip_for_localhost(host)
+    reachable = internals.address_for_others(host)
     if reachable != host:
         raise InputError(f"--head {text}: no other machine reaches this address; name one like {reachable}:{number}")
     return host, number

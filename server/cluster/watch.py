@@ -1,4 +1,8 @@
-"""Ray's own processes on this machine, watched: where one of them is killed, Ray's calls wait for long, or for ever."""
+"""Ray's own processes on this machine, watched: where one of them is killed, Ray's calls wait for long, or for ever.
+
+Ray does not say that its raylet is gone: a round would wait for all of `system.deadline`. So a thread looks, and ends
+the process as SIGKILL would, which is the end of a run that is tested most.
+"""
 
 import os
 import threading
@@ -6,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-import ray
 
 from flsim.base.logs import log
 from flsim.base.progress import say
+from server.cluster.internals import arguments_of_own_processes
 
 LOOK = 0.5  # seconds between two looks
 GRACE = 5.0  # seconds to leave in: whoever signals all processes at once wants a checkpoint of the last round
@@ -20,8 +24,8 @@ def watched() -> Iterator[None]:
     """End this process, with exit code 1, where Ray ends on this machine before the block does.
 
     Without a raylet nothing that was asked for comes, and nothing fails; without the control store any thread may be
-    inside a call of Ray for a minute. So nobody is asked: it is as if this process had been killed, from which
-    `--resume` goes on. On other machines Ray may end: its nodes are then missed by nobody.
+    inside a call of Ray for a minute. So no thread is asked to stop: it is as if this process had been killed, from
+    which `--resume` continues. On other machines Ray may end: a run continues without those nodes.
     """
     over = threading.Event()
     thread = threading.Thread(target=_watch, args=(_processes(), over), daemon=True)
@@ -35,8 +39,7 @@ def watched() -> Iterator[None]:
 
 def _processes() -> list[psutil.Process]:
     """The raylet of this machine, and the control store where it is on this machine; none that are hidden from us."""
-    node = ray._private.worker.global_worker.node
-    wanted = {f"--raylet_socket_name={node.raylet_socket_name}", f"--session-name={node.session_name}"}
+    wanted = arguments_of_own_processes()
     return [
         process
         for process in psutil.process_iter(["name", "cmdline"])

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from flsim.algorithms.rounds import RoundRequest
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
 from flsim.runs.folder import Run
-from flsim.wire import RoundRequest
 
 Ask = Callable[[RoundRequest], dict[int, str]]
 

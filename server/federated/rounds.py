@@ -1,40 +1,29 @@
-"""The loop of rounds, as in the paper's Algorithm 1: draw a cohort, train it, sum, step, save, have it evaluated.
-
-It is not Flower's Strategy: that averages the replies that it got and goes on; here a missing one fails the run.
-"""
+"""A federated run while it is trained: each round is logged, saved and evaluated as its settings say."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import reduce
+from collections.abc import Sequence
 
-import torch
-from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import digest_of
-from flsim.base.errors import Interrupted, RunFailed
+from flsim.algorithms.rounds import RoundRequest, Send, ShardReply
+from flsim.base.errors import Interrupted
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import report
-from flsim.privacy.sampling import draw_cohort, shard_ranges
 from flsim.runs.folder import Run
 from flsim.runs.locks import alone
 from flsim.runs.recovery import recover
 from flsim.training.state import State
+from flsim.training.threads import threads
 from flsim.training.update import UpdateSum
-from flsim.wire import RoundRequest, ShardReply, decode_reply, encode_requests
+from flsim.wire import Address
 from server.federated.deadline import Deadline
+from server.federated.exchange import NODES_DEADLINE, Exchange, wait_for_nodes
 from server.federated.failures import ShardFailed, blame
 from server.stopping import Stop
 from server.supervision import Evaluations, keep, supervised
-
-POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
-PATIENT_POLL = 0.1  # seconds, where replies take long
-NODES_DEADLINE = 120.0  # seconds
-WORTH_SAYING = 60.0  # seconds without a client
 
 
 def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrain_lost: bool = False) -> State:
@@ -54,62 +43,55 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
         RunFailed: a shard kept failing, or an evaluation failed.
     """
     system = run.federated.system
-    deadline = Deadline(system.deadline)
-
-    def ask_once(request: RoundRequest) -> dict[int, str]:
-        return _ask(grid, nodes, [request], deadline, deadline.patience, stop, {})
-
-    def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
-        try:
-            return exchange(grid, nodes, asked, deadline, system.retries, stop)
-        except ShardFailed as failed:
-            raise blame(run, failed, ask_once) from failed
-
-    with alone(run), logging_to(run.path), one_thread():
+    # Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy.
+    with alone(run), logging_to(run.path), threads(1):
         nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
+        address = Address(str(run.path.resolve()), run.config.digest)
+        exchange = Exchange(grid, nodes, address, Deadline(system.deadline), system.retries, stop)
+
+        def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
+            try:
+                return exchange.send(asked)
+            except ShardFailed as failed:
+                raise blame(run, failed, exchange.send_once) from failed
+
         with supervised(run, evaluation_gpus, stop=stop) as evaluations:
             return train_rounds(run, run.latest_state(), send, evaluations)
 
 
-Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
-
-
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
     """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
-    config, rounds, population = run.federated, run.rounds, len(run.users)
-    with progress(run.name, rounds, start=state.round) as advance:
+    training = run.federated.training_of(run.users, run.rounds)
+    with progress(run.name, run.rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
-        while state.round < rounds:
-            try:
-                replies = send(requests(run, state))
-            except Interrupted:
-                leave(run, state)
-                raise
-            total = sum_of([reply.update for reply in replies], state)
-            clip = state.clip
-            state = fedavg.apply(state, total, config.training, config.privacy, config.seed, population)
-            evaluated = run.is_evaluated_at(state.round)
-            if evaluated:  # accounting takes a second or so
-                spent, spent_by = run.epsilons(state), f"by round {state.round}"
-            now = time.monotonic()
-            run.log_round(
-                round=state.round,
-                **_about(total, clip),
-                epsilon=spent if evaluated and spent else None,
-                seconds=round(now - began, 3),
-                overhead=round(now - began - _training_seconds(replies), 3),
-                workers=sorted({reply.worker for reply in replies}),
-                digest=digest_of(state),
-            )
-            began = now
-            if run.is_saved_at(state.round):
-                keep(run, state, evaluations)
-            evaluations.poll()
-            loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "nobody came"
-            advance(state.round, f"{loss}, {report.note(spent)} {spent_by}" if spent else loss)
+        try:
+            for round_ in training.rounds(state, run.rounds, send):
+                state, total = round_.state, round_.total
+                evaluated = run.is_evaluated_at(state.round)
+                if evaluated:  # accounting takes a second or so
+                    spent, spent_by = run.epsilons(state), f"by round {state.round}"
+                now = time.monotonic()
+                run.log_round(
+                    round=state.round,
+                    **_about(total, round_.clip),
+                    epsilon=spent if evaluated and spent else None,
+                    seconds=round(now - began, 3),
+                    overhead=round(now - began - _training_seconds(round_.replies), 3),
+                    workers=sorted({reply.worker for reply in round_.replies}),
+                    digest=digest_of(state),
+                )
+                began = now
+                if run.is_saved_at(state.round):
+                    keep(run, state, evaluations)
+                evaluations.poll()
+                loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "nobody came"
+                advance(state.round, f"{loss}, {report.note(spent)} {spent_by}" if spent else loss)
+        except Interrupted:
+            leave(run, state)
+            raise
     if spent:
-        say(f"{run.name}: {report.sentence(spent, config.training.sampler, run.delta)}")
+        say(f"{run.name}: {report.sentence(spent, run.config.sampler, run.delta)}")
     return state
 
 
@@ -118,22 +100,6 @@ def leave(run: Run, state: State) -> None:
     if state.round and not run.is_saved_at(state.round):
         run.save(state)
     log.info("interrupted", extra={"round": state.round})
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def sum_of(updates: Sequence[UpdateSum], state: State) -> UpdateSum:
-    """Of a round, in shard order: it does not depend on who replied first."""
-    return reduce(UpdateSum.merge, updates) if updates else UpdateSum.zero(state.params)
 
 
 def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
@@ -155,107 +121,3 @@ def _training_seconds(replies: Sequence[ShardReply]) -> float:
     for reply in replies:
         by_worker[reply.worker] += reply.seconds
     return max(by_worker.values(), default=0.0)
-
-
-def requests(run: Run, state: State) -> list[RoundRequest]:
-    """One request per shard that holds users of this round's cohort, in shard order."""
-    population = len(run.users)
-    config, training = run.federated, run.federated.training
-    cohort = draw_cohort(config.seed, state.round, population, training.cohort, training.sampler)
-    return [
-        RoundRequest(str(run.path.resolve()), config.digest, state.round, shard, users, state.params, state.clip)
-        for shard, (first, last) in enumerate(shard_ranges(population, config.system.shards))
-        if len(users := cohort[(first <= cohort) & (cohort < last)])
-    ]
-
-
-def exchange(
-    grid: Grid, nodes: Sequence[int], asked: Sequence[RoundRequest], deadline: Deadline, retries: int, stop: Stop
-) -> list[ShardReply]:
-    """Send each request to its shard's node and collect all replies, in the requests' order.
-
-    A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries` times,
-    after 1, 2, 4, ... seconds. Nobody is asked before a client is there, and the seconds count from then on.
-
-    Raises:
-        ShardFailed: a shard failed each time, with its last reason.
-        RunFailed: no client came back, in two minutes or the longest deadline, whichever is longer.
-        Interrupted: `stop` was set.
-    """
-    stop.check()
-    replies: dict[int, ShardReply] = {}
-    failures = _ask(grid, nodes, asked, deadline, deadline.of_attempt(0, retries), stop, replies)
-    for attempt in range(retries):
-        if not failures:
-            break
-        for shard, reason in failures.items():
-            log.warning("shard asked again", extra={"round": asked[0].round + 1, "shard": shard, "reason": reason})
-        stop.wait(2**attempt)
-        seconds, again = deadline.of_attempt(attempt + 1, retries), [each for each in asked if each.shard in failures]
-        failures = _ask(grid, nodes, again, deadline, seconds, stop, replies)
-    if failures:
-        shard, reason = min(failures.items())
-        raise ShardFailed(next(request for request in asked if request.shard == shard), 1 + retries, reason)
-    return [replies[request.shard] for request in asked]
-
-
-def _ask(
-    grid: Grid,
-    nodes: Sequence[int],
-    asked: Sequence[RoundRequest],
-    deadline: Deadline,
-    seconds: float,
-    stop: Stop,
-    replies: dict[int, ShardReply],
-) -> dict[int, str]:
-    """One attempt of so many seconds, once clients are there.
-
-    Fills `replies`, tells the deadline how long each took, and returns the reasons of the shards that failed.
-    """
-    wait_for_nodes(grid, len(nodes), stop, max(deadline.patience, NODES_DEADLINE))
-    messages = [
-        Message(content, nodes[request.shard], "train", group_id=str(request.round + 1))
-        for request, content in zip(asked, encode_requests(asked), strict=True)
-    ]
-    shard_of = dict(zip(grid.push_messages(messages), (request.shard for request in asked), strict=True))
-    failures: dict[int, str] = {}
-    began = time.monotonic()
-    while shard_of and (waited := time.monotonic() - began) < seconds:
-        stop.check()
-        for message in grid.pull_messages(list(shard_of)):
-            shard = shard_of.pop(message.metadata.reply_to_message_id)
-            if message.has_error():
-                failures[shard] = message.error.reason or f"Flower error {message.error.code}"
-                continue
-            try:
-                replies[shard] = _reply(message, asked[0].round, shard)
-            except (KeyError, TypeError, ValueError) as error:
-                failures[shard] = f"its reply cannot be read ({type(error).__name__}: {error})"
-            else:
-                deadline.saw(waited)
-        if shard_of:
-            stop.wait(min(max(POLL, waited / 100), PATIENT_POLL))
-    return failures | dict.fromkeys(shard_of.values(), f"no reply within {seconds:g} s")
-
-
-def _reply(message: Message, round_: int, shard: int) -> ShardReply:
-    """Raises ValueError and the like where it is not an answer to what was asked."""
-    reply = decode_reply(message.content)
-    if (reply.round, reply.shard) != (round_, shard):
-        raise ValueError(f"it answers round {reply.round + 1}, shard {reply.shard}")
-    return reply
-
-
-def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:
-    """Ids of as many nodes as there are shards, in ascending order; they are there while clients are."""
-    began, is_told = time.monotonic(), False
-    while len(nodes := sorted(grid.get_node_ids())) < shards:
-        stop.check()
-        waited = time.monotonic() - began
-        if waited > seconds:
-            raise RunFailed(f"no client for {seconds:g} s; continue the run once there are machines for them")
-        if waited > WORTH_SAYING and not is_told:
-            say(f"no client runs; waits for one, for {seconds:g} s at most")
-            is_told = True
-        time.sleep(POLL)
-    return nodes[:shards]

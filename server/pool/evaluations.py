@@ -229,9 +229,9 @@ class EvaluationService:
 
     def _start(self) -> _Process:
         _refuse_without_ray()
-        # num_cpus=0: Flower sizes its client pool from all CPUs of the cluster, whatever else holds them. An actor that
-        # held one would leave a client of that pool pending for ever. Ray restarts and retries nothing: it keeps no
-        # order among the tasks that it retries, and would tell nobody.
+        # num_cpus=0: client processes are counted by all the CPUs of a machine (`RayGrid`, and Flower's simulation),
+        # and one for which an evaluator held a CPU would wait for ever. Ray restarts and retries nothing: it keeps no
+        # order among the tasks that it retries, and would not report them.
         options = {"num_cpus": 0, "num_gpus": self._hparams.num_gpus, "max_restarts": 0, "max_task_retries": 0}
         actor = ray.remote(_Evaluator).options(**options).remote(self._work, self._hparams.num_gpus)
         return _Process(actor, actor.ready.remote())

@@ -21,7 +21,6 @@ from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from server.federated.rounds import requests
 
 Everything = Counter[tuple[int, ...]]
 USERS = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=7), max_size=9), min_size=1, max_size=9).filter(any)
@@ -68,9 +67,10 @@ def test_both_worlds_of_any_users_are_twins(
 
 def cohorts(run: Run, rounds: int) -> list[list[list[int]]]:
     """The users that each shard is asked for in each round."""
-    state = run.latest_state()
+    state, training = run.latest_state(), run.federated.training_of(run.users, rounds)
     return [
-        [request.users.tolist() for request in requests(run, replace(state, round=round_))] for round_ in range(rounds)
+        [request.users.tolist() for request in training.requests(replace(state, round=round_))]
+        for round_ in range(rounds)
     ]
 
 

@@ -106,7 +106,7 @@ def test_training_equals_a_plain_torch_loop(
     users: Population, optimizer: str, order: Order, engine: EngineName
 ) -> None:
     """One model and one optimizer of torch over two epochs, with a loss over the full padded grid. float64, 1e-10."""
-    hparams = CentralHParams(batch_size=3, optimizer=optimizer, learning_rate=0.1)  # type: ignore[arg-type]
+    hparams = CentralHParams(batch_size=3, optimizer=optimizer, learning_rate=0.1)
     training = training_of(users, hparams, order=order, engine=engine)
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(0).double()
     make: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = {
@@ -160,7 +160,7 @@ def test_a_stop_in_mid_epoch_changes_no_bit(
     hparams = CentralHParams(
         steps=12,
         batch_size=3,
-        optimizer=optimizer,  # type: ignore[arg-type]
+        optimizer=optimizer,
         learning_rate=0.1,
         schedule="cosine",
         warmup=2,

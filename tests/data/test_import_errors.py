@@ -183,7 +183,12 @@ def stop(*arguments: object, **named: object) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["formats.jsonl.records", "pieces.bucket._encode", "pieces.steps.merge", "pieces.steps.CorpusWriter.finish"],
+    [
+        "formats.jsonl.records",
+        "importing.gather._encode",
+        "importing.tasks.merge",
+        "importing.tasks.CorpusWriter.finish",
+    ],
 )
 def test_an_interrupt_leaves_what_the_same_import_continues_with(
     sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
@@ -233,12 +238,11 @@ def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pyte
 IMPORT = """
 import sys
 from pathlib import Path
-from flsim.data import importing
 from flsim.data.formats import posts
-from flsim.data.importing import steps
-posts.PART_BYTES = steps.PIECE = steps.BUCKET = 2**20
-hparams = importing.ImportHParams(100, words_per_user=500)
-importing.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)
+from flsim.data.importing import run, tasks
+posts.PART_BYTES = tasks.PIECE = tasks.BUCKET = 2**20
+hparams = run.ImportHParams(100, words_per_user=500)
+run.import_corpus([Path(sys.argv[1])], Path(sys.argv[2]), hparams, workers=2)
 """
 
 

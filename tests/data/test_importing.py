@@ -54,7 +54,7 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
         users: list[list[Sentence]] = [[]]
         for record in authors[author]:
             users[-1].append(record)
-            if sum(len(record) - 1 for record in users[-1]) >= hparams.words_per_user:  # the full stop is no word
+            if sum(len(record) - 1 for record in users[-1]) >= (hparams.words_per_user or 0):  # the stop is no word
                 users.append([])
         remainder = users.pop()
         reasons = (
@@ -76,8 +76,8 @@ def cut_into(part: int, piece: int, bucket: int, counted: int) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (
             ("formats.posts.PART_BYTES", part),
-            ("pieces.steps.PIECE", piece),
-            ("pieces.steps.BUCKET", bucket),
+            ("importing.tasks.PIECE", piece),
+            ("importing.tasks.BUCKET", bucket),
         ):
             patch.setattr(f"flsim.data.{name}", size)
         patch.setattr("flsim.data.importing.tasks.COUNTED", counted)

@@ -284,13 +284,22 @@ def stored(run: Path) -> int:
     return (run / "evaluations.jsonl").read_text().count('"stored"') if (run / "evaluations.jsonl").exists() else 0
 
 
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return str(process)
+
+
 @pytest.fixture
 def nothing_is_left(experiment: Experiment) -> Iterator[None]:
     """Ray's agents look for their cluster for a minute before they end; only the long form has the time."""
     yield
     left = living(experiment.folder) if KILLS else without_agents(living(experiment.folder))
     try:
-        assert not psutil.wait_procs(left, timeout=120)[1]
+        names = {process.pid: command_of(process) for process in left}
+        _, alive = psutil.wait_procs(left, timeout=120)
+        assert not [names[process.pid] for process in alive]
     finally:
         for process in living(experiment.folder):
             process.kill()

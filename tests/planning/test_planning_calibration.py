@@ -8,7 +8,8 @@ import pytest
 from helpers import Experiment
 
 from flsim.base.memory import Memory
-from flsim.planning.calibration import FEWEST, REFERENCES, copies_of, kind_of, observe, scratch, size_of
+from flsim.planning.calibration import copies_of, observe, scratch
+from flsim.planning.kinds import FEWEST, REFERENCES, kind_of
 from flsim.planning.monitor import Watch, run_of, share_of_others
 from flsim.planning.monitor import kind_of as kind_of_process
 from flsim.results.evaluations import Evaluation, log_evaluation
@@ -27,14 +28,14 @@ def runs_of(file: Path, tier: str = "smoke", *only: str) -> list[Planned]:
 def test_the_least_and_the_greatest_of_each_kind(sweep_file: Path) -> None:
     """Two kinds of four sizes, and a private one of one: what is private is a kind of its own."""
     copies = copies_of(runs_of(sweep_file), lambda _: 1, 250, 30, 600)
-    assert [size_of(copy.config) for copy in copies] == [256, 32, 40, 4, 40]
+    assert [copy.config.round_size for copy in copies] == [256, 32, 40, 4, 40]
     assert len({copy.kind for copy in copies}) == 3
     assert not any(copy.is_cold for copy in copies), "no cluster starts before them"
 
 
 def test_as_many_at_once_and_the_first_ones_twice(sweep_file: Path) -> None:
     copies = copies_of(runs_of(sweep_file), lambda _: 2, 250, 30, 600)
-    assert [size_of(copy.config) for copy in copies] == [256, 32, 256, 32, 40, 4, 40, 40]
+    assert [copy.config.round_size for copy in copies] == [256, 32, 256, 32, 40, 4, 40, 40]
     assert [copy.is_cold for copy in copies] == [True, True, *[False] * 6]
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flsim.planning.calibration import Calibration, kind_of, size_of
+from flsim.planning.calibration import Calibration
 from flsim.planning.cost import Need, Observed
+from flsim.planning.kinds import kind_of
 from flsim.planning.monitor import Watch
 from flsim.planning.plan import Plan, against, disk_of, memory_of, power_of
 from flsim.planning.predicting import Machine, Predictor
@@ -49,7 +50,7 @@ def measured(sweep_file: Path) -> tuple[Plan, Predictor]:
     watch.peak, watch.run, watch.rest = 4_100_000_000, 1_400_000_000, 1_300_000_000
     for each in planned:
         one = 0.01 if each.grid == "fedavg" else 0.0001
-        cost = Observed(size_of(each.config), 10, (one * size_of(each.config),), 0, 5, 3, 2)
+        cost = Observed(each.config.round_size, 10, (one * each.config.round_size,), 0, 5, 3, 2)
         observed.setdefault(kind_of(each.config), []).append(cost)
     calibration = Calibration(observed, 4.0, 1.0, 70.0, watch)
     predictor = Predictor(calibration, train, MACHINE, lambda _: Need(1))

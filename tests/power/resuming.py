@@ -18,16 +18,16 @@ import pytest
 import torch
 
 from flsim import cli
-from flsim.algorithms.checkpoint import digest_of, latest, load, model_of
+from flsim.algorithms.checkpoint import digest_of, latest, load
+from flsim.algorithms.rounds import RoundRequest, ShardReply
 from flsim.base.errors import Diverged
 from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.training.engines import engine_of
-from flsim.wire import RoundRequest, ShardReply
 from server import sweep
 from server.central import steps
+from server.federated.exchange import Exchange
 from server.sweep import Ended, Job
 
 
@@ -72,19 +72,10 @@ class NodesHere:
         """This process is equal to itself."""
 
 
-def exchange_here(_grid: object, _nodes: object, asked: Sequence[RoundRequest], *_: object) -> list[ShardReply]:
-    """Stands in for `server.federated.rounds.exchange`: trains what is asked for."""
-    replies = []
-    for request in asked:
-        run = Run.open(Path(request.run))
-        config, system = run.federated, run.federated.system
-        engine = engine_of(
-            system.engine, model_of(run.provenance), run.corpus.layout, config.local, system.micro_cohort
-        )
-        users = request.users.tolist()
-        update = engine.train(request.params, run.users, users, config.seed, request.round, request.clip)
-        replies.append(ShardReply(request.round, request.shard, update, "here/1"))
-    return replies
+def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> list[ShardReply]:
+    """Stands in for `server.federated.exchange.Exchange.send`: trains what is asked for."""
+    run = Run.open(Path(exchange.address.run))
+    return run.federated.training_of(run.users, run.rounds).here()(asked)
 
 
 def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[Ended]:
@@ -107,7 +98,7 @@ def without_ray() -> Iterator[None]:
         patch.setattr("server.central.launch.attempt", lambda path, _name, _system, gpus: steps.train(path, gpus))
         patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())
         patch.setattr("server.federated.rounds.wait_for_nodes", lambda *_: [])
-        patch.setattr("server.federated.rounds.exchange", exchange_here)
+        patch.setattr(Exchange, "send", send_here)
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
         patch.setattr("server.supervision.exposed", lambda _: nullcontext())

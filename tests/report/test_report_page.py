@@ -325,7 +325,8 @@ def test_a_large_sweep_stays_below_three_megabytes() -> None:
     for index in range(8):
         rest = f"FedAvg, b_u={index}"
         settings = [
-            Setting(f"{w}, {rest}", w, [run(f"{w}, {rest}", seed) for seed in range(1)]) for w in ("IID", "Non-IID")
+            Setting(f"{w}, {rest}", w.lower(), [run(f"{w}, {rest}", seed) for seed in range(1)])
+            for w in ("IID", "Non-IID")
         ]
         lines.append(Line(rest, settings))
     html = render(Gathered([], lines, []))

@@ -18,6 +18,7 @@ from flsim.results.store import read_run
 MakeRun = Callable[..., Path]
 
 NINE = [0.0] * 9
+WHOLE = {"name": "iid", "setting": "a", "status": "completed", "reason": None, "round": 1, "rounds": 1}
 ROWS = [Row("iid", 10, "rs", f"c{index:02d}", float(index % 2)) for index in range(9)]
 ROWS += [Row("iid", 10, "accuracy", "", 0.25), Row("iid", 10, "rank", "c00", 1.0)]
 
@@ -128,12 +129,34 @@ def test_folders_that_are_not_runs_are_named(make_run: MakeRun, tmp_path: Path) 
         json.dumps({"name": "iid", "setting": "a\nb", "status": "completed", "reason": None, "round": 1, "rounds": 1}),
         json.dumps({"name": "iid", "setting": "a", "status": "perhaps", "reason": None, "round": 1, "rounds": 1}),
         json.dumps({"name": "iid", "setting": "a", "status": "running", "reason": None, "round": "x", "rounds": 1}),
+        json.dumps(WHOLE | {"world": "mars", "label": "a"}),
+        json.dumps(WHOLE | {"world": "iid", "label": "a\nb"}),
+        json.dumps(WHOLE | {"world": "iid", "label": " "}),
+        json.dumps(WHOLE | {"label": "a"}),
     ],
 )
 def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
     folder = make_run()
     (folder / "run.json").write_text(about)
     assert "run.json: does not describe a run" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg", "Non-IID, FedAvg")),
+        ({"setting": "IID, FedAvg"}, ("iid", "FedAvg", "IID, FedAvg")),
+        ({"setting": "DP-SGD"}, (None, "DP-SGD", "DP-SGD")),
+        ({"setting": "IID, A", "world": "iid", "label": "A"}, ("iid", "A", "IID, A")),
+        ({"setting": "IID, A", "world": None, "label": "IID, A"}, (None, "IID, A", "IID, A")),
+    ],
+    ids=["old-non-iid", "old-iid", "old-without-a-world", "world", "label-that-looks-like-a-world"],
+)
+def test_the_world_is_said_or_in_an_older_run_begins_its_setting(
+    make_run: MakeRun, about: dict[str, str | None], expected: tuple[str | None, str, str]
+) -> None:
+    run = read_run(make_run(**about))
+    assert (run.world, run.label, run.setting) == expected
 
 
 @pytest.mark.parametrize("kept", [0, 4, 500, -1])

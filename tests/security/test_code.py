@@ -19,19 +19,20 @@ from helpers import Experiment
 from reported import write_run
 
 from flsim.algorithms.checkpoint import checkpoint_name, load
+from flsim.algorithms.rounds import RoundRequest, ShardReply
 from flsim.base.errors import InputError
+from flsim.base.parquet import read_parquet
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import users_of
 from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.report.page import write_report
-from flsim.results.parquet import read_parquet
 from flsim.results.rows import ROWS
 from flsim.results.store import read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.update import UpdateSum
-from flsim.wire import RoundRequest, ShardReply, decode_reply, decode_request, encode_reply, encode_requests
+from flsim.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("flsim", "clients", "server", "experiments", "deploy", ".ci")
@@ -243,8 +244,8 @@ def test_pieces_of_an_import_do_not_go_off(tmp_path: Path, crater: Path) -> None
 @FORMS
 def test_messages_do_not_go_off(crater: Path, form: str) -> None:
     bomb = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=bombs(crater)[form])
-    request = encode_requests([RoundRequest("run", "digest", 0, 0, np.zeros(1, np.int64), PARAMS)])[0]
-    assert decode_request(request).round == 0
+    request = encode_requests([RoundRequest(0, 0, np.zeros(1, np.int64), PARAMS)], Address("run", "digest"))[0]
+    assert decode_request(request)[0].round == 0
     request["params"] = ArrayRecord({"weight": bomb})
     reply = encode_reply(ShardReply(0, 0, UpdateSum({"weight": torch.zeros(2)}, 1.0, 1, 0.5, 2), "node"))
     assert decode_reply(reply).round == 0

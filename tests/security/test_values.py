@@ -14,6 +14,7 @@ from reported import write_run
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
+from flsim.base.parquet import MOST_ROWS, read_parquet
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
@@ -25,7 +26,6 @@ from flsim.report import about
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results.frames import frames
-from flsim.results.parquet import MOST_ROWS, read_parquet
 from flsim.results.rows import ROWS
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run

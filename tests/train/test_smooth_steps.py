@@ -16,7 +16,7 @@ from torch import Tensor
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort import kernels
+from flsim.training import optimizers
 from flsim.training.cohort.kernels import TorchKernels
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.hparams import LocalHParams
@@ -83,5 +83,5 @@ def test_gradients_that_are_rounded_in_any_way_stay_within_the_bound_of_smooth_s
 def test_the_constants_are_torchs() -> None:
     """Which tests with smooth steps cannot tell."""
     adam, rmsprop = (inspect.signature(made).parameters for made in (torch.optim.Adam, torch.optim.RMSprop))
-    assert (adam["betas"].default, adam["eps"].default) == (kernels.BETAS, kernels.EPSILON)
-    assert (rmsprop["alpha"].default, rmsprop["eps"].default) == (kernels.ALPHA, kernels.EPSILON)
+    assert (adam["betas"].default, adam["eps"].default) == (optimizers.BETAS, optimizers.EPSILON)
+    assert (rmsprop["alpha"].default, rmsprop["eps"].default) == (optimizers.ALPHA, optimizers.EPSILON)

@@ -1,7 +1,8 @@
 """HDF5 files that others wrote: opened without trust.
 
-libhdf5 may crash on a file that is damaged in the wrong place, or never come back from a heap of strings that is, so
-readers of it belong in a process of their own that somebody watches.
+libhdf5 2.0 may crash on a file that is damaged in the wrong place, or loop for ever in a damaged heap of strings (in
+0.3% of files that were damaged at random), and cannot be stopped from inside. So such a file is read in a process of
+its own, which is ended when it gives no sign of life for five minutes.
 """
 
 from collections.abc import Iterator

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import is_own, refuse_unknown
 from flsim.data.formats import hdf5, parquet, sqlite
 from flsim.data.formats.fedjax import FEDJAX
 from flsim.data.formats.jsonl import JSONL
+from flsim.data.formats.own import reader_of
 from flsim.data.formats.parquet import PARQUET
 from flsim.data.formats.pfl import PFL
 from flsim.data.formats.posts import Format
@@ -20,6 +22,17 @@ KNOWN = (
     "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
     '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, and the Posts.xml of a Stack Exchange dump'
 )
+
+
+def format_named(name: str) -> Format:
+    """Return a format by a key of `FORMATS`, or the one that a user's own reader ``path/to/file.py:NAME`` makes.
+
+    Raises:
+        InputError: no such format, or the user's file failed.
+    """
+    refuse_unknown(name, FORMATS, "format")
+    return reader_of(name) if is_own(name) else FORMATS[name]
+
 
 _SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL}
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")

@@ -6,8 +6,8 @@ after another, are the posts of the file. A reader holds little of its part in m
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class Format:
         check: (data, source) -> warnings about the file as a whole.
         lost: what the format has lost of the text, said once and kept in the manifest.
         fragile: the library that reads it can crash or hang where a file is damaged: not to be let into one's process.
+        about: what a manifest says of a source besides the format's name: of a user's own format, its source's digest.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Format:
     check: Callable[[Path, Path], list[str]] = no_warnings
     lost: str = ""
     fragile: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:

@@ -45,7 +45,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     starts = np.cumsum(lengths) - lengths
     written_words = np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
     author_words = np.add.reduceat(written_words, bounds[:-1])
-    long = author_words >= hparams.words_per_user
+    long = author_words >= (hparams.words_per_user or 1)
     chosen = _choose(authors, bounds, long, written_words, hparams)
 
     short = np.repeat(~long, np.diff(bounds))
@@ -168,10 +168,14 @@ def _choose(
     for index in np.flatnonzero(long):
         author, first, last = authors[index], bounds[index], bounds[index + 1]
         split = author.split or split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
-        ends = cut(written_words[first:last], hparams.words_per_user)
+        if hparams.words_per_user is None:
+            ends, names = np.array([last - first]), [author.name]
+        else:
+            ends = cut(written_words[first:last], hparams.words_per_user)
+            names = [f"{author.name}#{number}" for number in range(len(ends))]
         chosen.kept[first : first + ends[-1]] = True
         chosen.splits[first:last] = SPLITS.index(split)
-        chosen.names[split] += (f"{author.name}#{number}" for number in range(len(ends)))
+        chosen.names[split] += names
         chosen.user_records[split] += np.diff(ends, prepend=0).tolist()
         chosen.authors[split] += 1
     return chosen

@@ -17,11 +17,12 @@ from dataclasses import asdict, replace
 from os import sched_getaffinity
 from pathlib import Path
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import at_least_one
 from flsim.base.pool import Pool
 from flsim.data.corpus import Corpus
 from flsim.data.formats import posts
-from flsim.data.formats.known import FORMATS
+from flsim.data.formats.known import format_named
+from flsim.data.formats.posts import Format
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.importing import tasks
 from flsim.data.importing.scratch import scratch
@@ -41,7 +42,7 @@ def import_corpus(
     sources: Sequence[Path],
     out: Path,
     hparams: ImportHParams,
-    format: str | None = None,
+    format: str | Format | None = None,
     *,
     vocabulary_from: Path | None = None,
     columns: tuple[str, str] = ("user", "text"),
@@ -56,7 +57,8 @@ def import_corpus(
         sources: files or pipes, read in this order; compressed ones are unpacked on the way.
         out: folder of the new corpus; absent, and absent again after any error.
         hparams: how.
-        format: a key of `FORMATS` for all sources; told from each file's content if None.
+        format: of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a user's own reader; told
+            from each file's content if None.
         vocabulary_from: a file of words with counts to take the vocabulary from, instead of counting.
         columns: names of the columns of user and text, for formats that name them.
         workers: processes; if None, one for each core up to `MOST_WORKERS`, and none but this one where there is
@@ -69,8 +71,8 @@ def import_corpus(
     """
     if workers is not None:
         at_least_one(workers=workers)
-    if format is not None and format not in FORMATS:
-        raise InputError(f"format must be one of {', '.join(FORMATS)}, found {format!r}")
+    if isinstance(format, str):
+        format = format_named(format)
     opened = open_sources(sources)
     vocabulary = None if vocabulary_from is None else _read_vocabulary(vocabulary_from, hparams)
     with scratch(out) as place:
@@ -88,7 +90,7 @@ def import_corpus(
                 ],
                 "sources": [source.identity for source in opened],
                 "parameters": asdict(hparams),
-                "format": format,
+                "format": format and ([format.name, dict(format.about)] if format.about else format.name),
                 "columns": columns,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
             }

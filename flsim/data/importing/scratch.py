@@ -13,18 +13,16 @@ the corpus in its place before the pieces go.
 """
 
 import errno
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.files import digest, make_folder, refuse_existing, sync, sync_folder, write_json
+from flsim.base.files import digest, held, make_folder, refuse_existing, sync, sync_folder, write_json
 from flsim.base.pool import Pool, Task, WorkerDied, ignore
 from flsim.base.progress import progress, say
 
@@ -177,8 +175,8 @@ def scratch(out: Path) -> Iterator[Scratch]:
     folder = out.with_name(f".{out.name}.importing")
     if not folder.exists() or any(_needed(folder)):
         refuse_existing(out)
-    lock = _lock(out, folder)
-    try:
+    with ExitStack() as stack:
+        _enter(stack, out, folder)
         place = Scratch(out, folder)
         try:
             refuse_existing(out)
@@ -200,8 +198,6 @@ def scratch(out: Path) -> Iterator[Scratch]:
             raise RunFailed(f"{folder}: {error.strerror}; make room on that disk, then {CONTINUES}") from error
         else:
             place.remove()
-    finally:
-        os.close(lock)
 
 
 def _remove(pieces: Path) -> None:
@@ -219,26 +215,27 @@ def _needed(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _lock(out: Path, folder: Path) -> int:
-    """A locked descriptor of the folder's lock file; children do not inherit it."""
-    path = folder / "lock"
+def _enter(stack: ExitStack, out: Path, folder: Path) -> None:
+    """Make the folder and have the stack hold its lock file.
+
+    Raises:
+        InputError: the folder cannot be made, or another import holds the lock.
+    """
+    lock = folder / "lock"
     while True:
         try:
             make_folder(folder)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            lock.touch(0o644)
         except FileNotFoundError:  # removed meanwhile
             continue
         except OSError as error:
             raise InputError(f"{out}: cannot be created ({error.strerror})") from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                return descriptor
+            stack.enter_context(held(lock))
         except BlockingIOError as error:
-            os.close(descriptor)
             raise InputError(
                 f"{out}: another import into it is running; wait for it, or name another folder"
             ) from error
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
+        except FileNotFoundError:  # an import that has just ended removed it
+            continue
+        return

@@ -14,7 +14,7 @@ class ImportHParams:
         vocabulary_size: token ids, the four special ones included.
         record_words: a record is a sentence cut at this many words.
         words_per_user: authors who wrote fewer words are dropped; the others are cut into users who wrote at least so
-            many. Punctuation is not counted, and sentences are counted whole.
+            many. Punctuation is not counted, and sentences are counted whole. None leaves users as they are.
         heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Not for
             authors whose split the source gives.
         test: expected share of authors kept out of training, to measure utility; again where the source does not say.
@@ -24,7 +24,7 @@ class ImportHParams:
 
     vocabulary_size: int = 10_000
     record_words: int = 20
-    words_per_user: int = 2_000
+    words_per_user: int | None = 2_000
     heldout: float = 0.1
     test: float = 0.1
     seed: int = 0
@@ -32,7 +32,7 @@ class ImportHParams:
 
     def __post_init__(self) -> None:
         Layout(self.vocabulary_size, self.record_words, self.layout)
-        at_least_one(words_per_user=self.words_per_user)
+        at_least_one(words_per_user=1 if self.words_per_user is None else self.words_per_user)
         for name in ("heldout", "test"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be a share of authors from 0 up to 1, found {getattr(self, name)}")

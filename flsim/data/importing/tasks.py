@@ -67,9 +67,9 @@ class Steps:
         self.split_records: Counter[str] = Counter()
         self.split_users: Counter[str] = Counter()
 
-    def make(self, sources: list[Source], format: str | None, columns: tuple[str, str], given: Given | None) -> Path:
+    def make(self, sources: list[Source], format: Format | None, columns: tuple[str, str], given: Given | None) -> Path:
         """All steps. Returns the folder of the complete corpus."""
-        formats = [FORMATS[format]] * len(sources) if format else self.detect(sources)
+        formats = [format] * len(sources) if format else self.detect(sources)
         for source, each in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {each.name}")
@@ -90,7 +90,7 @@ class Steps:
             writer.finish(
                 dropped=dict(self.dropped),
                 sources=[
-                    {"name": source.path.name, "format": each.name, **(source.digest or {})}
+                    {"name": source.path.name, "format": each.name, **(source.digest or {}), **each.about}
                     for source, each in zip(sources, formats, strict=True)
                 ],
                 parameters={
@@ -201,6 +201,8 @@ class Steps:
     def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
         if not authors:
             words, name = longest
+            if self.hparams.words_per_user is None:
+                raise InputError(f"{names_of(sources)}: no user wrote a word")
             raise InputError(
                 f"{names_of(sources)}: no user has {self.hparams.words_per_user:,} words; the longest, {name!r}, has "
                 f"{words:,}: import more text, or use words_per_user of at most {words}"

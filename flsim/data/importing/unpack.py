@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import hashlib
 import lzma
 import zlib
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from flsim.base.errors import InputError
-from flsim.base.files import new_file
+from flsim.base.files import HashedFile, new_file
 from flsim.base.pool import Report
 
 CHUNK = 2**20  # bytes
@@ -29,34 +28,30 @@ def is_compressed(path: Path) -> bool:
         return file.read(8).startswith(tuple(_OPENERS))
 
 
-class _Hashed:
-    """A file to read from, its bytes hashed and reported."""
+class _Reported(HashedFile):
+    """A file that is read, and whose bytes are reported, about `CHUNK` at a time."""
 
     def __init__(self, file: IO[bytes], report: Report) -> None:
-        self._file, self._report = file, report
-        self._sha256 = hashlib.sha256()
-        self.bytes = self._unsaid = 0
+        super().__init__(file)
+        self._report, self._reported = report, 0
 
     def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._sha256.update(data)
-        self.bytes += len(data)
-        self._unsaid += len(data)
-        if self._unsaid >= CHUNK or not data:
-            self._report(self._unsaid)
-            self._unsaid = 0
+        data = super().read(size)
+        if self.bytes - self._reported >= CHUNK or not data:
+            self._report(self.bytes - self._reported)
+            self._reported = self.bytes
         return data
 
     def described(self) -> dict[str, Any]:
         while self.read(CHUNK):
             pass
-        return {"bytes": self.bytes, "sha256": self._sha256.hexdigest()}
+        return super().described()
 
 
 def hash_file(report: Report, path: Path) -> dict[str, Any]:
     """Bytes and sha256 of a file."""
     with path.open("rb") as file:
-        return _Hashed(file, report).described()
+        return _Reported(file, report).described()
 
 
 def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, Any]:
@@ -78,7 +73,7 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
         head = file.read(8)
         opener = next(opener for magic, opener in _OPENERS.items() if head.startswith(magic))
         file.seek(0)
-        hashed = _Hashed(file, report)
+        hashed = _Reported(file, report)
         try:
             with opener(hashed) as unpacked:
                 copy(unpacked, out)
@@ -94,7 +89,7 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
 def copy_pipe(report: Report, pipe: Path, out: Path) -> dict[str, Any]:
     """Copy what comes out of a pipe. Reports bytes. Returns bytes and sha256."""
     with pipe.open("rb") as file:
-        hashed = _Hashed(file, report)
+        hashed = _Reported(file, report)
         copy(hashed, out)
         return hashed.described()
 

@@ -9,9 +9,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator
 
+from flsim.algorithms.participation import Meetings
+from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.files import digest
-from flsim.canaries.population import World
+from flsim.canaries.population import Population, World
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.stores import is_uri
@@ -21,12 +23,18 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
 from flsim.privacy.sampling import Sampler
+from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
 
 # Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
 # digest that it was started with.
-LATER = {"canaries": ("insertions",), "model": ("architecture", "layers", "heads")}
+LATER = {
+    "canaries": ("insertions",),
+    "model": ("architecture", "layers", "heads"),
+    "training": ("server_schedule",),
+    "local": ("schedule",),
+}
 
 
 def _location(value: object) -> Path | str:
@@ -109,6 +117,11 @@ class CommonSystemHParams:
         if self.gpus_for_evaluation is not None and self.gpus_for_evaluation < 0:
             raise InputError(f"gpus_for_evaluation must not be negative, found {self.gpus_for_evaluation}")
 
+    @property
+    def training_threads(self) -> int:
+        """Torch threads of a process that trains."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Config(ABC):
@@ -126,6 +139,7 @@ class Config(ABC):
     system: CommonSystemHParams = field(default_factory=CommonSystemHParams)
 
     unit: ClassVar[Unit]  # what an epsilon is about
+    has_a_line_per_round: ClassVar[bool]  # rounds.jsonl; otherwise it has one for each saved round
 
     def __post_init__(self) -> None:
         if self.evaluation.prefix >= self.canaries.length:
@@ -151,9 +165,11 @@ class Config(ABC):
         for name in self._without_digest:
             del values["training"][name]
         for section, names in LATER.items():
+            if section not in values:
+                continue
             default = asdict(type(getattr(self, section))())
             for name in names:
-                if values[section][name] == default[name]:
+                if name in default and values[section][name] == default[name]:
                     del values[section][name]
         if seed:
             del values["seed"]
@@ -167,18 +183,42 @@ class Config(ABC):
     @property
     def setting(self) -> str:
         """The row's name in a table, as in the paper's."""
+        return setting_of(self.world, self.label)
+
+    @property
+    def world(self) -> World | None:
+        """`DataHParams.world`; None where records are drawn in the same way in both worlds."""
+        return self.data.world
+
+    @property
+    def label(self) -> str:
+        """`setting` without the world."""
         bits = self.evaluation.weight_bits
-        return self._setting if bits is None else f"{self._setting}, {bits}-bit weights"
+        return self._label if bits is None else f"{self._label}, {bits}-bit weights"
 
     @property
     @abstractmethod
-    def _setting(self) -> str:
-        """Without how it is measured."""
+    def _label(self) -> str:
+        """`label` without how the model is measured."""
 
     @property
     @abstractmethod
     def sampler(self) -> Sampler:
         """How the units of privacy are drawn."""
+
+    @property
+    @abstractmethod
+    def round_size(self) -> int:
+        """Users of a round, or records of a step; expected ones where they are drawn."""
+
+    @property
+    @abstractmethod
+    def optimizer_slots(self) -> int:
+        """How many tensors like the parameters a checkpoint holds beside them."""
+
+    @abstractmethod
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        """Who met which canary in which of so many rounds; see `flsim.algorithms.participation`."""
 
     @abstractmethod
     def rounds_per_epoch(self, train: Split) -> float:
@@ -192,6 +232,15 @@ class Config(ABC):
     def planned(self, population: int, rounds: int) -> Entry:
         """What so many rounds release, of a population of that many units of privacy."""
 
-    @property
-    def _world(self) -> str:
-        return {"iid": "IID", "non-iid": "Non-IID"}[self.data.world]
+    @abstractmethod
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> Training:
+        """Training of these users over so many rounds.
+
+        Args:
+            users: the training users; canaries need not be planted to see whether training could begin.
+            rounds: how long it is.
+            device: of torch, in this process; None for what the settings say, or a CPU.
+
+        Raises:
+            InputError: training could not begin.
+        """

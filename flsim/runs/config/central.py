@@ -3,14 +3,20 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
+from flsim.algorithms import participation
+from flsim.algorithms.participation import Meetings
 from flsim.base.errors import InputError, at_least_one
+from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
-from flsim.training.central import CentralHParams
+from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
-from flsim.training.central.task import EngineName
+from flsim.training.central.task import EngineName, refuse_precision
+from flsim.training.optimizers import label_of, slots_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,10 @@ class CentralSystemHParams(CommonSystemHParams):
         if self.workers > 1 and self.gpus <= 0.5:
             raise InputError(f"workers need a GPU each: with workers = {self.workers} gpus must be above 0.5")
 
+    @property
+    def training_threads(self) -> int:
+        return self.threads
+
 
 @dataclass(frozen=True)
 class CentralConfig(Config):
@@ -90,6 +100,7 @@ class CentralConfig(Config):
     system: CentralSystemHParams = field(default_factory=CentralSystemHParams)
 
     unit = "record"
+    has_a_line_per_round = False
 
     @property
     def _without_digest(self) -> tuple[str, ...]:
@@ -126,10 +137,14 @@ class CentralConfig(Config):
         return "iid" if self._is_private or self.data.world == "iid" else "sequence"
 
     @property
-    def _setting(self) -> str:
+    def world(self) -> World | None:
+        return None if self._is_private else self.data.world
+
+    @property
+    def _label(self) -> str:
         training, privacy = self.training, self.privacy
-        optimizer = {"sgd": "SGD", "rmsprop": "RMSProp"}.get(training.optimizer, training.optimizer.capitalize())
-        algorithm = {"none": f"{self._world}, {optimizer}", "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
+        optimizer = label_of(training.optimizer)
+        algorithm = {"none": optimizer, "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
         parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
         if privacy.clip is not None:
             parts.append(f"C={privacy.clip:g}")
@@ -141,9 +156,42 @@ class CentralConfig(Config):
                 parts.append(f"{shown} {value:g}")
         return ", ".join(parts)
 
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> CentralTraining:  # noqa: ARG002 (it has a setting for that)
+        training = CentralTraining(
+            users,
+            self.training,
+            self.seed,
+            self.order,
+            self.privacy,
+            rounds,
+            self.system.device,
+            self.system.engine,
+            self.system.physical_batch,
+            self.model,
+        )
+        refuse_precision(training)
+        return training
+
     @property
     def sampler(self) -> Sampler:
         return "poisson" if self._is_private else "fixed-size"
+
+    @property
+    def round_size(self) -> int:
+        return self.training.batch_size
+
+    @property
+    def optimizer_slots(self) -> int:
+        return len(slots_of(self.training.optimizer))
+
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        size = self.training.batch_size
+        at, copies = (
+            participation.of_lots(users, self.seed, size, rounds)
+            if self._is_private
+            else participation.of_batches(users, self.seed, size, self.order, rounds)
+        )
+        return at, users.overlay.canaries[copies].astype(np.int64), participation.holders(users)[copies]
 
     def rounds_per_epoch(self, train: Split) -> float:
         size = self.training.batch_size

@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 
+from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.participation import Meetings
+from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, at_least_one
+from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
@@ -75,6 +80,10 @@ class SystemHParams(CommonSystemHParams):
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
 
+    @property
+    def training_threads(self) -> int:
+        return self.cpus_per_client
+
 
 @dataclass(frozen=True)
 class FederatedConfig(Config):
@@ -85,7 +94,12 @@ class FederatedConfig(Config):
     system: SystemHParams = field(default_factory=SystemHParams)
 
     unit = "user"
-    _without_digest = ("rounds", "epochs")
+    has_a_line_per_round = True
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        is_constant = self.training.server_schedule == self.local.schedule == "constant"
+        return ("rounds", "epochs") if is_constant else ()  # other schedules know the end
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,12 +107,12 @@ class FederatedConfig(Config):
         refuse_precision(self.system.engine, self.local, self.model.architecture)
 
     @property
-    def _setting(self) -> str:
+    def _label(self) -> str:
         training, privacy = self.training, self.privacy
         algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
-        if training.server_optimizer != "sgd":
-            algorithm += f"+{training.server_optimizer.capitalize()}"
-        parts = [self._world, algorithm, *filter(None, [self.model.label])]
+        if training.server_label:
+            algorithm += f"+{training.server_label}"
+        parts = [algorithm, *filter(None, [self.model.label])]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:
@@ -114,6 +128,17 @@ class FederatedConfig(Config):
     def sampler(self) -> Sampler:
         return self.training.sampler
 
+    @property
+    def round_size(self) -> int:
+        return self.training.cohort
+
+    @property
+    def optimizer_slots(self) -> int:
+        return len(server_optimizers.init({"w": torch.zeros(1)}, self.training))
+
+    def meetings(self, users: Population, rounds: int) -> Meetings:
+        return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
+
     def rounds_per_epoch(self, train: Split) -> float:
         of_users, local = np.diff(train.user_offsets), self.local
         read = local.epochs * int(
@@ -127,6 +152,21 @@ class FederatedConfig(Config):
             self.training.rounds
             if epochs is None
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
+        )
+
+    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> FederatedTraining:
+        return FederatedTraining(
+            users,
+            self.model,
+            self.training,
+            self.local,
+            self.privacy,
+            self.seed,
+            self.system.shards,
+            self.system.engine,
+            self.system.micro_cohort,
+            device or "cpu",
+            rounds,
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

@@ -12,7 +12,7 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Params
 from flsim.models.loss import loss_sum
 from flsim.training.central.state import load_moments, moments_of
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.dropout import factors
 from flsim.training.local import bound_norm
 from flsim.training.state import Moments, State
@@ -23,7 +23,7 @@ Batches = tuple[int, list[Batch]]
 class AutogradEngine:
     """A `flsim.training.central.engines.Engine`."""
 
-    def __init__(self, training: CentralTraining, state: State) -> None:
+    def __init__(self, training: CentralTask, state: State) -> None:
         self._training, self._layout = training, training.records.layout
         params, sizes = state.params, training.model
         self._model = (CIFGLanguageModel.of(params) if sizes is None else restore(params, sizes)).to(training.device)

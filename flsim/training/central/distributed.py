@@ -23,7 +23,7 @@ from flsim.models.language_model import NextWordModel, Params
 from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import Mechanism
 from flsim.training.central.state import load_moments, moments_of
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
 from flsim.training.cohort.steps import lay_out
 from flsim.training.dropout import factors
@@ -72,7 +72,7 @@ class DistributedEngine:
         InputError: as `refuse_what_trains_alone`.
     """
 
-    def __init__(self, training: CentralTraining, state: State) -> None:
+    def __init__(self, training: CentralTask, state: State) -> None:
         refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
         self._training, self._layout = training, training.records.layout
         self._rank, self._workers = dist.get_rank(), dist.get_world_size()
@@ -89,7 +89,7 @@ class DistributedEngine:
 
     def pack(self, chunk: Chunk) -> list[Share]:
         ends, lengths = np.cumsum(chunk.counts), np.diff(chunk.records.offsets)
-        lengths = lengths + (lengths < self._layout.record_words)
+        lengths = lengths + self._layout.ends_with_eos(lengths)
         shares = []
         for step, (first, end) in enumerate(zip(ends - chunk.counts, ends, strict=True), start=chunk.first):
             longest_first = first + np.argsort(-lengths[first:end], kind="stable")

@@ -1,12 +1,14 @@
 """Which engine trains a task on its device."""
 
+from flsim.base.progress import say
 from flsim.training.central.autograd import AutogradEngine
 from flsim.training.central.packed import PackedEngine
-from flsim.training.central.task import CentralTraining, Engine, refuse_precision
+from flsim.training.central.task import CentralTask, Engine, refuse_precision
+from flsim.training.optimizers import optimizer_named
 from flsim.training.state import State
 
 
-def engine_of(training: CentralTraining, state: State) -> Engine:
+def engine_of(training: CentralTask, state: State) -> Engine:
     """The engine that the training asks for, at that state.
 
     "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
@@ -22,6 +24,9 @@ def engine_of(training: CentralTraining, state: State) -> Engine:
         return AutogradEngine(training, state)
     if training.device == "cpu" and training.hparams.precision == "float32":
         return PackedEngine(training, state)
+    if optimizer_named(training.hparams.optimizer).direction is None:
+        say(f'optimizer "{training.hparams.optimizer}" has no kernel; engine "autograd" trains in its place')
+        return AutogradEngine(training, state)
     from flsim.training.central.stacked import StackedEngine
 
     return StackedEngine(training, state)

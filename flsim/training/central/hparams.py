@@ -3,14 +3,17 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import Own, refuse_unknown
 from flsim.training.central.records import steps_per_epoch
 from flsim.training.hparams import Precision
+from flsim.training.optimizers import OPTIMIZERS, optimizer_named
+from flsim.training.schedules import SCHEDULES, rate_at
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,13 @@ class CentralHParams:
         words: number of training words to read, in place of epochs; the last step is the one that reaches it where
             all have equally many.
         batch_size: records in a step; under DP-SGD the expected number.
-        optimizer: of torch, with its defaults but for the settings below.
+        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`, with torch's defaults but for the settings below; or
+            ``path/to/file.py:NAME``, an optimizer of one's own.
         learning_rate: of the optimizer.
         tuned_at: the batch size that `learning_rate` is meant for: at another one it is multiplied by
             sqrt(batch_size / tuned_at), the rule of Thakkar et al. (2020), Table 4. None leaves it as it is.
-        schedule: what the learning rate does after `warmup`: it stays, or falls to 0 at the last step, along a line or
-            half a cosine.
+        schedule: what the learning rate does after `warmup`: it stays ("constant"), or falls towards 0, along a line
+            ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME`` (`flsim.training.schedules`).
         warmup: number of steps in which it rises along a line.
         momentum: of optimizer "momentum".
         gradient_clip: bound on the L2 norm of a step's whole gradient; None for none.
@@ -46,10 +50,10 @@ class CentralHParams:
     steps: int | None = None
     words: int | None = None
     batch_size: int = 32
-    optimizer: Literal["sgd", "momentum", "adam", "rmsprop"] = "sgd"
+    optimizer: Annotated[str, Own("optimizer")] = "sgd"
     learning_rate: float = 0.005
     tuned_at: int | None = None
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Annotated[str, Own("schedule")] = "constant"
     warmup: int = 0
     momentum: float = 0.9
     gradient_clip: float | None = None
@@ -59,6 +63,8 @@ class CentralHParams:
 
     def __post_init__(self) -> None:
         at_least_one(batch_size=self.batch_size)
+        refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
+        refuse_unknown(self.schedule, SCHEDULES, "schedule")
         at_least_one(
             **{name: value for name in ("steps", "words", "tuned_at") if (value := getattr(self, name)) is not None}
         )
@@ -99,12 +105,7 @@ class CentralHParams:
         rate = self.learning_rate
         if self.tuned_at is not None:
             rate *= math.sqrt(self.batch_size / self.tuned_at)
-        if step < self.warmup:
-            return rate * (step + 1) / self.warmup
-        if self.schedule == "constant":
-            return rate
-        done = (step - self.warmup) / max(steps - self.warmup, 1)
-        return rate * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+        return rate_at(rate, self.schedule, step, steps, self.warmup)
 
     @property
     def is_plain(self) -> bool:
@@ -112,11 +113,6 @@ class CentralHParams:
         return self.optimizer == "sgd" and self.gradient_clip is None and not self.weight_decay
 
     def optimizer_over(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Its learning rate is to be set before each step."""
-        rate, decay = self.learning_rate, self.weight_decay
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, rate, weight_decay=decay)
-        if self.optimizer == "rmsprop":
-            return torch.optim.RMSprop(parameters, rate, weight_decay=decay)
-        momentum = self.momentum if self.optimizer == "momentum" else 0.0
-        return torch.optim.SGD(parameters, rate, momentum, weight_decay=decay)
+        """Return torch's optimizer over parameters. Its learning rate is to be set before each step."""
+        optimizer = optimizer_named(self.optimizer)
+        return optimizer.over(parameters, self.learning_rate, self.momentum, self.weight_decay)

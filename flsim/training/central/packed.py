@@ -8,7 +8,7 @@ import torch
 
 from flsim.models.language_model import Params
 from flsim.training.central.state import load_moments, moments_of
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors
@@ -19,7 +19,7 @@ from flsim.training.state import Moments, State
 class PackedEngine:
     """A `flsim.training.central.engines.Engine`."""
 
-    def __init__(self, training: CentralTraining, state: State) -> None:
+    def __init__(self, training: CentralTask, state: State) -> None:
         self._training = training
         self._model = PackedModel(state.params)
         self._model.load(state.params)

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from flsim.models.language_model import Params
 from flsim.training.central.hparams import CentralHParams
-from flsim.training.central.task import CentralTraining, Chunk
+from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import kernels_for, products
-from flsim.training.cohort.kernels import BETAS, Kernels, Rule, TorchKernels
+from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.training.cohort.packing import EXACT, SCALARS, PackedGroup, Parts, Shape, pack
 from flsim.training.cohort.padding import narrowed, units_of, widened
 from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_for
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors
+from flsim.training.optimizers import BETAS, MOMENTUM, SGD, optimizer_named
 from flsim.training.state import Moments, State
 
 POSITIONS = 2  # for each record of a batch: graphs are for multiples of so many positions
@@ -50,7 +51,7 @@ class StackedEngine:
     """
 
     def __init__(
-        self, training: CentralTraining, state: State, kernels: Kernels | None = None, graphs: bool | None = None
+        self, training: CentralTask, state: State, kernels: Kernels | None = None, graphs: bool | None = None
     ) -> None:
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
@@ -66,7 +67,8 @@ class StackedEngine:
         self._model = StackedModel(wide, 1, self._hparams.precision, self._kernels, holds_gradients, alone=True)
         self._model.load(wide)
         self._rule = _rule(self._hparams)
-        self._moments = [self._stacked(state.moments.get(slot), units_of(wide)) for slot in self._rule.moments]
+        slots = self._rule.optimizer.slots
+        self._moments = [self._stacked(state.moments.get(slot), units_of(wide)) for slot in slots]
         self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # by the optimizer
         self._began = state.round - self._done
         self._losses = torch.zeros(0, dtype=torch.float64, device=self._device)
@@ -110,8 +112,9 @@ class StackedEngine:
         return self._own(self._model.weights)
 
     def moments(self) -> Moments:
-        found = {slot: self._own(moment) for slot, moment in zip(self._rule.moments, self._moments, strict=True)}
-        if self._rule.optimizer in ("adam", "rmsprop"):
+        slots = self._rule.optimizer.slots
+        found = {slot: self._own(moment) for slot, moment in zip(slots, self._moments, strict=True)}
+        if self._rule.optimizer.counts_steps:
             found["step"] = {name: torch.tensor(float(self._done)) for name in self._like}
         return found
 
@@ -181,7 +184,9 @@ class StackedEngine:
 
 
 def _rule(hparams: CentralHParams) -> Rule:
-    optimizer = "sgd" if hparams.optimizer == "momentum" and not hparams.momentum else hparams.optimizer  # as torch
+    optimizer = optimizer_named(hparams.optimizer)
+    if optimizer is MOMENTUM and not hparams.momentum:
+        optimizer = SGD  # torch keeps no buffer then
     return Rule(optimizer, hparams.momentum, decay=hparams.weight_decay)
 
 

@@ -15,6 +15,7 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
+from flsim.training.optimizers import refuse_low_precision, slots_of
 from flsim.training.state import Moments
 
 EngineName = Literal["fused", "autograd"]
@@ -64,7 +65,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class CentralTraining:
+class CentralTask:
     """What training needs besides the state.
 
     Attributes:
@@ -98,6 +99,7 @@ class CentralTraining:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
+        slots_of(self.hparams.optimizer)  # a user's own is tried, as its state has to be in checkpoints
         if self.privacy.mechanism == "none":
             return
         if self.order == "sequence":
@@ -134,7 +136,7 @@ class CentralTraining:
         return Entry("poisson", records, size, self.privacy.noise_multiplier, rounds=steps)
 
 
-def refuse_precision(training: CentralTraining) -> None:
+def refuse_precision(training: CentralTask) -> None:
     """Raises InputError where neither engine nor device has it."""
     precision = training.hparams.precision
     if precision == "float32":
@@ -147,5 +149,6 @@ def refuse_precision(training: CentralTraining) -> None:
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
         )
+    refuse_low_precision(training.hparams.optimizer, precision)
     if precision == "tf32" and training.device == "cpu":
         raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')

@@ -3,20 +3,37 @@
 import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from flsim.base.errors import Diverged
+from flsim.base.errors import Diverged, InputError
 from flsim.base.progress import progress
 from flsim.models.language_model import Params
 from flsim.training.central.engines import engine_of
-from flsim.training.central.state import Log
-from flsim.training.central.task import CentralTraining, Engine
+from flsim.training.central.state import Log, init
+from flsim.training.central.task import CentralTask, Engine
 from flsim.training.cohort.prefetch import ahead
 from flsim.training.divergence import refuse_absurd_loss
 from flsim.training.state import State
 
 CHUNK = 2_048  # records that are read at once
+
+
+@dataclass(frozen=True)
+class CentralTraining(CentralTask):
+    """Central training of records: the settings, and the loop of steps. See `flsim.algorithms.training.Training`."""
+
+    def first_state(self) -> State:
+        """The state before the first step. Raises InputError where the settings name no model."""
+        if self.model is None:
+            raise InputError("the settings of central training name no model; give it `model`")
+        return init(self.records.layout.vocabulary_size, self.model, self.seed)
+
+    def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
+        """Train to step `until`, and hand out the states that are wanted after so many steps, and the last one."""
+        for _, _, reached in train_chunks(state, self, until, is_wanted):
+            if reached is not None:
+                yield reached
 
 
 def train_central(
@@ -93,7 +110,7 @@ def train_chunks(
 
 
 def _packed(
-    engine: Engine, training: CentralTraining, first: int, until_step: int, stop_at: Callable[[int], bool]
+    engine: Engine, training: CentralTask, first: int, until_step: int, stop_at: Callable[[int], bool]
 ) -> Iterator[tuple[int, Any, Any]]:
     """Chunks as (first step, records of each step, what the engine takes); one ends wherever a state is asked for."""
     at_once = max(1, CHUNK // training.hparams.batch_size)

@@ -36,8 +36,12 @@ class Trainer(Protocol):
         """What `train` takes; may run in another thread, while another group trains."""
         ...
 
-    def train(self, start: Params, packed: Any) -> tuple[Sequence[float], Sequence[int]]:
-        """Of each user, the summed cross-entropy (nats) before each of its steps, and its number of positions."""
+    def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
+        """Train at a learning rate, `LocalHParams.learning_rate` where None.
+
+        Returns:
+            Of each user, the summed cross-entropy (nats) before each of its steps, and its number of positions.
+        """
         ...
 
     def norms(self) -> Sequence[float]:
@@ -59,6 +63,7 @@ class CohortEngine:
         micro_cohort: users that train at once; chosen by the device's memory if None. Where memory runs out they
             become fewer, which is said.
         memory_share: of a GPU; this process never takes more.
+        rounds: number of rounds of the run, which a schedule of the learning rate needs.
 
     Raises:
         InputError: the device cannot do what is asked for.
@@ -71,14 +76,15 @@ class CohortEngine:
         hparams: LocalHParams,
         micro_cohort: int | None = None,
         memory_share: float = 1.0,
+        rounds: int | None = None,
     ) -> None:
         if micro_cohort is not None:
             at_least_one(micro_cohort=micro_cohort)
-        self._like, self._layout, self._hparams = like, layout, hparams
+        self._like, self._layout, self._hparams, self._rounds = like, layout, hparams, rounds
         self._device = like["embedding"].device
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
-        self._stacked = self._device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
+        self._stacked = is_stacked(like, hparams, micro_cohort)
         if self._device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
         self._at_once = micro_cohort or (self._choose(memory_share) if self._stacked else 1)
@@ -126,10 +132,10 @@ class CohortEngine:
 
         In a function of its own, so that nothing holds the memory of a trainer that did not fit.
         """
-        trainer = self._trainer or self._build()
+        trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
         groups = self._packed(trainer, tuple(waiting), seed, round_)
         for group, packed in ahead(groups) if self._device.type == "cuda" else groups:
-            parts.append(self._add(trainer, start, group, packed, clip, delta))
+            parts.append(self._add(trainer, start, group, packed, rate, clip, delta))
             del waiting[: len(group)]
 
     def _packed(
@@ -143,10 +149,17 @@ class CohortEngine:
             yield group, trainer.pack(group)
 
     def _add(
-        self, trainer: Trainer, start: Params, group: list[Steps], packed: Any, clip: float | None, delta: Params
+        self,
+        trainer: Trainer,
+        start: Params,
+        group: list[Steps],
+        packed: Any,
+        rate: float,
+        clip: float | None,
+        delta: Params,
     ) -> UpdateSum:
         """Train a micro-cohort and add its updates to `delta`; the rest of its sum."""
-        losses, tokens = trainer.train(start, packed)
+        losses, tokens = trainer.train(start, packed, rate)
         counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
         for steps, loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
             user, factor = UpdateSum.counts_of_user(norm, steps.examples, loss, count, clip, steps.left_out)
@@ -180,6 +193,11 @@ class CohortEngine:
 
     def _too_little(self, error: Exception) -> RunFailed:
         return RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})")
+
+
+def is_stacked(like: Params, hparams: LocalHParams, micro_cohort: int | None) -> bool:
+    """Whether users train stacked, and not one after another as on a CPU."""
+    return like["embedding"].device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
 
 
 def _first_line(error: Exception) -> str:

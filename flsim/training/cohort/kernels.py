@@ -11,31 +11,23 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from flsim.training.cohort.packing import Parts
-
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of torch.optim.Adam
-ALPHA = 0.99  # of torch.optim.RMSprop, whose epsilon is Adam's
+from flsim.training.optimizers import Optimizer
 
 
 class Rule(NamedTuple):
     """What an optimizer does with a gradient, whose scale bounds its norm.
 
     Attributes:
-        optimizer: "sgd", "momentum", "adam" or "rmsprop", as torch's.
+        optimizer: one that has a `direction`.
         momentum: of optimizer "momentum".
         proximal: FedProx's mu.
         decay: lambda of torch's weight decay.
     """
 
-    optimizer: str
+    optimizer: Optimizer
     momentum: float
     proximal: float = 0.0
     decay: float = 0.0
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """Torch's names of what the optimizer keeps of each weight."""
-        named = {"momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
-        return named.get(self.optimizer, ())
 
 
 class Kernels(Protocol):
@@ -232,17 +224,12 @@ class TorchKernels:
         if rule.decay:
             g = g + rule.decay * weight
         rate, first, second = scalars.to(weight.dtype)
-        if rule.optimizer == "momentum":
-            moments[0].copy_(torch.where(active, rule.momentum * moments[0] + g, moments[0]))
-            g = moments[0]
-        elif rule.optimizer == "adam":
-            for moment, power, beta in zip(moments, (g, g**2), BETAS, strict=True):
-                moment.copy_(torch.where(active, beta * moment + (1 - beta) * power, moment))
-            g = moments[0] / first / ((moments[1] / second).sqrt() + EPSILON)
-        elif rule.optimizer == "rmsprop":
-            moments[0].copy_(torch.where(active, ALPHA * moments[0] + (1 - ALPHA) * g**2, moments[0]))
-            g = g / (moments[0].sqrt() + EPSILON)
-        weight.addcmul_(torch.where(active, g, 0), rate, value=-1)
+        if rule.optimizer.direction is None:
+            raise ValueError(f"{rule.optimizer.label}: has no direction for stacked users")
+        direction, after = rule.optimizer.direction(g, moments, (first, second), rule.momentum)
+        for moment, value in zip(moments, after, strict=True):
+            moment.copy_(torch.where(active, value, moment))
+        weight.addcmul_(torch.where(active, direction, 0), rate, value=-1)
         if low is not None:
             low.copy_(weight)
 

@@ -29,16 +29,17 @@ class PackedTrainer:
         return group
 
     @torch.no_grad()
-    def train(self, start: Params, group: Sequence[Steps]) -> tuple[list[float], list[int]]:
+    def train(self, start: Params, group: Sequence[Steps], rate: float | None = None) -> tuple[list[float], list[int]]:
         (steps,) = group
         self._start, hparams, loss = start, self._hparams, 0.0
+        rate = hparams.learning_rate if rate is None else rate
         self._model.load(start)
-        if hparams.optimizer == "sgd" and hparams.gradient_clip is None and not hparams.proximal:
+        if hparams.is_plain:
             for batch in packed_batches(steps):
-                loss += self._model.descend(batch, hparams.learning_rate)
+                loss += self._model.descend(batch, rate)
             return [loss], [len(steps.inputs)]
         weights = list(self._model.weights.values())
-        optimizer = hparams.optimizer_over(weights)
+        optimizer = hparams.optimizer_over(weights, rate)
         for batch in packed_batches(steps):
             summed, gradient = self._model.gradient(batch)
             if hparams.proximal:

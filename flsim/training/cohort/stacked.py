@@ -13,12 +13,13 @@ from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import current, kernels_for, products
-from flsim.training.cohort.kernels import BETAS, Kernels, Rule, TorchKernels
+from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, pack
 from flsim.training.cohort.padding import narrowed, units_of, widened
 from flsim.training.cohort.stacked_model import StackedModel, sizes_of, widened_for
 from flsim.training.cohort.steps import Steps
 from flsim.training.hparams import LocalHParams
+from flsim.training.optimizers import BETAS, optimizer_named
 
 GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # so coarse that there are few different shapes
 WAVES = 2  # users for each multiprocessor of a GPU
@@ -62,10 +63,10 @@ class StackedTrainer:
 
         wide, self._rule = widened_for(self._kernels, like), _rule(hparams)
         self._start = {name: value.detach().clone() for name, value in wide.items()}
-        self._model = StackedModel(wide, users, hparams.precision, self._kernels, not _is_plain(hparams))
+        self._model = StackedModel(wide, users, hparams.precision, self._kernels, not hparams.is_plain)
         self._weights, self._low, self._gradients = self._model.weights, self._model.low, self._model.gradients
         self._buffers = self._model.buffers
-        self._moments = [self._model.stack(self._dtype) for _ in self._rule.moments]
+        self._moments = [self._model.stack(self._dtype) for _ in self._rule.optimizer.slots]
         self._losses = torch.zeros(users, dtype=torch.float64, device=self._device)
         self._rate = torch.tensor([hparams.learning_rate], dtype=torch.float64, device=self._device)
         self._betas = torch.tensor(BETAS, dtype=torch.float64, device=self._device)
@@ -87,8 +88,8 @@ class StackedTrainer:
         """Bytes of the device's memory: the fixed part, and what each user needs where its records are longest."""
         wide = widened_for(kernels_for(like, hparams.precision), like)
         sizes, rows = sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
-        copies = [sizes.master] * (1 + len(_rule(hparams).moments))
-        copies += [sizes.low] * ((sizes.low != sizes.master) + (not _is_plain(hparams)))
+        copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
+        copies += [sizes.low] * ((sizes.low != sizes.master) + (not hparams.is_plain))
         values = sum(value.numel() for value in wide.values())
         longest = Shape(1, layout.record_words, rows, layout.record_words * rows)
         each = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
@@ -99,8 +100,13 @@ class StackedTrainer:
         return pack(group, self._rounding, self._largest, pin=self._device.type == "cuda")
 
     @torch.no_grad()
-    def train(self, start: Params, group: PackedGroup) -> tuple[list[float], list[int]]:
+    def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
         """All steps of at most `users` users, whose weights stay for `norms` and `add_updates`.
+
+        Args:
+            start: the global parameters.
+            group: what `pack` made.
+            rate: the learning rate, which only a schedule changes; `LocalHParams.learning_rate` where None.
 
         Returns:
             Of each user, in the order that `pack` got them: the summed cross-entropy (nats) before each of its steps,
@@ -110,6 +116,7 @@ class StackedTrainer:
         for name, value in widened(start, units_of(self._start)).items():
             self._start[name].copy_(value)
         self._model.load(self._start)
+        self._rate.fill_(self._hparams.learning_rate if rate is None else rate)
         for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
             values.zero_()
         with products(self._hparams.precision, self._device):
@@ -159,8 +166,10 @@ class StackedTrainer:
     def _step(self, shape: Shape, data: Tensor) -> None:
         """One step of each user that has one."""
         parts = shape.parts(data)
-        if _is_plain(self._hparams):
-            losses = self._model.descend(shape, parts, self._hparams.learning_rate)
+        if self._hparams.is_plain:
+            # A CUDA graph keeps numbers as they were when it was captured, and reads tensors anew.
+            varies = self._hparams.schedule != "constant"
+            losses = self._model.descend(shape, parts, self._rate if varies else self._hparams.learning_rate)
         else:
             losses = self._model.gradient(shape, parts)
             self._optimize(parts)
@@ -191,9 +200,5 @@ class StackedTrainer:
         return total
 
 
-def _is_plain(hparams: LocalHParams) -> bool:
-    return hparams.optimizer == "sgd" and hparams.gradient_clip is None and not hparams.proximal
-
-
 def _rule(hparams: LocalHParams) -> Rule:
-    return Rule(hparams.optimizer, hparams.momentum, hparams.proximal)
+    return Rule(optimizer_named(hparams.optimizer), hparams.momentum, hparams.proximal)

@@ -62,8 +62,7 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
 def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
     """Batches as positions.
 
-    A record is read as BOS and its words, and predicted as its words and EOS where it is shorter than
-    `layout.record_words`.
+    A record is read as BOS and its words, and predicted as its words and EOS where `layout.ends_with_eos`.
 
     Args:
         records: where the records are.
@@ -73,7 +72,7 @@ def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: i
         steps: number of steps.
     """
     words = np.diff(records.offsets)[record]
-    length = words + (words < layout.record_words)
+    length = words + layout.ends_with_eos(words)
     row = _ranks(step, length)
 
     first = np.cumsum(length) - length

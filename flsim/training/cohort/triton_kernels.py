@@ -9,11 +9,12 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from flsim.training.cohort import kernels
-from flsim.training.cohort.kernels import ALPHA, BETAS, Rule, TorchKernels
+from flsim.training import optimizers
+from flsim.training.cohort.kernels import Rule, TorchKernels
 from flsim.training.cohort.packing import Parts
 from flsim.training.cohort.triton_recurrence import Recurrence, block
 from flsim.training.hparams import Precision
+from flsim.training.optimizers import ALPHA, BETAS
 
 LOGITS, VALUES, USERS = 4096, 4096, 1024  # of a program at a time: logits, values of a user, values of all users
 
@@ -281,12 +282,15 @@ class TritonKernels(Recurrence):
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
+        if rule.optimizer.triton is None:
+            TorchKernels().optimize(weight, low, gradient, start, moments, scale, counts, scalars, rule)
+            return
         first, second = (*moments, weight, weight)[:2]
         size = start.numel()
         _optimize[(triton.cdiv(size, VALUES), len(weight))](
             weight, weight if low is None else low, gradient, start, first, second, scale, counts, scalars,
             size, rule.proximal, rule.decay, rule.momentum,
-            BETA=BETAS[0], SECOND_BETA=BETAS[1], ALPHA=ALPHA, EPS=kernels.EPSILON, OPTIMIZER=rule.optimizer,
+            BETA=BETAS[0], SECOND_BETA=BETAS[1], ALPHA=ALPHA, EPS=optimizers.EPSILON, OPTIMIZER=rule.optimizer.triton,
             LOW=low is not None, BLOCK=VALUES, num_warps=8,
         )  # fmt: skip
 

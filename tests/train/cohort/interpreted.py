@@ -39,6 +39,7 @@ from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_spread import SpreadKernels
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
+from flsim.training.optimizers import OPTIMIZERS
 
 U, T, B, N, D, H, V = 3, 4, 5, 13, 18, 37, 75
 COUNTS = torch.tensor([13, 0, 9], dtype=torch.int32)
@@ -191,9 +192,9 @@ def test_descend(kernels: type[TritonKernels], turned: bool) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
 @pytest.mark.parametrize(("mu", "decay"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.2)])
 def test_optimize(optimizer: str, mu: float, decay: float) -> None:
-    rule = Rule(optimizer, 0.9, mu, decay)
+    rule = Rule(OPTIMIZERS[optimizer], 0.9, mu, decay)
     shape, scalars = (U, V, D), torch.tensor([0.1, 1 - 0.9**3, 1 - 0.999**3]).double()
-    moments = [normal(*shape, seed=4 + place).abs() for place in range(len(rule.moments))]
+    moments = [normal(*shape, seed=4 + place).abs() for place in range(len(rule.optimizer.slots))]
     weight, scale = normal(*shape), torch.tensor([0.5, 1.0, 0.01], dtype=torch.float64)
     given = (normal(*shape, seed=1), normal(V, D), moments, scale, COUNTS, scalars, rule)
     check("optimize", weight, None, *given, writes=(0, 4))

@@ -1,4 +1,4 @@
-"""Parquet files of a run, read without trust: columns of the types that were written, whatever else a file may say."""
+"""Parquet files, read without trust: columns of the types that were written, whatever else a file may say."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,0 +1,71 @@
+"""When training met a canary: recomputed from (seed, round, population), which is all that it depends on."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.progress import tracked
+from flsim.canaries.population import Population
+from flsim.privacy.sampling import Sampler, draw_cohort
+from flsim.training.central.records import Order, poisson_lot, positions_at, steps_per_epoch
+
+Ints = NDArray[np.int64]
+Meetings = tuple[Ints, Ints, Ints]  # round from 1, canary as an index, user; [n] each
+
+
+def holders(users: Population) -> Ints:
+    """The user of each planted copy, int64 [n] as `users.overlay`."""
+    return np.searchsorted(users.user_offsets, users.overlay.records, side="right") - 1
+
+
+def of_cohorts(users: Population, seed: int, cohort: int, sampler: Sampler, rounds: int) -> Meetings:
+    """(round from 1, canary, user), int64 [n] each, of every sharer in every cohort."""
+    pairs = np.unique(np.stack([holders(users), users.overlay.canaries.astype(np.int64)]), axis=1)
+    user, canary = pairs
+    present = np.zeros(len(users), bool)
+    met = []
+    for round_ in tracked("cohorts", range(rounds)):
+        drawn = draw_cohort(seed, round_, len(users), cohort, sampler)
+        present[drawn] = True
+        met.append(np.flatnonzero(present[user]))
+        present[drawn] = False
+    which = _joined(met)
+    return _rounds(met), canary[which], user[which]
+
+
+def of_batches(users: Population, seed: int, batch_size: int, order: Order, steps: int) -> tuple[Ints, Ints]:
+    """(step from 1, copy as an index into `users.overlay`), int64 [n] each, of every copy in every batch."""
+    records = int(users.user_offsets[-1])
+    in_epoch = steps_per_epoch(records, batch_size)
+    planted = np.zeros(records, bool)
+    planted[users.overlay.records] = True
+    at, copies = [], []
+    for epoch in tracked("epochs", range(-(-steps // in_epoch))):
+        positions = positions_at(epoch, records, records, order, seed)  # one batch of all: the whole epoch in its order
+        places = np.flatnonzero(planted[positions])
+        at.append(epoch * in_epoch + places // batch_size + 1)
+        copies.append(np.searchsorted(users.overlay.records, positions[places]))
+    within = _joined(at) <= steps
+    return _joined(at)[within], _joined(copies)[within]
+
+
+def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[Ints, Ints]:
+    """As `of_batches`, where every record is drawn with the same probability at each step."""
+    records = int(users.user_offsets[-1])
+    planted = np.zeros(records, bool)
+    planted[users.overlay.records] = True
+    met = []
+    for step in tracked("lots", range(steps)):
+        lot = poisson_lot(step, records, batch_size, seed)
+        met.append(np.searchsorted(users.overlay.records, lot[planted[lot]]))
+    return _rounds(met), _joined(met)
+
+
+def _rounds(met: list[Ints]) -> Ints:
+    """The number, from 1, of the list that each element of the joined lists is in."""
+    return np.repeat(np.arange(1, len(met) + 1), [len(part) for part in met])
+
+
+def _joined(parts: Iterable[Ints]) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *parts])

@@ -1,0 +1,55 @@
+"""Files of JSON lines, which one process appends to while others read them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flsim.base.files import from_json
+
+TAIL = 4096  # bytes at a file's end that hold its last line
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """Yield the value of each line; none where there is no file. A line that is cut short or damaged is left out."""
+    if path.exists():
+        yield from _values(path.read_bytes())
+
+
+def last_line(path: Path) -> Any:
+    """Return the value of the last line without reading the others; None where it is damaged or there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            lines = file.read().splitlines()
+        return from_json(lines[-1]) if lines else None
+    except (OSError, ValueError):
+        return None
+
+
+class NewLines:
+    """The whole lines that a file got since they were last taken; all of them where another file took its place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._offset = path, 0, 0
+
+    def take(self) -> list[Any]:
+        """Return the values of the new lines; a damaged line is left out."""
+        try:
+            with self._path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._file or about.st_size < self._offset:
+                    self._file, self._offset = about.st_ino, 0
+                file.seek(self._offset)
+                whole = file.read().rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + 1 if whole else 0
+        return list(_values(whole))
+
+
+def _values(text: bytes) -> Iterator[Any]:
+    for line in text.split(b"\n"):
+        with suppress(ValueError):
+            yield from_json(line)

@@ -1,0 +1,110 @@
+"""The roster of a population, roster.parquet: a row per canary, in the order in which an overlay numbers them.
+
+    canary                                 its id, such as "c07"
+    tokens, words                          its phrase, as ids and as text
+    p_u, p_e                               the probabilities by which it is planted; missing for a number of copies
+    planned_sharers, sharers               users that were drawn to hold it, and users that do
+    planned_insertions, insertions         records that were drawn for it, and records that are it
+
+Only a roster that has use for them has the columns of `LATER`. Without them all canaries are planted in every round:
+
+    is_planted                             false: a control, which is drawn and measured like the others
+    first_round, last_round                the rounds in which it is planted, from 1; missing: no bound
+    template                               the text around the phrase; missing: none
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.parquet import read_parquet
+from flsim.canaries.planting import Planting
+from flsim.canaries.spec import Canary
+from flsim.data.vocabulary import Vocabulary
+
+FILE = "roster.parquet"
+COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")
+LATER = {"is_planted": "boolean", "first_round": "Int64", "last_round": "Int64", "template": "string"}  # of pandas
+SCHEMA = pa.schema(
+    [
+        pa.field("canary", pa.string(), nullable=False),
+        pa.field("tokens", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False),
+        pa.field("words", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
+        ("p_u", pa.float64()),
+        ("p_e", pa.float64()),
+        *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
+        pa.field("is_planted", pa.bool_(), nullable=False),
+        ("first_round", pa.int64()),
+        ("last_round", pa.int64()),
+        ("template", pa.string()),
+    ]
+)
+OLDER_LACK = ("words", *COUNTS)  # columns that rosters of the first versions do not have
+
+
+def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> None:
+    """Write the roster of what is planted into an existing folder."""
+    canaries = planting.canaries
+    columns = {
+        "canary": [canary.id for canary in canaries],
+        "tokens": [list(canary.tokens) for canary in canaries],
+        "words": [vocabulary.decode(canary.tokens) for canary in canaries],
+        "p_u": [canary.p_u for canary in canaries],
+        "p_e": [canary.p_e for canary in canaries],
+        **{name: getattr(planting, name) for name in COUNTS},
+    }
+    later = {name: [getattr(canary, name) for canary in canaries] for name in LATER}
+    used = {name: values for name, values in later.items() if any(value != getattr(Canary, name) for value in values)}
+    types = {name: LATER[name] for name in used}
+    pd.DataFrame(columns | used).astype(types).to_parquet(folder / FILE, index=False)
+
+
+def read_canaries(folder: Path) -> tuple[Canary, ...]:
+    """Return the canaries of a folder's roster; one without probabilities has as many copies as were planned.
+
+    Raises:
+        OSError, ValueError, KeyError, pyarrow.ArrowException: there is no roster, or it is damaged.
+    """
+    names = ["canary", "tokens", "p_u", "p_e", "planned_insertions"]
+    with pq.ParquetFile(folder / FILE) as file:
+        names += [name for name in LATER if name in file.schema_arrow.names]
+        table = file.read(columns=names)
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    canaries = []
+    for row in table.select(names).cast(schema).to_pylist():
+        p_u, p_e, copies = row["p_u"], row["p_e"], None
+        if p_u is None:
+            p_u, p_e, copies = math.nan, math.nan, row["planned_insertions"]
+        later = {name: row[name] for name in names if name in LATER}
+        canaries.append(Canary(row["canary"], tuple(row["tokens"]), p_u, p_e, copies, **later))
+    return tuple(canaries)
+
+
+def read_counts(folder: Path) -> dict[str, NDArray[np.int64]]:
+    """Return int64 [canaries] of each of `COUNTS` in a folder's roster. Raises what `read_canaries` raises."""
+    counts = pq.read_table(folder / FILE, columns=list(COUNTS)).to_pydict()
+    return {name: np.array(counts[name], np.int64) for name in COUNTS}
+
+
+def read_roster(path: Path) -> pd.DataFrame:
+    """Return a roster as a table, without trust in the file: the columns of `SCHEMA`, as far as the file has them.
+
+    ``is_planted`` is always there.
+
+    Raises:
+        InputError: there is no such file, it is damaged, or it holds what no roster holds.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
+    roster = read_parquet(path, SCHEMA, (*OLDER_LACK, *LATER))
+    if roster.empty or roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
+        raise InputError(f"{path}: canaries need different ids, and there must be some; restore it")
+    if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
+        raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
+    return roster if "is_planted" in roster else roster.assign(is_planted=True)

@@ -1,0 +1,182 @@
+"""A user's own code that yields what users wrote: a reader of files, or a maker of a corpus.
+
+    def reader(path):                       # flsim data import FILE --format my_format.py:reader
+        yield "user", "Plain text. It is cut into sentences as the text of other formats is."
+
+    def maker(seed, users=100):             # flsim data make my_corpus.py:maker --set users=9
+        yield "user", ["sentences of words", "that are taken as they are"], "train"
+
+Both yield (user, text) or (user, text, split). A reader may also be a `flsim.data.formats.posts.Format`, which cuts its
+files into parts that are read in parallel.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import naming_own_code, parts, resolve, source_digest
+from flsim.data.formats.posts import Format, Part, Post, user_name
+from flsim.data.html import records
+from flsim.data.manifest import SPLITS
+
+YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"
+
+
+def reader_of(name: str) -> Format:
+    """Return the format that a user's own reader ``path/to/file.py:NAME`` makes.
+
+    Raises:
+        InputError: the file failed, or it has no such function or `Format`.
+    """
+    own = _Reader(name, source_digest(name))
+    thing = own.resolved()
+    lost, fragile = (thing.lost, thing.fragile) if isinstance(thing, Format) else ("", False)
+    return Format(_label(name), own.parts, own.read, own.check, lost, fragile, {"format_sha256": own.sha256})
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A user's own reader, by name, since other processes cannot import what a user's file defines.
+
+    Attributes:
+        name: ``path/to/file.py:NAME``.
+        sha256: of the file, which is the same for all parts of an import.
+    """
+
+    name: str
+    sha256: str
+
+    def resolved(self) -> Any:
+        if source_digest(self.name) != self.sha256:
+            raise InputError(f"{parts(self.name)[0]}: changed while sources were read; import them again")
+        thing: Any = resolve(self.name, {}, "format")
+        if not isinstance(thing, Format) and not callable(thing):
+            raise InputError(f"{self.name}: is {type(thing).__name__}, not a function of a path or a Format of flsim")
+        return thing
+
+    def parts(self, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+        thing = self.resolved()
+        if not isinstance(thing, Format):
+            return _whole(data, source, columns)
+        with _naming(source):
+            return thing.parts(data, source, columns)
+
+    def check(self, data: Path, source: Path) -> list[str]:
+        thing = self.resolved()
+        with _naming(source):
+            return thing.check(data, source) if isinstance(thing, Format) else []
+
+    def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+        thing = self.resolved()
+        with _naming(part.source):
+            yielded = thing.read(part, dropped) if isinstance(thing, Format) else thing(part.path)
+            yield from _posts(self.name, yielded)
+
+
+def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
+    """Return a user's own maker ``path/to/file.py:NAME`` as the format of its own source file.
+
+    Args:
+        name: of a function that yields posts.
+        seed: its argument `seed`, where it has one.
+        options: its other arguments by name.
+
+    Raises:
+        InputError: the file failed, it has no such function, or the function does not take these options.
+    """
+    own = _Maker(name, seed, dict(options))
+    own.bound()
+    return Format(_label(name), _whole, own.read, about={"options": own.options})
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """A user's own maker, by name as `_Reader`, with its arguments; an import refuses its file where that changes."""
+
+    name: str
+    seed: int
+    options: dict[str, Any]
+
+    def bound(self) -> Callable[[], Any]:
+        """Return the maker as a function without arguments."""
+        thing: Any = resolve(self.name, {}, "maker")
+        if not callable(thing):
+            raise InputError(f"{self.name}: is {type(thing).__name__}, not a function that yields what users wrote")
+        signature = inspect.signature(thing)
+        arguments = ({"seed": self.seed} if "seed" in signature.parameters else {}) | self.options
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise InputError(f"{self.name}{signature}: {error}; set its options as --set NAME=VALUE") from error
+        return partial(thing, **arguments)
+
+    def read(self, _part: Part, _dropped: Counter[str]) -> Iterator[Post]:
+        make = self.bound()
+        with naming_own_code(InputError):
+            yield from _posts(self.name, make())
+
+
+@contextmanager
+def _naming(source: Path) -> Iterator[None]:
+    """Name the source, the user's file and its line in errors of the user's own code."""
+    try:
+        with naming_own_code(InputError):
+            yield
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+
+
+def _label(name: str) -> str:
+    """Return the name without the folder, which is no property of a corpus."""
+    path, attribute = parts(name)
+    return f"{path.name}:{attribute}"
+
+
+def _whole(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    return [Part(data, source, 0, 1, columns)]
+
+
+def _posts(name: str, yielded: Any) -> Iterator[Post]:
+    if not isinstance(yielded, Iterable):
+        raise InputError(f"{name}: returned {type(yielded).__name__}; {YIELDS}")
+    for value in yielded:
+        try:
+            post = _post(value)
+        except InputError as error:
+            frame = getattr(yielded, "gi_frame", None)  # of a generator, which waits at its `yield`
+            where = f"{parts(name)[0]}:{frame.f_lineno}" if frame else name
+            raise InputError(f"{where}: yielded {error}") from error
+        yield post
+
+
+def _post(value: Any) -> Post:
+    if isinstance(value, Post):
+        value = (value.user, value.sentences, value.split)
+    if not isinstance(value, tuple) or len(value) not in (2, 3):
+        raise InputError(f"{_shortened(value)}; {YIELDS}")
+    user, text, split = value if len(value) == 3 else (*value, None)
+    known = user_name(str(user) if isinstance(user, int) and not isinstance(user, bool) else user)
+    if known is None:
+        raise InputError(f"the user {_shortened(user)}; a user is a string or a whole number")
+    if split is not None and split not in SPLITS:
+        raise InputError(f"the split {_shortened(split)}; a split is one of {', '.join(SPLITS)}")
+    sentences = [text] if isinstance(text, str) else text
+    if not isinstance(sentences, list | tuple) or not all(isinstance(sentence, str) for sentence in sentences):
+        raise InputError(f"the text {_shortened(text)}; {YIELDS}")
+    if any(user_name(sentence) is None for sentence in sentences):
+        raise InputError(f"the text {_shortened(text)}, which holds half of a surrogate pair; leave that out")
+    if isinstance(text, str):
+        return Post(known, records(text), split)
+    joined = (" ".join(sentence.split()) for sentence in sentences)
+    return Post(known, [sentence for sentence in joined if sentence], split)
+
+
+def _shortened(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,80 @@
+"""Corpora made by code: the built-in makers, and a user's own, by one function."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import is_own, parts, refuse_unknown
+from flsim.data.corpus import Corpus
+from flsim.data.formats.own import maker_of
+from flsim.data.importing.run import import_corpus
+from flsim.data.importing.settings import ImportHParams
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A built-in maker of corpora.
+
+    Attributes:
+        options: a dataclass of its options.
+        make: (folder of the new corpus, options, seed) -> the corpus.
+    """
+
+    options: type
+    make: Callable[[Path, Any, int], Corpus]
+
+
+MAKERS = {"synthetic": Maker(SyntheticHParams, make_synthetic)}
+WHOLE: dict[str, Any] = {"words_per_user": None}  # users as they are made
+
+
+def make_corpus(
+    name: str,
+    out: Path,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    writing: Mapping[str, Any] | None = None,
+) -> Corpus:
+    """Write a corpus that code makes, as a function of the code and these arguments.
+
+    What a user's own maker yields goes the way of an import: users are cut where `words_per_user` is set, splits are
+    drawn where the maker names none, and the vocabulary is counted. An interrupted call continues when it is repeated.
+
+    Args:
+        name: a key of `MAKERS`, or ``path/to/file.py:NAME``; see `flsim.data.formats.own`.
+        out: folder of the new corpus.
+        seed: of what is random.
+        options: of the maker.
+        writing: fields of `flsim.data.importing.settings.ImportHParams`, by name; a built-in maker takes those that it
+            has as options.
+
+    Raises:
+        InputError: no such maker, options that it does not take, an error of its own, or `out` exists.
+    """
+    refuse_unknown(name, MAKERS, "maker")
+    options, writing = options or {}, writing or {}
+    if is_own(name):
+        hparams = ImportHParams(**{**WHOLE, **writing}, seed=seed)
+        return import_corpus([parts(name)[0]], out, hparams, maker_of(name, seed, options))
+    maker = MAKERS[name]
+    return maker.make(out, _validated(name, maker.options, {**writing, **options}), seed)
+
+
+def _validated(name: str, kind: type, options: Mapping[str, Any]) -> Any:
+    known = [field.name for field in fields(kind)]
+    for key in options:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise InputError(f"{name}: unknown option {key}; did you mean {close}?")
+    try:
+        return TypeAdapter(kind).validate_python(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(": ".join(filter(None, (name, where, first["msg"].removeprefix("Value error, "))))) from error

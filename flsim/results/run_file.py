@@ -1,0 +1,109 @@
+"""A run's run.json, read: what is trained, how far it has come, and what became of it."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flsim.base.errors import InputError
+from flsim.base.files import from_json
+from flsim.results.rows import identity_of
+
+STATUSES = ("running", "completed", "diverged", "failed")
+WORLDS = {"iid": "IID", "non-iid": "Non-IID"}  # data.world -> its name in a table
+
+
+def setting_of(world: str | None, label: str) -> str:
+    """Return the name of a table's row, such as ``"Non-IID, FedAvg, b_u=16"``.
+
+    Args:
+        world: "iid" or "non-iid"; None where records are drawn in the same way in both.
+        label: what else is trained.
+    """
+    return label if world is None else f"{WORLDS[world]}, {label}"
+
+
+def read_run_file(run_folder: Path) -> dict[str, Any]:
+    """Return the fields of `flsim.results.store.RunResults` that run.json says, and ``recorded_name``.
+
+    ``name`` is that of the folder as it is now; ``recorded_name`` is the name that the run was started with.
+
+    Raises:
+        InputError: there is no run.json, or it does not describe a run.
+    """
+    path = run_folder / "run.json"
+    if not path.is_file():
+        raise InputError(f"{run_folder}: not a run folder (it has no run.json); name the folder that a run wrote")
+    try:
+        about = from_json(path.read_text(encoding="utf-8"))
+        recorded, setting, status, reason = (about[name] for name in ("name", "setting", "status", "reason"))
+        if not (_is_line(recorded) and _is_line(setting) and recorded and setting.strip() and status in STATUSES):
+            raise ValueError
+        name = run_folder.resolve().name
+        name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+        world, label = _world_and_label(about)
+        return _read_later(about) | {
+            "name": name or recorded,
+            "recorded_name": recorded,
+            "label": label,
+            "world": world,
+            "status": status,
+            "reason": None if reason is None else _text(reason),
+            "round": _whole(about["round"]),
+            "rounds": _whole(about["rounds"]),
+        }
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
+
+
+def _world_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the world and what else is trained. Runs that were made before run.json had both say them in one text.
+
+    Raises:
+        ValueError: there is no such world, or the label is not a line.
+    """
+    if "label" not in about:
+        setting: str = about["setting"]
+        worlds = [world for world, name in WORLDS.items() if setting.startswith(f"{name}, ")]
+        return (worlds[0], setting.removeprefix(f"{WORLDS[worlds[0]]}, ")) if worlds else (None, setting)
+    world, label = about["world"], about["label"]
+    if not (world is None or world in WORLDS) or not _is_line(label) or not label.strip():
+        raise ValueError
+    return world, label
+
+
+def _read_later(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what run.json says only since a later version; None where an older run does not say it.
+
+    Raises:
+        ValueError: a value is none of its field.
+    """
+    per_epoch, seed, series = (about.get(name) for name in ("rounds_per_epoch", "seed", "series"))
+    config, corpus = (about.get(name) for name in ("config", "corpus"))
+    if per_epoch is not None and not 0 < float(per_epoch) < math.inf:
+        raise ValueError
+    return {
+        "rounds_per_epoch": None if per_epoch is None else float(per_epoch),
+        "seed": None if seed is None else _whole(seed),
+        "series": None if series is None else _text(series),
+        "identity": identity_of(_text(config), _text(corpus)) if config and corpus else None,
+    }
+
+
+def _is_line(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _whole(value: Any) -> int:
+    """Return a number that a column of a table can hold. Raises what `int` raises, and ValueError beyond int64."""
+    number = int(value)
+    if abs(number) >= 2**63:
+        raise ValueError
+    return number
+
+
+def _text(value: Any) -> str:
+    """Return the value as text. Raises UnicodeEncodeError where a file could not hold it."""
+    text = str(value)
+    text.encode()
+    return text

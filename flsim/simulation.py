@@ -1,0 +1,185 @@
+"""Plant and train in this process, without Ray: what a notebook needs of the loop that `flsim run` shares.
+
+users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
+for state in flsim.simulate(users, flsim.CIFG(32, 64), flsim.FedAvg(cohort=40), rounds=100):
+...
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.server_optimizers import ServerOptimizerHParams
+from flsim.algorithms.training import Training
+from flsim.base.errors import InputError
+from flsim.canaries.in_corpus import planting_of, settled
+from flsim.canaries.population import Population, World, make_twin
+from flsim.canaries.spec import Canary, CanaryHParams
+from flsim.data.corpus import Corpus
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.sampling import Sampler
+from flsim.training.central import CentralHParams, CentralTraining
+from flsim.training.central.records import Order
+from flsim.training.hparams import LocalHParams
+from flsim.training.state import State
+from flsim.training.threads import threads as threads_of_torch
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The users of a corpus with canaries planted in their records.
+
+    Attributes:
+        corpus: where they are from; utility is measured on its test users.
+        world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+        users: the training users.
+        canaries: what is planted.
+    """
+
+    corpus: Corpus
+    world: World
+    users: Population
+    canaries: tuple[Canary, ...]
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+def plant(
+    corpus: Corpus | Path | str, canaries: CanaryHParams | None = None, *, world: World = "non-iid", seed: int = 0
+) -> Planted:
+    """Plant canaries in the training users of a corpus, in memory; the corpus stays as it is.
+
+    The same corpus, canaries, world and seed give what `flsim run` plants (Thakkar et al., 2020, section 4.1).
+
+    Args:
+        corpus: a corpus, or where it lies.
+        canaries: what to plant; the default is the paper's grid, or what is planted in the corpus already.
+        world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+        seed: of phrases, sharers and records, and of the twin's order.
+
+    Raises:
+        InputError: not a corpus; it has too few users or words; or other canaries are planted in it already.
+    """
+    opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
+    if world not in ("iid", "non-iid"):
+        raise InputError(f'world must be "iid" or "non-iid", found {world!r}')
+    planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed)
+    split, overlay, twin = opened.split("train"), planting.overlay, None
+    if world == "iid":
+        twin, overlay = make_twin(split, planting, seed)
+    phrases = tuple(np.array(canary.tokens, np.uint16) for canary in planting.canaries)
+    return Planted(opened, world, Population(split, phrases, overlay, twin), planting.canaries)
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Federated Averaging: who trains, what a user does, what the server does, and what protects a user.
+
+    Attributes:
+        cohort: users per round; the expected number, where the sampler is "poisson".
+        sampler: "fixed-size" draws that many users without replacement; "poisson" each user independently.
+        local: local training.
+        server: the server's optimizer; by default the average is the step.
+        privacy: clip and noise; by default neither.
+        shards: contiguous ranges of users whose updates are summed first. A run has `system.shards` of them; equal
+            numbers give equal bits.
+    """
+
+    cohort: int = 500
+    sampler: Sampler = "fixed-size"
+    local: LocalHParams = field(default_factory=LocalHParams)
+    server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
+    privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
+    shards: int = 2
+
+    def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
+        """The training of these users. Raises InputError where it cannot begin."""
+        settings = FedAvgHParams(**asdict(self.server), rounds=rounds, cohort=self.cohort, sampler=self.sampler)
+        return FederatedTraining(
+            planted.users,
+            model,
+            settings,
+            self.local,
+            self.privacy,
+            seed,
+            self.shards,
+            device=device,
+            length=rounds,
+        )
+
+
+@dataclass(frozen=True)
+class Central:
+    """Central training over records: SGD and its like, or DP-SGD.
+
+    Attributes:
+        training: batches, learning rate and optimizer; a round is a step.
+        privacy: clip and noise of records' gradients; by default neither.
+    """
+
+    training: CentralHParams = field(default_factory=CentralHParams)
+    privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
+
+    def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
+        """The training over these users' records. Raises InputError where it cannot begin."""
+        is_private = self.privacy.mechanism != "none"
+        order: Order = "iid" if is_private or planted.world == "iid" else "sequence"
+        return CentralTraining(
+            planted.users, self.training, seed, order, self.privacy, rounds, device=device, model=model
+        )
+
+
+def simulate(
+    planted: Planted,
+    model: ModelHParams,
+    algorithm: FedAvg | Central,
+    rounds: int,
+    *,
+    seed: int = 0,
+    start: State | None = None,
+    every: int | Callable[[int], bool] = 1,
+    device: str = "cpu",
+    threads: int = 1,
+) -> Iterator[State]:
+    """Train in this process, and hand out the states.
+
+    Equal arguments give equal bits on equal machines, and the bits of `flsim run` with the same settings.
+
+    Args:
+        planted: the users.
+        model: which network, and of what size.
+        algorithm: `FedAvg` or `Central`.
+        rounds: how long; of central training, steps.
+        seed: of everything that is drawn.
+        start: a state to go on from; by default a new model's.
+        every: rounds between two states that are handed out, or whether one is wanted after so many rounds. The last
+            state always is handed out.
+        device: of torch.
+        threads: of torch, while it trains.
+
+    Yields:
+        States after completed rounds, with parameters on the CPU.
+
+    Raises:
+        InputError: the settings do not fit each other, or the users.
+        Diverged: values are not finite, or the loss is absurd; names the round.
+    """
+    training = algorithm.training_of(planted, model, rounds, seed, device)
+    is_wanted = every if callable(every) else lambda round_: round_ % every == 0
+    return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)
+
+
+def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
+    """The same states; whoever uses them has the threads that there were."""
+    while True:
+        with threads_of_torch(number):
+            state = next(states, None)
+        if state is None:
+            return
+        yield state

@@ -1,0 +1,207 @@
+"""Optimizers of local and central steps. Each is one value in this file, and nothing else knows it by name.
+
+A user's own, ``path/to/file.py:NAME``, is a class of `torch.optim.Optimizer`, a function (parameters, lr) that makes
+one, or an `Optimizer` as below, whose `direction` then runs stacked on a GPU too. Where `weight_decay` is set, a class
+or function gets it as well.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import is_own, naming_own_code, parts, resolve
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of torch.optim.Adam
+ALPHA = 0.99  # of torch.optim.RMSprop, whose epsilon is Adam's
+
+Moments = Sequence[Tensor]
+Over = Callable[[Iterable[Tensor], float, float, float], torch.optim.Optimizer]
+Direction = Callable[[Tensor, Moments, Moments, float], tuple[Tensor, Moments]]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How a gradient becomes a step.
+
+    Attributes:
+        label: its name in a table.
+        over: (parameters, learning rate, momentum, weight decay) -> torch's optimizer over them. The oracle, and what
+            every engine on a CPU steps with.
+        slots: torch's names of the tensors that it keeps of each weight, in the weight's shape.
+        counts_steps: whether torch also keeps "step", a number, of each weight.
+        direction: (gradient, moments, corrections, momentum) -> (direction, moments after it), which stacked users step
+            along: w <- w - rate * direction. `moments` are those of `slots`, `corrections` are Adam's 1 - beta^t for
+            both of `BETAS`. None where only torch's optimizer is there.
+        triton: its branch in `flsim.training.cohort.triton_kernels`; where None, PyTorch computes `direction` instead.
+    """
+
+    label: str
+    over: Over
+    slots: tuple[str, ...] = ()
+    counts_steps: bool = False
+    direction: Direction | None = None
+    triton: str | None = None
+
+
+def _sgd(gradient: Tensor, _moments: Moments, _corrections: Moments, _momentum: float) -> tuple[Tensor, Moments]:
+    """Return g, the direction of stochastic gradient descent (Robbins and Monro, 1951)."""
+    return gradient, ()
+
+
+SGD = Optimizer(
+    "SGD",
+    lambda parameters, rate, _momentum, decay: torch.optim.SGD(parameters, rate, weight_decay=decay),
+    direction=_sgd,
+    triton="sgd",
+)
+
+
+def _momentum(gradient: Tensor, moments: Moments, _corrections: Moments, momentum: float) -> tuple[Tensor, Moments]:
+    """Return m <- mu m + g (Polyak, 1964), as torch has it: the first m is g."""
+    m = momentum * moments[0] + gradient
+    return m, (m,)
+
+
+MOMENTUM = Optimizer(
+    "Momentum",
+    lambda parameters, rate, momentum, decay: torch.optim.SGD(parameters, rate, momentum, weight_decay=decay),
+    slots=("momentum_buffer",),
+    direction=_momentum,
+    triton="momentum",
+)
+
+
+def _adam(gradient: Tensor, moments: Moments, corrections: Moments, _momentum: float) -> tuple[Tensor, Moments]:
+    """Return m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + epsilon) (Kingma and Ba, 2015, Algorithm 1)."""
+    m, v = (
+        beta * moment + (1 - beta) * power
+        for moment, power, beta in zip(moments, (gradient, gradient**2), BETAS, strict=True)
+    )
+    first, second = corrections
+    return m / first / ((v / second).sqrt() + EPSILON), (m, v)
+
+
+ADAM = Optimizer(
+    "Adam",
+    lambda parameters, rate, _momentum, decay: torch.optim.Adam(parameters, rate, weight_decay=decay),
+    slots=("exp_avg", "exp_avg_sq"),
+    counts_steps=True,
+    direction=_adam,
+    triton="adam",
+)
+
+
+def _rmsprop(gradient: Tensor, moments: Moments, _corrections: Moments, _momentum: float) -> tuple[Tensor, Moments]:
+    """Return g / (sqrt(v) + epsilon) with v <- alpha v + (1 - alpha) g^2 (Tieleman and Hinton, 2012)."""
+    v = ALPHA * moments[0] + (1 - ALPHA) * gradient**2
+    return gradient / (v.sqrt() + EPSILON), (v,)
+
+
+RMSPROP = Optimizer(
+    "RMSProp",
+    lambda parameters, rate, _momentum, decay: torch.optim.RMSprop(parameters, rate, weight_decay=decay),
+    slots=("square_avg",),
+    counts_steps=True,
+    direction=_rmsprop,
+    triton="rmsprop",
+)
+
+OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "rmsprop": RMSPROP}
+
+
+def optimizer_named(name: str) -> Optimizer:
+    """Return an optimizer by a key of `OPTIMIZERS`, or a user's own by ``path/to/file.py:NAME``.
+
+    Raises:
+        InputError: the user's file has nothing of that name, what it has is no optimizer, or the file failed.
+    """
+    thing = resolve(name, OPTIMIZERS, "optimizer")
+    return thing if isinstance(thing, Optimizer) else _own(name, thing)
+
+
+@lru_cache(maxsize=32)
+def _own(name: str, make: object) -> Optimizer:
+    """Return a user's class of torch optimizers, or function that makes one, as an `Optimizer`."""
+    if not callable(make):
+        raise InputError(f"{name}: must be a torch.optim.Optimizer, a function that makes one, or flsim's Optimizer")
+
+    def over(parameters: Iterable[Tensor], rate: float, _momentum: float, decay: float) -> torch.optim.Optimizer:
+        settings = {"lr": rate} | ({"weight_decay": decay} if decay else {})
+        try:
+            with naming_own_code(InputError):
+                made = make(parameters, **settings)
+        except TypeError as error:  # of the call itself, which is no code of theirs
+            raise InputError(f"{name}: cannot be made of (parameters, {', '.join(settings)}): {error}") from error
+        if not isinstance(made, torch.optim.Optimizer) or not all("lr" in group for group in made.param_groups):
+            raise InputError(f"{name}: made {type(made).__name__}, not a torch.optim.Optimizer with a learning rate")
+        return made
+
+    return Optimizer(parts(name)[1], over)
+
+
+def label_of(name: str) -> str:
+    """Return the name of an optimizer in a table, without executing a user's code."""
+    return parts(name)[1] if is_own(name) else OPTIMIZERS[name].label
+
+
+def refuse_low_precision(name: str, precision: str) -> None:
+    """Raise InputError where an optimizer has no `direction`, without which engines train in float32 alone."""
+    if precision != "float32" and optimizer_named(name).direction is None:
+        raise InputError(
+            f'optimizer "{name}" trains in float32; precision "{precision}" needs an Optimizer of flsim that has a '
+            f"direction"
+        )
+
+
+def refuse_failing(name: str) -> None:
+    """Try a step of a user's own optimizer. Raises InputError where it fails."""
+    if is_own(name):
+        _tried(optimizer_named(name))
+
+
+def slots_of(name: str) -> tuple[str, ...]:
+    """Return the slots of an optimizer's state that are as large as the weights; of a user's own, by trying a step.
+
+    Raises:
+        InputError: it fails, or a checkpoint cannot hold all of its state, which has to survive from step to step.
+    """
+    optimizer = optimizer_named(name)
+    if not is_own(name):
+        return optimizer.slots
+    stepped, before, weights = _tried(optimizer)
+    if _settings_of(stepped) != before:
+        raise InputError(f"{name}: its steps change param_groups, which no checkpoint holds; keep that in its state")
+    return tuple(sorted(set().union(*(_slots_of(name, stepped.state[weight], weight) for weight in weights))))
+
+
+def _tried(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, list[dict[str, object]], list[Tensor]]:
+    """Step once along two weights. Returns torch's optimizer, its settings before, and the weights."""
+    weights = [torch.zeros(3, 2), torch.zeros(5)]
+    stepping = optimizer.over(weights, 0.1, 0.9, 0.0)
+    before = _settings_of(stepping)
+    with naming_own_code(InputError):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        stepping.step()
+    return stepping, before, weights
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _slots_of(name: str, state: Mapping[str, object], weight: Tensor) -> set[str]:
+    """Return the slots of a weight's state that are like the weight."""
+    for slot, value in state.items():
+        shape = () if slot == "step" else weight.shape
+        if not isinstance(value, Tensor) or value.shape != shape or not slot.isidentifier():
+            kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"{name}: keeps {slot!r}, {kind}, of a weight of shape {tuple(weight.shape)}; a checkpoint holds "
+                f'tensors of the weight\'s shape, and "step", a tensor of one number'
+            )
+    return set(state) - {"step"}

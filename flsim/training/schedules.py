@@ -1,0 +1,55 @@
+"""Schedules of learning rates: each is a function (step or round, total) -> factor of the rate, all in this file.
+
+Central steps, local training and the server's step use the same ones. A user's own, ``path/to/file.py:NAME``, is such
+a function; steps and rounds count from 0, so the last one is total - 1.
+"""
+
+import math
+from collections.abc import Callable
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import is_own, naming_own_code, resolve
+
+Schedule = Callable[[int, int], float]
+
+
+def constant(_at: int, _total: int) -> float:
+    """Return 1."""
+    return 1.0
+
+
+def linear(at: int, total: int) -> float:
+    """Return 1 - t / T, which falls along a line and would be 0 one step after the last."""
+    return 1 - at / total
+
+
+def cosine(at: int, total: int) -> float:
+    """Return (1 + cos(pi t / T)) / 2, half a cosine (Loshchilov and Hutter, 2017, equation 5, without restarts)."""
+    return (1 + math.cos(math.pi * (at / total))) / 2
+
+
+SCHEDULES: dict[str, Schedule] = {"constant": constant, "linear": linear, "cosine": cosine}
+
+
+def rate_at(rate: float, schedule: str, at: int, total: int, warmup: int = 0) -> float:
+    """Return the learning rate of a step or round.
+
+    Args:
+        rate: the highest rate, which the schedule's factor multiplies.
+        schedule: a key of `SCHEDULES`, or a user's own.
+        at: the step or round, from 0.
+        total: number of steps or rounds of the whole training.
+        warmup: number of steps in which the rate rises along a line; the schedule has the others.
+
+    Raises:
+        InputError: a user's own schedule failed, or gave a factor that is negative or not finite.
+    """
+    if at < warmup:
+        return rate * (at + 1) / warmup
+    with naming_own_code(InputError):
+        factor = resolve(schedule, SCHEDULES, "schedule")(at - warmup, max(total - warmup, 1))
+    if is_own(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
+        raise InputError(
+            f"{schedule}: gave the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"
+        )
+    return rate * factor

@@ -1,0 +1,159 @@
+"""The private parts of Ray and Flower that this project needs, each with the public interface that is missing.
+
+No other file of the product imports them, so that a new version of either is checked against this file alone.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray._common.utils import get_default_ray_temp_dir
+from ray._private import ray_constants, services, utils, worker
+
+if TYPE_CHECKING:  # central training starts without Flower
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+# The command `ray`. Its heads would open port 10001 for clients from elsewhere wherever grpcio is installed, and
+# `ray start` has no option against it: --ray-client-server-port only chooses another port.
+RAY_WITHOUT_CLIENTS = (
+    "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
+)
+
+
+def temporary_folder() -> Path:
+    """Return the folder in which Ray makes its sessions.
+
+    The public `RuntimeContext.get_temp_dir` answers only after Ray has started; it is needed before.
+    """
+    return Path(get_default_ray_temp_dir())
+
+
+def logs_folder() -> Path | None:
+    """Return the folder of the logs of Ray's processes on this machine; None where Ray is not connected.
+
+    No public function names it.
+    """
+    node = worker.global_worker.node
+    return Path(node.get_logs_dir_path()) if node else None
+
+
+def arguments_of_own_processes() -> set[str]:
+    """Return command-line arguments by which this session's raylet and control store on this machine are told.
+
+    No public function says which processes are Ray's own.
+    """
+    node = worker.global_worker.node
+    return {f"--raylet_socket_name={node.raylet_socket_name}", f"--session-name={node.session_name}"}
+
+
+@contextmanager
+def no_handler_of_sigterm() -> Iterator[None]:
+    """Keep Ray from setting a handler of SIGTERM in the block: its own one ends the process at once, with other codes.
+
+    `ray.init` has no option against it.
+    """
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
+
+
+@contextmanager
+def loopback() -> Iterator[None]:
+    """Have what Ray starts in the block listen on loopback.
+
+    A node whose address is 127.0.0.1 does, but on Linux Ray takes another address of the machine wherever it is given
+    that one, and `ray.init` has no option against it. This is the switch by which it does not on systems where it has
+    no clusters. Ray reads the constant in this process, and the variable in those that it starts.
+    """
+    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    variable = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[name]
+        if variable is not None:
+            os.environ[name] = variable
+
+
+def address_of_control_store(address: str) -> str:
+    """Return the "HOST:PORT" that `ray.init(address=...)` would connect to; empty where it would find none.
+
+    `ray.init` is the only public function that resolves an address such as "auto", and it tries for minutes.
+    """
+    services.find_gcs_addresses.cache_clear()  # "auto" looks for processes, and remembers what it found
+    return services.canonicalize_bootstrap_address(address) or ""
+
+
+def address_for_others(host: str) -> str:
+    """Return the address under which Ray tells other nodes of this host: of a local one, one that they can reach.
+
+    The public `ray.util.get_node_ip_address` takes no host.
+    """
+    return str(services.resolve_ip_for_localhost(host))
+
+
+def trainer_without_cleaner() -> Any:
+    """Return Ray Train's `TorchTrainer` without the process that cleans up after a dead controller: the driver does.
+
+    The public way to choose callbacks, `RunConfig.callbacks`, adds to the default ones and removes none.
+    """
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+    class Trainer(TorchTrainer):  # type: ignore[misc]
+        def _create_default_callbacks(self) -> list[Any]:
+            callbacks = super()._create_default_callbacks()
+            return [callback for callback in callbacks if not isinstance(callback, PlacementGroupCleanerCallback)]
+
+    return Trainer
+
+
+def send_as(run: int, node: int) -> None:
+    """Have Flower's messages of this process be of that run and from that node.
+
+    `Message` asks a private global for both; only Flower's own processes set it.
+    """
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
+
+
+def numbered(message: "Message", number: int) -> "Message":
+    """Return the message with a number for its id, as Flower's own grids send it.
+
+    `Message` has no public way to set its id, and `Metadata` leaves `delivered_at` to be set afterwards.
+    """
+    from flwr.app import Message, Metadata
+
+    old = message.metadata
+    new = Metadata(
+        run_id=old.run_id,
+        message_id=str(number),
+        src_node_id=old.src_node_id,
+        dst_node_id=old.dst_node_id,
+        reply_to_message_id="",
+        group_id=old.group_id,
+        created_at=old.created_at,
+        ttl=old.ttl,
+        message_type=old.message_type,
+    )
+    new.delivered_at = ""
+    return Message(content=message.content, metadata=new)
+
+
+def is_simulated(grid: "Grid") -> bool:
+    """Return whether a grid is that of Flower's simulation, whose clients run on the Ray that Flower starts.
+
+    The public `Grid` and `Context` do not tell a simulation from a deployment.
+    """
+    from flwr.superlink.grid import InMemoryGrid
+
+    return isinstance(grid, InMemoryGrid)

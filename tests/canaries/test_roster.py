@@ -1,0 +1,99 @@
+"""The roster: what it says of canaries, what it does not need to say, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from helpers import MakeCorpus
+
+from flsim.base.errors import InputError
+from flsim.canaries.planting import Overlay, plant
+from flsim.canaries.population import open_population, write_population
+from flsim.canaries.roster import LATER, SCHEMA, read_canaries, read_counts, read_roster, write_roster
+from flsim.canaries.spec import Canary
+from flsim.data.corpus import Corpus
+
+PLAIN = (Canary("c0", (7, 8), 1.0, 0.5), Canary("c1", (9, 8), 0.5, 1.0))
+COPIES = tuple(replace(canary, p_u=np.nan, p_e=np.nan, copies=2) for canary in PLAIN)
+
+
+@pytest.fixture
+def corpus(make_corpus: MakeCorpus) -> Corpus:
+    return make_corpus([[[1, 2], [3]]] * 8, vocabulary_size=100)
+
+
+def read_back(corpus: Corpus, folder: Path, canaries: tuple[Canary, ...]) -> tuple[Canary, ...]:
+    write_roster(folder, plant(corpus.split("train"), canaries, 0), corpus.vocabulary)
+    return read_canaries(folder)
+
+
+@pytest.mark.parametrize("canaries", [PLAIN, COPIES], ids=["probabilities", "copies"])
+def test_canaries_that_are_planted_throughout_need_no_later_column(
+    corpus: Corpus, tmp_path: Path, canaries: tuple[Canary, ...]
+) -> None:
+    assert [repr(canary) for canary in read_back(corpus, tmp_path, canaries)] == [repr(canary) for canary in canaries]
+    assert pq.read_schema(tmp_path / "roster.parquet").names == [name for name in SCHEMA.names if name not in LATER]
+    table = read_roster(tmp_path / "roster.parquet")
+    assert table["is_planted"].all()
+    assert table["words"].map(len).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"is_planted": False}, {"first_round": 3}, {"last_round": 9}, {"template": "my code is {}"}],
+    ids=lambda told: next(iter(told)),
+)
+@pytest.mark.parametrize("canaries", [PLAIN, COPIES], ids=["probabilities", "copies"])
+def test_what_a_roster_says_further_is_read_back(
+    corpus: Corpus, tmp_path: Path, canaries: tuple[Canary, ...], told: dict[str, Any]
+) -> None:
+    changed = (canaries[0], replace(canaries[1], **told))
+    assert [repr(canary) for canary in read_back(corpus, tmp_path, changed)] == [repr(canary) for canary in changed]
+    table = read_roster(tmp_path / "roster.parquet")
+    assert {name: table[name][1] for name in told} == told
+    assert {*LATER} & {*pq.read_schema(tmp_path / "roster.parquet").names} == {*told}
+
+
+@pytest.mark.parametrize("canaries", [PLAIN, COPIES], ids=["probabilities", "copies"])
+def test_a_control_has_no_copy_and_the_others_have_theirs(
+    corpus: Corpus, tmp_path: Path, canaries: tuple[Canary, ...]
+) -> None:
+    train = corpus.split("train")
+    control = (canaries[0], replace(canaries[1], is_planted=False))
+    planting, both = plant(train, control, 0), plant(train, canaries, 0)
+    assert planting.insertions[1] == planting.sharers[1] == 0
+    assert planting.insertions[0] >= both.insertions[0] > 0
+    write_population(tmp_path, corpus, planting, "non-iid", 0)
+    assert read_counts(tmp_path)["insertions"].tolist() == planting.insertions.tolist()
+    population, read = open_population(tmp_path, corpus)
+    assert [canary.is_planted for canary in read] == [True, False]
+    assert len(population.overlay.records) == planting.insertions[0]
+
+
+def test_copies_of_a_control_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    control = (PLAIN[0], replace(PLAIN[1], is_planted=False))
+    planting = replace(plant(corpus.split("train"), control, 0), overlay=Overlay(np.array([1]), np.array([1], "u2")))
+    write_population(tmp_path, corpus, planting, "non-iid", 0)
+    with pytest.raises(InputError, match="what was planted cannot be read"):
+        open_population(tmp_path, corpus)
+
+
+def test_canaries_of_some_rounds_only_are_refused_where_all_rounds_are_the_same(corpus: Corpus, tmp_path: Path) -> None:
+    windowed = (PLAIN[0], replace(PLAIN[1], first_round=2))
+    write_population(tmp_path, corpus, plant(corpus.split("train"), windowed, 0), "non-iid", 0)
+    with pytest.raises(InputError, match="canaries of some rounds only"):
+        open_population(tmp_path, corpus)
+
+
+def test_missing_values_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    read_back(corpus, tmp_path, (PLAIN[0], replace(PLAIN[1], is_planted=False)))
+    path = tmp_path / "roster.parquet"
+    pd.read_parquet(path).assign(is_planted=pd.array([True, None], "boolean")).to_parquet(path)
+    with pytest.raises(InputError, match="cells of column is_planted are missing"):
+        read_roster(path)
+    with pytest.raises(ValueError, match="null"):
+        read_canaries(tmp_path)

@@ -1,0 +1,81 @@
+"""The Python API: docs/python.md as it stands, and what `import flsim` costs."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers import Experiment
+
+import flsim
+from flsim import api
+from flsim.results.store import read_run
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "python.md"
+SHORT = 4  # rounds, and two evaluations
+
+
+def test_importing_is_quick_and_loads_nothing_large() -> None:
+    code = """
+import sys
+site = {name.split(".")[0] for name in sys.modules}  # what an environment loads at its start
+import flsim
+assert {name.split(".")[0] for name in sys.modules} <= {"flsim", *sys.stdlib_module_names, "__main__", *site}
+assert set(flsim.__all__) <= set(dir(flsim))
+flsim.simulate, flsim.evaluate
+assert not {"ray", "flwr"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_every_public_name_is_documented_in_the_code_and_in_the_guide() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    table = text[text.index("## Names") :]
+    named = set(re.findall(r"`(\w+)`", table)) - {"audit"}
+    assert named == set(flsim.__all__) == set(api.__all__)
+    for name in flsim.__all__:
+        assert getattr(flsim, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'audit'"):
+        _ = flsim.audit
+
+
+def test_the_guide_runs_and_gives_the_rows_of_runs_bit_for_bit(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its code in one process, with fewer rounds; what is simulated is held against the runs that it trains."""
+    monkeypatch.chdir(experiment.folder)
+    (experiment.folder / "experiments").mkdir()
+    shutil.copy(ROOT / "experiments" / "demo.toml", experiment.folder / "experiments")
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    code = "\n".join(blocks)
+    every = 'f"training.rounds={rounds}"'
+    shorter = {
+        "rounds = 100": f"rounds = {SHORT}",
+        "every=20": "every=2",
+        every: f'{every}, "evaluation.every_epochs=0.2"',
+    }
+    for old, new in shorter.items():
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    script = experiment.folder / "guide.py"
+    save = "\nfor (world, after), found in rows.items():\n    found.to_parquet(f'{world}-{after}.parquet')\n"
+    script.write_text(code + save, encoding="utf-8")
+    subprocess.run([sys.executable, script], check=True, cwd=experiment.folder)
+    for world in ("iid", "non-iid"):
+        stored = read_run(experiment.folder / "runs" / world).rows
+        assert sorted(stored["round"].unique()) == [2, SHORT]
+        for after, ours in stored.groupby("round"):
+            simulated = pd.read_parquet(experiment.folder / f"{world}-{after}.parquet")
+            pd.testing.assert_frame_equal(_sorted(simulated), _sorted(ours), check_exact=True)
+    for name in ("memorization.png", "report.html"):
+        assert (experiment.folder / name).stat().st_size > 10_000
+
+
+def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows without the run's identity, which a simulation has not."""
+    columns = ["round", "metric", "canary", "value"]
+    return rows[columns].sort_values(columns[:3]).reset_index(drop=True)
