@@ -15,6 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flsim.algorithms.rounds import FederatedTraining, ShardReply
+from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import naming_own_code
 from flsim.runs.folder import Run
@@ -47,7 +48,9 @@ def _open(address: Address) -> tuple[Run, FederatedTraining, Engine]:
         raise InputError(f"{address.run}: its config.toml is not the one that the server trains with")
     torch.set_num_threads(run.config.system.training_threads)
     gpus = _gpus() if torch.cuda.is_available() else 0.0
-    training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu")
+    training = run.federated.training_of(
+        run.users, run.rounds, "cuda" if gpus else "cpu", UserStates(run.path / FOLDER)
+    )
     return run, training, training.engine_here(min(1.0, gpus or 1.0))
 
 

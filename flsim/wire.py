@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flsim.algorithms.rounds import RoundRequest, ShardReply
 from flsim.models.language_model import Params
+from flsim.training.state import by_slot, flat
 from flsim.training.update import UpdateSum
 
 COUNTS = [field.name for field in fields(UpdateSum) if field.name != "delta"]
@@ -32,13 +33,15 @@ def encode_requests(requests: Iterable[RoundRequest], address: Address) -> list[
     requests = list(requests)
     distinct = {id(request.params): request.params for request in requests}
     arrays = {key: _arrays(params) for key, params in distinct.items()}
-    return [_request(request, address, arrays[id(request.params)]) for request in requests]
+    sent = {id(request.sent): _arrays(flat(request.sent)) for request in requests}
+    return [_request(request, address, arrays[id(request.params)], sent[id(request.sent)]) for request in requests]
 
 
-def _request(request: RoundRequest, address: Address, params: ArrayRecord) -> RecordDict:
+def _request(request: RoundRequest, address: Address, params: ArrayRecord, sent: ArrayRecord) -> RecordDict:
     return RecordDict(
         {
             "params": params,
+            "sent": sent,
             "request": ConfigRecord(
                 {
                     "run": address.run,
@@ -47,6 +50,7 @@ def _request(request: RoundRequest, address: Address, params: ArrayRecord) -> Re
                     "shard": request.shard,
                     "users": [int(user) for user in request.users],
                     "clip": [] if request.clip is None else [request.clip],
+                    "forget": request.forget,
                 }
             ),
         }
@@ -62,6 +66,8 @@ def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
         users=np.array(record["users"], np.int64),
         params=_params(content.array_records["params"]),
         clip=next(iter(record["clip"]), None),
+        sent=by_slot(_params(content.array_records["sent"])),
+        forget=int(record["forget"]),
     )
     return request, Address(str(record["run"]), str(record["config"]))
 

@@ -18,9 +18,12 @@ ADDRESS = Address("/runs/a", "c0ffee")
 
 @pytest.mark.parametrize(("users", "clip"), [([], None), ([0], 0.2), ([3, 392_000, 5], 1 / 3)])
 def test_a_request_arrives_as_sent(users: list[int], clip: float | None) -> None:
-    sent = RoundRequest(8_000, 7, np.array(users, np.int64), PARAMS, clip)
+    slots = {"control": {name: value + 1 for name, value in PARAMS.items()}} if users else {}
+    sent = RoundRequest(8_000, 7, np.array(users, np.int64), PARAMS, clip, slots, 40)
     got, address = decode_request(encode_requests([sent], ADDRESS)[0])
-    assert got.clip == clip
+    assert (got.clip, got.forget, got.sent.keys()) == (clip, 40, slots.keys())
+    for slot, of in slots.items():
+        assert all(torch.equal(got.sent[slot][name], value) for name, value in of.items())
     assert (address, got.round, got.shard) == (ADDRESS, sent.round, sent.shard)
     assert got.users.tolist() == users
     assert all(torch.equal(got.params[name], value) for name, value in PARAMS.items())

@@ -5,12 +5,16 @@ clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from flsim.algorithms import server_optimizers
+from flsim.algorithms.algorithm import split
+from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import Diverged, at_least_one
+from flsim.base.extensions import Own, refuse_unknown
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Entry
@@ -26,6 +30,8 @@ class FedAvgHParams(ServerOptimizerHParams):
     """The server's part, with its optimizer.
 
     Attributes:
+        algorithm: "fedavg", "fedprox" (`flsim.algorithms.fedprox`), "scaffold" (`flsim.algorithms.scaffold`), or one's
+            own as ``path/to/file.py:NAME``, see docs/algorithms.md.
         rounds: number of rounds.
         cohort: users per round; the expected number, where the sampler is "poisson".
         sampler: "fixed-size" draws exactly that many users without replacement, as the paper; "poisson" takes each user
@@ -35,9 +41,11 @@ class FedAvgHParams(ServerOptimizerHParams):
     rounds: int = 8_000
     cohort: int = 500
     sampler: Sampler = "fixed-size"
+    algorithm: Annotated[str, Own("algorithm")] = "fedavg"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_unknown(self.algorithm, ALGORITHMS, "training.algorithm")
         at_least_one(rounds=self.rounds, cohort=self.cohort)
 
 
@@ -51,7 +59,8 @@ def init(
     """The state before the first round; by default that of plain FedAvg."""
     network = build(vocabulary_size, model).initialize(seed)
     params = {name: value.detach() for name, value in network.trainable.items()}
-    moments = server_optimizers.init(params, training or FedAvgHParams())
+    server = training or FedAvgHParams()
+    moments = server_optimizers.init(params, server) | algorithm_named(server.algorithm).init(params)
     return State(0, params, moments, _values(privacy.clip if privacy else None))
 
 
@@ -85,16 +94,19 @@ def apply(
             blew up without overflowing memorizes nothing, and would pass for a private one.
     """
     _refuse_divergence(state, total, vocabulary_size)
-    mean, clip = None, state.clip
+    mean, clip, algorithm = None, state.clip, algorithm_named(hparams.algorithm)
+    delta, summed = split(total.delta, state.params)
     if clip is not None:
-        mean = noisy_mean(total.delta, clip, privacy, hparams.cohort, seed, state.round)
+        mean = noisy_mean(delta, clip, privacy, hparams.cohort, seed, state.round)
         clip = next_clip(clip, total.within, total.users, privacy, hparams.cohort, seed, state.round)
     elif total.weight:
-        mean = {name: 1 / total.weight * value for name, value in total.delta.items()}
-    params, moments = state.params, state.moments
+        mean = {name: 1 / total.weight * value for name, value in delta.items()}
+    own = {slot: state.moments[slot] for slot in algorithm.slots}
+    params, moments = state.params, {slot: of for slot, of in state.moments.items() if slot not in own}
     if mean is not None:
         rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
         params, moments = server_optimizers.apply(params, mean, moments, hparams, rate)
+    moments = moments | algorithm.step(own, summed, total.users, population)
     if not all(bool(torch.isfinite(value).all()) for kept in (params, *moments.values()) for value in kept.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"

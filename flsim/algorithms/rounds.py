@@ -8,24 +8,29 @@ clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.algorithms import fedavg, server_optimizers
+from flsim.algorithms.algorithm import Algorithm, train_users, zero_of
+from flsim.algorithms.built_in import algorithm_named
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.user_states import UserStates
+from flsim.base.errors import InputError
 from flsim.data.records import Users
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import check_cohort, draw_cohort, shard_ranges
-from flsim.training.engines import Engine, EngineName, engine_of, refuse_precision
+from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import refuse_failing, refuse_low_precision
-from flsim.training.state import State
+from flsim.training.state import Moments, State
 from flsim.training.update import UpdateSum
 
 
@@ -39,6 +44,8 @@ class RoundRequest:
         users: int64 [n], this round's cohort within the shard.
         params: the global model's parameters.
         clip: bound on the norm of a user's update in this round; None for no clip.
+        sent: the algorithm's own tensors: slot -> parameter -> tensor.
+        forget: the oldest round, from 0, that training may go back to, for what users keep.
     """
 
     round: int
@@ -46,6 +53,8 @@ class RoundRequest:
     users: NDArray[np.int64]
     params: Params
     clip: float | None = None
+    sent: Moments = field(default_factory=dict)
+    forget: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class FederatedTraining:
         device: of torch, in this process.
         length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where rates
             stay.
+        user_states: what users keep between rounds, where the algorithm has them keep something.
 
     Raises:
         InputError: there is no such cohort, there are more shards than users, the model has not the precision, or
@@ -120,6 +130,7 @@ class FederatedTraining:
     micro_cohort: int | None = None
     device: str = "cpu"
     length: int | None = None
+    user_states: UserStates = field(default_factory=UserStates)
 
     def __post_init__(self) -> None:
         check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
@@ -130,6 +141,20 @@ class FederatedTraining:
         server_optimizers.refuse_unfit(self.algorithm, self.users.layout.vocabulary_size, self.model)
         refuse_failing(self.local.optimizer)
         refuse_low_precision(self.local.optimizer, self.local.precision)
+        method = self.method
+        method.refuse(self.local)
+        if not method.bounds_users and self.privacy.mechanism != "none":
+            raise InputError(
+                f"training.algorithm {method.label}: more than a clipped update leaves a user, so that "
+                f'privacy.mechanism "{self.privacy.mechanism}" would bound nothing; set it to "none", or take "fedavg"'
+            )
+        if method.has_own_steps and self.local.precision != "float32":
+            raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to it")
+
+    @property
+    def method(self) -> Algorithm:
+        """What a round does."""
+        return algorithm_named(self.algorithm.algorithm)
 
     def first_state(self) -> State:
         """The state before the first round."""
@@ -142,9 +167,9 @@ class FederatedTraining:
 
     def requests(self, state: State) -> list[RoundRequest]:
         """One request per shard that has users in the cohort of the next round, in shard order."""
-        cohort = self.cohort(state.round)
+        cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
         return [
-            RoundRequest(state.round, shard, users, state.params, state.clip)
+            RoundRequest(state.round, shard, users, state.params, state.clip, sent)
             for shard, (first, last) in enumerate(shard_ranges(len(self.users), self.shards))
             if len(users := cohort[(first <= cohort) & (cohort < last)])
         ]
@@ -158,7 +183,7 @@ class FederatedTraining:
         """Train from a state to the end of round `until`; `send` turns requests into replies, in the same order."""
         while state.round < until:
             replies = send(self.requests(state))
-            total, clip = sum_of([reply.update for reply in replies], state), state.clip
+            total, clip = self.sum_of([reply.update for reply in replies], state), state.clip
             state = self.apply(state, total)
             yield Round(state, total, clip, replies)
 
@@ -173,7 +198,10 @@ class FederatedTraining:
         engine = self.engine_here()
 
         def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
-            return [ShardReply(each.round, each.shard, self.update(engine, each)) for each in asked]
+            return [
+                ShardReply(request.round, request.shard, self.update(engine, replace(request, forget=request.round)))
+                for request in asked
+            ]
 
         return send
 
@@ -181,14 +209,30 @@ class FederatedTraining:
         """What trains users on `device`, of whose memory it may fill a share."""
         layout = self.users.layout
         model = build(layout.vocabulary_size, self.model).to(self.device)
+        if self.method.has_own_steps:
+            return LocalEngine(model, self.local, self.length)
         return engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
 
     def update(self, engine: Engine, asked: RoundRequest) -> UpdateSum:
         """What a shard was asked for: the sum over its users."""
-        users = asked.users.tolist()
-        return engine.train(asked.params, self.users, users, self.seed, asked.round, asked.clip)
+        if not self.method.has_own_steps:
+            return engine.train(asked.params, self.users, asked.users.tolist(), self.seed, asked.round, asked.clip)
+        return train_users(
+            self.method,
+            cast(LocalEngine, engine).model,
+            asked.params,
+            self.users,
+            asked.users,
+            self.local,
+            self.seed,
+            asked.round,
+            self.length,
+            asked.sent,
+            self.user_states,
+            asked.forget,
+            asked.clip,
+        )
 
-
-def sum_of(updates: Sequence[UpdateSum], state: State) -> UpdateSum:
-    """The sum of a round's updates in shard order, so that it does not depend on who replied first."""
-    return reduce(UpdateSum.merge, updates) if updates else UpdateSum.zero(state.params)
+    def sum_of(self, updates: Sequence[UpdateSum], state: State) -> UpdateSum:
+        """The sum of a round's updates in shard order, so that it does not depend on who replied first."""
+        return reduce(UpdateSum.merge, updates) if updates else zero_of(self.method, state.params)

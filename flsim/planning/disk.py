@@ -17,6 +17,7 @@ TRACKED, TRACKED_EVALUATION = 450, 700  # of tensorboard/, for such a line and f
 ROWS, ROWS_CANARY = 3_500, 30
 ROSTER, ROSTER_CANARY = 6_000, 60
 REST = 6_000  # settings, status, log
+KEPT = 2  # states of a user that a resume may need, on average
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class DiskUse:
     Attributes:
         checkpoints: those that are evaluated, which stay.
         planted: canaries, and the IID twin.
-        rest: rows, logs and what trackers write.
+        rest: rows, logs, what trackers write, and what sampled users keep between rounds.
         newest: what the newest two take while training goes on, and one more while it is written.
     """
 
@@ -78,6 +79,9 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
     line = ROUND if config.has_a_line_per_round else STEPS
     rest = REST + lines * line + evaluations * (ROWS + ROWS_CANARY * canaries)
     rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
+    if config.slots_kept_by_users:
+        sampled = users * (1 - (1 - min(1.0, config.round_size / users)) ** rounds)
+        rest += round(KEPT * sampled * 4 * parameters_of(config, vocabulary) * config.slots_kept_by_users)
     return DiskUse(evaluations * one, planted, rest, 3 * one)
 
 

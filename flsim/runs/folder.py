@@ -6,6 +6,8 @@ config.toml      all settings, defaults included
 code/            copies of a user's own files that the settings name (flsim.runs.config.own_code)
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
+users/           what users keep between rounds, where the algorithm has them keep something
+                 (flsim.algorithms.user_states)
 rows/            round-000010.parquet, ...: what evaluation found
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained, digest of the state after it;
@@ -24,6 +26,8 @@ from typing import Any, Literal
 
 from flsim.algorithms import checkpoint
 from flsim.algorithms.training import Training
+from flsim.algorithms.user_states import FOLDER as USERS
+from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.progress import say
@@ -198,12 +202,20 @@ class Run:
 
     def training(self, device: str | None = None) -> Training:
         """The training of this run's users, in this process on a device of torch."""
-        return self.config.training_of(self.users, self.rounds, device)
+        return self.config.training_of(
+            self.users, self.rounds, device, UserStates(self.path / USERS, is_read_only=True)
+        )
 
     @property
     def has_a_line_per_round(self) -> bool:
         """Whether rounds.jsonl has a line for every round; of central training it has one for each saved step."""
         return self.config.has_a_line_per_round
+
+    @property
+    def oldest_round(self) -> int:
+        """The round of the older one of the two checkpoints that a resume goes on from; 0 where there are fewer."""
+        rounds = [checkpoint.round_of(path) for path in checkpoint.all_in(self.path / "checkpoints")]
+        return rounds[-2] if len(rounds) > 1 else 0
 
     @property
     def last_round(self) -> int:

@@ -49,15 +49,21 @@ def train_cohort(
         batches = local_batches(records, users.layout, hparams, stream(seed, "local", round_, user))
         loss, tokens = train_user(model, batches, hparams, rate)
         examples = hparams.examples(len(records))
-        part = UpdateSum.of_user(_restore(model, start), examples, loss, tokens, clip, len(records) - examples)
+        part = UpdateSum.of_user(restored(model, start), examples, loss, tokens, clip, len(records) - examples)
         total = total.merge(part)
     return total
 
 
 def train_user(
-    model: TrainableModel, batches: Iterable[Batch], hparams: LocalHParams, rate: float | None = None
+    model: TrainableModel,
+    batches: Iterable[Batch],
+    hparams: LocalHParams,
+    rate: float | None = None,
+    correction: Params | None = None,
 ) -> tuple[float, int]:
     """Train in place, at a learning rate that is `hparams.learning_rate` where None.
+
+    A correction is added to each step's gradient, by name of the parameter, before any clip of it.
 
     Returns:
         The summed cross-entropy (nats) before each step, and its number of positions.
@@ -74,6 +80,8 @@ def train_user(
             away = sum((p - origin).square().sum() for p, origin in zip(parameters, anchor, strict=True))
             objective = objective + hparams.proximal / 2 * away
         gradients = torch.autograd.grad(objective, parameters)
+        if correction is not None:
+            gradients = tuple(g + correction[name].to(g) for name, g in zip(model.trainable, gradients, strict=True))
         if hparams.gradient_clip is not None:
             gradients = bound_norm(gradients, hparams.gradient_clip)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -90,8 +98,8 @@ def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def _restore(model: TrainableModel, start: Params) -> Params:
-    """Parameters - start, in float64 on the model's device, and the parameters back at start."""
+def restored(model: TrainableModel, start: Params) -> Params:
+    """Return parameters - start, in float64 on the model's device, and set the parameters back to start."""
     update = {}
     for name, parameter in model.trainable.items():
         update[name] = (parameter - start[name]).to(torch.float64)

@@ -33,3 +33,17 @@ class State:
     def clip(self) -> float | None:
         """Bound on the updates of the next round; None where nothing is clipped."""
         return self.values.get("clip")
+
+
+def flat(slots: Mapping[str, Params]) -> Params:
+    """Return named tensors as messages and sums hold them: "slot/parameter" -> tensor."""
+    return {f"{slot}/{name}": value for slot, of in slots.items() for name, value in of.items()}
+
+
+def by_slot(tensors: Params) -> Moments:
+    """Return what `flat` made flat."""
+    slots: Moments = {}
+    for key, value in tensors.items():
+        slot, _, name = key.partition("/")
+        slots.setdefault(slot, {})[name] = value
+    return slots

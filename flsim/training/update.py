@@ -47,7 +47,14 @@ class UpdateSum:
 
     @classmethod
     def of_user(
-        cls, update: Params, examples: int, loss: float, tokens: int, clip: float | None = None, left_out: int = 0
+        cls,
+        update: Params,
+        examples: int,
+        loss: float,
+        tokens: int,
+        clip: float | None = None,
+        left_out: int = 0,
+        weight: float | None = None,
     ) -> "UpdateSum":
         """One user's part of a sum: weighted by its examples, or clipped and of weight 1.
 
@@ -59,20 +66,29 @@ class UpdateSum:
             loss, tokens: as the attributes.
             clip: S, bound on the norm of the whole update; None for no clip.
             left_out: as the attribute.
+            weight: of a user that is not clipped, in the place of its examples.
         """
-        counts, factor = cls.counts_of_user(global_norm(update), examples, loss, tokens, clip, left_out)
+        counts, factor = cls.counts_of_user(global_norm(update), examples, loss, tokens, clip, left_out, weight)
         if counts.non_finite:
             return replace(counts, delta=cls.zero(update).delta)
         return replace(counts, delta={name: (value * factor).cpu() for name, value in update.items()})
 
     @classmethod
     def counts_of_user(
-        cls, norm: float, examples: int, loss: float, tokens: int, clip: float | None = None, left_out: int = 0
+        cls,
+        norm: float,
+        examples: int,
+        loss: float,
+        tokens: int,
+        clip: float | None = None,
+        left_out: int = 0,
+        weight: float | None = None,
     ) -> tuple["UpdateSum", float]:
         """`of_user` for an engine that sums on its own device: all but `delta`, and the factor of the update in it."""
         if not math.isfinite(norm):
             return cls({}, 0.0, 1, loss, tokens, non_finite=1, examples=examples, left_out=left_out), 0.0
-        weight, factor = (examples, float(examples)) if clip is None else (1, clip_factor(norm, clip))
+        alone = examples if weight is None else weight
+        weight, factor = (alone, float(alone)) if clip is None else (1, clip_factor(norm, clip))
         clipped = int(clip is not None and norm > clip)
         return cls({}, float(weight), 1, loss, tokens, norm, clipped, examples=examples, left_out=left_out), factor
 

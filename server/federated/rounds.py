@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flwr.serverapp import Grid
 
@@ -50,7 +51,11 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
         address = Address(str(run.path.resolve()), run.config.digest)
         exchange = Exchange(grid, nodes, address, Deadline(system.deadline), system.retries, stop)
 
+        keeps = run.federated.training_of(run.users, run.rounds).method.user_slots
+
         def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
+            if keeps:
+                asked = [replace(request, forget=run.oldest_round) for request in asked]
             try:
                 return exchange.send(asked)
             except ShardFailed as failed:

@@ -11,6 +11,7 @@ from pydantic import PlainValidator
 
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.training import Training
+from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import by_content
 from flsim.base.files import digest
@@ -33,7 +34,7 @@ from flsim.runs.trackers import Kind
 LATER = {
     "canaries": ("insertions",),
     "model": ("architecture", "layers", "heads", "options"),
-    "training": ("server_schedule",),
+    "training": ("server_schedule", "algorithm"),
     "local": ("schedule",),
 }
 
@@ -216,6 +217,11 @@ class Config(ABC):
     def optimizer_slots(self, vocabulary_size: int) -> int:
         """How many tensors like the parameters a checkpoint holds beside them."""
 
+    @property
+    def slots_kept_by_users(self) -> int:
+        """How many tensors like the parameters each sampled user keeps between rounds, in float32."""
+        return 0
+
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
         """Who met which canary in which of so many rounds; see `flsim.algorithms.participation`."""
@@ -233,13 +239,16 @@ class Config(ABC):
         """What so many rounds release, of a population of that many units of privacy."""
 
     @abstractmethod
-    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> Training:
+    def training_of(
+        self, users: Population | Split, rounds: int, device: str | None = None, user_states: UserStates | None = None
+    ) -> Training:
         """Training of these users over so many rounds.
 
         Args:
             users: the training users; canaries need not be planted to see whether training could begin.
             rounds: how long it is.
             device: of torch, in this process; None for what the settings say, or a CPU.
+            user_states: what users keep between rounds; in memory where None.
 
         Raises:
             InputError: training could not begin.

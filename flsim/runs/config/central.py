@@ -7,6 +7,7 @@ import numpy as np
 
 from flsim.algorithms import participation
 from flsim.algorithms.participation import Meetings
+from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
@@ -156,7 +157,13 @@ class CentralConfig(Config):
                 parts.append(f"{shown} {value:g}")
         return ", ".join(parts)
 
-    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> CentralTraining:  # noqa: ARG002 (it has a setting for that)
+    def training_of(
+        self,
+        users: Population | Split,
+        rounds: int,
+        device: str | None = None,  # noqa: ARG002 (a setting says it)
+        user_states: UserStates | None = None,  # noqa: ARG002 (records keep nothing)
+    ) -> CentralTraining:
         training = CentralTraining(
             users,
             self.training,

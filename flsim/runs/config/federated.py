@@ -7,9 +7,11 @@ from typing import Literal
 import numpy as np
 
 from flsim.algorithms import participation, server_optimizers
+from flsim.algorithms.built_in import algorithm_named, label_of
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
@@ -110,7 +112,8 @@ class FederatedConfig(Config):
     @property
     def _label(self) -> str:
         training, privacy = self.training, self.privacy
-        algorithm = {"none": "FedAvg", "clip": "FedAvg+Clip", "dp": "DP-FedAvg"}[privacy.mechanism]
+        label = label_of(training.algorithm)
+        algorithm = {"none": label, "clip": f"{label}+Clip", "dp": f"DP-{label}"}[privacy.mechanism]
         if training.server_label:
             algorithm += f"+{training.server_label}"
         parts = [algorithm, *filter(None, [self.model.label])]
@@ -134,7 +137,12 @@ class FederatedConfig(Config):
         return self.training.cohort
 
     def optimizer_slots(self, vocabulary_size: int) -> int:
-        return len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
+        of_algorithm = algorithm_named(self.training.algorithm).slots
+        return len(server_optimizers.slots_of(self.training, vocabulary_size, self.model)) + len(of_algorithm)
+
+    @property
+    def slots_kept_by_users(self) -> int:
+        return len(algorithm_named(self.training.algorithm).user_slots)
 
     def meetings(self, users: Population, rounds: int) -> Meetings:
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
@@ -154,7 +162,9 @@ class FederatedConfig(Config):
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
         )
 
-    def training_of(self, users: Population | Split, rounds: int, device: str | None = None) -> FederatedTraining:
+    def training_of(
+        self, users: Population | Split, rounds: int, device: str | None = None, user_states: UserStates | None = None
+    ) -> FederatedTraining:
         return FederatedTraining(
             users,
             self.model,
@@ -167,6 +177,7 @@ class FederatedConfig(Config):
             self.system.micro_cohort,
             device or "cpu",
             rounds,
+            user_states or UserStates(),
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

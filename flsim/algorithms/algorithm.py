@@ -1,0 +1,216 @@
+"""What a federated algorithm is: what is sent to users, what a user does, and what the server makes of their sum.
+
+A round of any algorithm: the server sends the model, and tensors of the algorithm's own, to the cohort; each user
+trains and answers with named tensors, of which only sums over many users leave a client process; the server averages,
+steps, and updates its own tensors. `Algorithm` as it stands is Federated Averaging; others override what differs.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flsim.algorithms.user_states import UserStates
+from flsim.base.errors import RunFailed
+from flsim.base.rng import stream
+from flsim.data.records import Batch, Users
+from flsim.models.language_model import Params, TrainableModel
+from flsim.training.batches import local_batches
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import restored, train_user
+from flsim.training.state import Moments, by_slot, flat
+from flsim.training.update import UpdateSum
+
+
+@dataclass(frozen=True)
+class User:
+    """A user in a round, as an algorithm sees it.
+
+    Attributes:
+        model: holds the global model's parameters, in which the user trains.
+        batches: what it trains on, in order; one step each.
+        hparams: local training.
+        rate: the learning rate of this round.
+        sent: tensors of the algorithm that the server sent: slot -> parameter -> tensor.
+        kept: what the user kept when it last took part: slot -> parameter -> tensor; None where it never did.
+    """
+
+    model: TrainableModel
+    batches: Sequence[Batch]
+    hparams: LocalHParams
+    rate: float
+    sent: Moments
+    kept: Moments | None
+
+    def train(self, correction: Params | None = None) -> "Trained":
+        """Take a step for each batch, and give the model its parameters back.
+
+        Args:
+            correction: is added to each gradient, by name of the parameter.
+        """
+        start = {name: value.detach().clone() for name, value in self.model.trainable.items()}
+        loss, tokens = train_user(self.model, self.batches, self.hparams, self.rate, correction)
+        return Trained(restored(self.model, start), len(self.batches), loss, tokens)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a user's steps came to.
+
+    Attributes:
+        delta: local model - global model, float64, on the model's device.
+        steps: number of steps.
+        loss: summed cross-entropy (nats) before each step.
+        tokens: number of positions that it is over.
+    """
+
+    delta: Params
+    steps: int
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a user answers.
+
+    Attributes:
+        trained: its update of the model.
+        summed: a tensor for each parameter of each of `Algorithm.answers`, float64.
+        kept: what it keeps until it takes part again: slot -> parameter -> tensor; None where it keeps what it has.
+    """
+
+    trained: Trained
+    summed: Moments
+    kept: Moments | None = None
+
+
+class Algorithm:
+    """Federated Averaging: McMahan et al. (2017), Algorithm 1. Subclasses override what differs.
+
+    An object has no state of its own: the server's tensors are in `flsim.training.state.State`, a user's in files of
+    the run folder. So a run resumes to the same bits, and any process may serve any user.
+
+    Attributes:
+        label: in the name of a table's row.
+        slots: names of the server's own tensors, each like the parameters, float32; they are sent to users.
+        answers: names of tensors, each like the parameters, that are summed over the cohort beside the updates.
+        user_slots: names of what a user keeps between rounds, each like the parameters, float32.
+        weighs_examples: whether updates are averaged by users' numbers of examples, or all alike.
+        bounds_users: whether a user's update of the model is all that leaves it, so that clip and noise bound what it
+            reveals. A mechanism is refused otherwise.
+        has_own_steps: whether `train` is overridden; otherwise any engine may train users.
+    """
+
+    label: ClassVar[str] = "FedAvg"
+    slots: ClassVar[tuple[str, ...]] = ()
+    answers: ClassVar[tuple[str, ...]] = ()
+    user_slots: ClassVar[tuple[str, ...]] = ()
+    weighs_examples: ClassVar[bool] = True
+    bounds_users: ClassVar[bool] = True
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether `train` is overridden; otherwise any engine may train users."""
+        return type(self).train is not Algorithm.train
+
+    def refuse(self, local: LocalHParams) -> None:
+        """Raise InputError where the settings of local training do not fit the algorithm."""
+
+    def init(self, params: Params) -> Moments:
+        """Return the server's own tensors before the first round; zeros unless overridden."""
+        return {slot: {name: value.new_zeros(value.shape) for name, value in params.items()} for slot in self.slots}
+
+    def train(self, user: User) -> Answer:
+        """Return what a user answers."""
+        return Answer(user.train(), {})
+
+    def step(self, own: Moments, summed: Moments, users: int, population: int) -> Moments:  # noqa: ARG002 (for others)
+        """Return the server's own tensors after a round.
+
+        Args:
+            own: the tensors before it.
+            summed: what users answered beside their updates, summed over the cohort; float64.
+            users: number of users in the cohort.
+            population: N, number of training users.
+        """
+        return own
+
+
+FEDAVG = Algorithm()
+
+
+def train_users(
+    algorithm: Algorithm,
+    model: TrainableModel,
+    start: Params,
+    users: Users,
+    cohort: NDArray[np.int64],
+    hparams: LocalHParams,
+    seed: int,
+    round_: int,
+    rounds: int | None,
+    sent: Moments,
+    states: UserStates,
+    forget: int,
+    clip: float | None = None,
+) -> UpdateSum:
+    """Train the users of a cohort one after another as an algorithm says, and sum what they answer.
+
+    A user's batches are those of `flsim.training.local.train_cohort`.
+
+    Args:
+        algorithm: what a user does.
+        model: scratch, on any device.
+        start: the global model's parameters.
+        users: the population.
+        cohort: int64 [n], indices of users in it.
+        hparams: local training.
+        seed: the experiment's.
+        round_: the round, from 0.
+        rounds: number of rounds of the run, for a schedule of the learning rate.
+        sent: the server's own tensors.
+        states: what users keep.
+        forget: the oldest round, from 0, that training may go back to; what only older ones need is removed.
+        clip: bound on the norm of a user's update; None for none.
+
+    Raises:
+        RunFailed: an answer lacks tensors that are to be summed, or has others.
+        InputError: as `UserStates.read`.
+    """
+    model.load(start)
+    total, rate = zero_of(algorithm, start), hparams.rate(round_, rounds)
+    for user in cohort.tolist():
+        records = users[user]
+        batches = list(local_batches(records, users.layout, hparams, stream(seed, "local", round_, user)))
+        kept = states.read(user, round_) if algorithm.user_slots else None
+        answer = algorithm.train(User(model, batches, hparams, rate, sent, kept))
+        if algorithm.user_slots and answer.kept is not None:
+            states.write(user, round_, answer.kept, forget)
+        examples, trained = hparams.examples(len(records)), answer.trained
+        weight = None if algorithm.weighs_examples else 1
+        left_out = len(records) - examples
+        part = UpdateSum.of_user(trained.delta, examples, trained.loss, trained.tokens, clip, left_out, weight)
+        beside = {key: value.to("cpu", torch.float64) for key, value in flat(answer.summed).items()}
+        if part.delta.keys() | beside.keys() != total.delta.keys():
+            slots = ", ".join(algorithm.answers) or "no slot"
+            raise RunFailed(f"{algorithm.label}: a user must answer with a tensor for each parameter of {slots}")
+        total = total.merge(replace(part, delta=part.delta | beside))
+    return total
+
+
+def zero_of(algorithm: Algorithm, like: Params) -> UpdateSum:
+    """Return the sum over no users."""
+    return UpdateSum.zero(like | flat(dict.fromkeys(algorithm.answers, like)))
+
+
+def split(total: Params, names: Iterable[str]) -> tuple[Params, Moments]:
+    """Return the sum of the updates of these parameters, and the sums by slot."""
+    own = set(names)
+    return (
+        {name: value for name, value in total.items() if name in own},
+        by_slot({key: value for key, value in total.items() if key not in own}),
+    )

@@ -1,0 +1,53 @@
+"""SCAFFOLD: control variates correct each local step for how a user's gradient differs from the population's.
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
+(2020), Algorithm 1, with option II for the users' control variates.
+"""
+
+from flsim.algorithms.algorithm import Algorithm, Answer, User
+from flsim.base.errors import InputError
+from flsim.training.hparams import LocalHParams
+from flsim.training.state import Moments
+
+
+class Scaffold(Algorithm):
+    """The server keeps c, each user its c_i, all zeros at first.
+
+    A user takes steps y <- y - eta_l (g_i(y) - c_i + c), then sets c_i+ = c_i - c + (x - y) / (K eta_l), and answers
+    with y - x and c_i+ - c_i. The server steps along the plain mean of the first, with its own optimizer, and adds the
+    sum of the second, divided by N, to c. A user without records changes nothing.
+    """
+
+    label = "SCAFFOLD"
+    slots = ("control",)
+    answers = ("control",)
+    user_slots = ("control",)
+    weighs_examples = False
+    bounds_users = False  # c_i+ - c_i leaves a user as well, and no clip bounds it
+
+    def refuse(self, local: LocalHParams) -> None:
+        """Raise InputError unless steps are plain SGD, of whose rate the control variates are made."""
+        for name, is_plain in (
+            ("optimizer", local.optimizer == "sgd"),
+            ("gradient_clip", local.gradient_clip is None),
+            ("proximal", not local.proximal),
+        ):
+            if not is_plain:
+                raise InputError(f"training.algorithm SCAFFOLD corrects steps of plain SGD; remove local.{name}")
+
+    def train(self, user: User) -> Answer:
+        """Karimireddy et al. (2020), Algorithm 1, lines 7 to 13."""
+        c = user.sent["control"]
+        c_i = user.kept["control"] if user.kept else {name: value.new_zeros(value.shape) for name, value in c.items()}
+        trained = user.train({name: c[name] - c_i[name] for name in c})
+        if not trained.steps:
+            return Answer(trained, {"control": {name: value.double() * 0 for name, value in c.items()}})
+        k_eta = trained.steps * user.rate
+        after = {name: (c_i[name] - c[name] - trained.delta[name].cpu() / k_eta).float() for name in c}
+        change = {name: after[name].double() - c_i[name].double() for name in c}
+        return Answer(trained, {"control": change}, {"control": after})
+
+    def step(self, own: Moments, summed: Moments, users: int, population: int) -> Moments:  # noqa: ARG002 (N divides)
+        """C <- c + |S| / N times the mean of c_i+ - c_i, lines 16 and 17."""
+        c = own["control"]
+        return {"control": {name: (c[name].double() + summed["control"][name] / population).float() for name in c}}

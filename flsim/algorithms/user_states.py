@@ -1,0 +1,99 @@
+"""What users keep between rounds: a file per user and round of its last parts, in the run folder, which all nodes see.
+
+    users/000/417/round-000010-after-000003.safetensors    what user 417 kept in round 10 (from 0), after round 3
+
+A state is a function of (seed, rounds before), so that a file that is written again, after a fault, has the same bits,
+and what lies beyond the round that training goes back to is never read. A user that never took part has no file. Only
+sampled users have one: the disk that is used is linear in them.
+"""
+
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from flsim.base.errors import InputError
+from flsim.base.files import make_folder, new_file
+from flsim.training.state import Moments, by_slot, flat
+
+NAME = re.compile(r"round-(\d{6,})-after-(\d{6,}|none)\.safetensors", re.ASCII)
+FOLDER = "users"
+
+
+class UserStates:
+    """States of users: in a folder, or in memory over what a folder has.
+
+    Args:
+        folder: where they lie; None for memory alone.
+        is_read_only: whether what is written stays in memory, as where a round is trained again to verify it.
+    """
+
+    def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
+        self._folder = folder
+        self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
+
+    def read(self, user: int, round_: int) -> Moments | None:
+        """Return what a user kept when it last took part before a round; None where it never did.
+
+        Raises:
+            InputError: that is no longer kept, or damaged.
+        """
+        in_memory = {kept for kept in (self._memory or {}).get(user, {}) if kept < round_}
+        files = {kept: path for kept, (path, _) in self._files(user).items() if kept < round_}
+        if in_memory and max(in_memory) >= max(files, default=-1):
+            return self._memory[user][max(in_memory)]  # type: ignore[index]
+        if not files:
+            self._refuse_forgotten(user, round_)
+            return None
+        path = files[max(files)]
+        try:
+            return by_slot(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path}: damaged; train the run again from its beginning") from error
+
+    def write(self, user: int, round_: int, kept: Moments, forget: int) -> None:
+        """Keep what a user has after a round, and remove what no round from `forget` on needs."""
+        on_cpu = {
+            slot: {name: value.float().cpu().contiguous() for name, value in of.items()} for slot, of in kept.items()
+        }
+        if self._memory is not None:
+            rounds = self._memory.setdefault(user, {})
+            rounds[round_] = on_cpu
+            for old in _superseded(list(rounds), forget):
+                del rounds[old]
+            return
+        files = self._files(user)
+        before = max((kept_in for kept_in in files if kept_in < round_), default=None)
+        folder = self._folder_of(user)
+        make_folder(folder)
+        path = folder / f"round-{round_:06d}-after-{'none' if before is None else f'{before:06d}'}.safetensors"
+        with new_file(path) as partial:
+            save_file(flat(on_cpu), partial)
+        for old in _superseded(list(files), forget):
+            files[old][0].unlink(missing_ok=True)
+
+    def _folder_of(self, user: int) -> Path:
+        return (self._folder or Path()) / f"{user // 1000:03d}" / str(user)
+
+    def _files(self, user: int) -> dict[int, tuple[Path, int | None]]:
+        """Files of a user by round, and the round of the file before each."""
+        if self._folder is None or not (folder := self._folder_of(user)).is_dir():
+            return {}
+        named = [(path, NAME.fullmatch(path.name)) for path in folder.iterdir()]
+        return {int(m[1]): (path, None if m[2] == "none" else int(m[2])) for path, m in named if m}
+
+    def _refuse_forgotten(self, user: int, round_: int) -> None:
+        first = min(self._files(user).items(), default=None)
+        before = None if first is None else first[1][1]
+        if before is not None and before < round_:
+            raise InputError(
+                f"{self._folder_of(user)}: what user {user} kept before round {round_ + 1} is gone, since training "
+                f"does not go back so far; name a later round"
+            )
+
+
+def _superseded(rounds: list[int], forget: int) -> list[int]:
+    """Return the rounds whose states nothing needs that goes on from round `forget` or later."""
+    older = sorted(kept for kept in rounds if kept < forget)
+    return older[:-1]

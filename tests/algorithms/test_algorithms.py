@@ -1,0 +1,246 @@
+"""SCAFFOLD and FedProx against their papers' equations; what users keep; an algorithm of one's own; on Ray, killed."""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from helpers import Experiment, InMemory, assert_same, start, wait_for_round
+from hypothesis import given
+from numpy.typing import NDArray
+from stepping import LAYOUT
+
+from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining, RoundRequest, ShardReply
+from flsim.algorithms.user_states import UserStates
+from flsim.base.errors import InputError, RunFailed
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.runs.folder import Run
+from flsim.training.hparams import LocalHParams
+from server.verify import verify
+
+Vector = NDArray[np.float64]
+ROOT = Path(__file__).parents[2]
+USERS = [[[1, 2, 3], [4]], [[5, 6]], [], [[1, 1, 1, 2]], [[7], [8], [9]]]
+ONE_VECTOR = """
+import torch
+from flsim.models.language_model import TrainableModel
+
+class Bias(TrainableModel):
+    '''Logits that are the same whatever was read, so that gradients can be computed by hand.'''
+
+    def __init__(self, vocabulary_size, hparams):
+        super().__init__(vocabulary_size, hparams)
+        self.bias = torch.nn.Parameter(torch.zeros(vocabulary_size))
+
+    def forward(self, tokens):
+        return self.bias.expand(*tokens.shape, -1)
+"""
+OWN = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "algorithms.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+
+
+@pytest.fixture
+def bias(tmp_path: Path) -> ModelHParams:
+    (tmp_path / "bias.py").write_text(ONE_VECTOR)
+    return ModelHParams(1, 1, f"{tmp_path}/bias.py:Bias")
+
+
+def training_of(model: ModelHParams, algorithm: str, local: LocalHParams, **others: object) -> FederatedTraining:
+    server = FedAvgHParams(algorithm=algorithm, cohort=3, server_learning_rate=0.5)
+    return FederatedTraining(InMemory(LAYOUT, USERS), model, server, local, **others)  # type: ignore[arg-type]
+
+
+def frequencies(records: list[list[int]]) -> Vector:
+    """How often each token is to be predicted in a user's records, ends included, as a share."""
+    counts = np.zeros(LAYOUT.vocabulary_size)
+    for words in records:
+        for token in [*words, *([LAYOUT.eos] if len(words) < LAYOUT.record_words else [])]:
+            counts[token] += 1
+    return np.asarray(counts / counts.sum())
+
+
+def softmax(x: Vector) -> Vector:
+    powers = np.exp(x - x.max())
+    return np.asarray(powers / powers.sum())
+
+
+def scaffold_by_hand(training: FederatedTraining, rounds: int, steps: int, rate: float) -> tuple[Vector, Vector]:
+    """Karimireddy et al. (2020), Algorithm 1, option II: x and c. The gradient at y is softmax(y) - frequencies."""
+    size, n = LAYOUT.vocabulary_size, len(USERS)
+    x, c = np.zeros(size), np.zeros(size)
+    controls = [np.zeros(size) for _ in USERS]
+    for round_ in range(rounds):
+        cohort = training.cohort(round_)
+        of_model, of_control = np.zeros(size), np.zeros(size)
+        for i in cohort.tolist():
+            if not USERS[i]:
+                continue
+            y = x.copy()
+            for _ in range(steps):
+                y = y - rate * (softmax(y) - frequencies(USERS[i]) - controls[i] + c)
+            after = controls[i] - c + (x - y) / (steps * rate)
+            of_model, of_control = of_model + (y - x), of_control + (after - controls[i])
+            controls[i] = after
+        x = x + 0.5 * of_model / len(cohort)
+        c = c + len(cohort) / n * (of_control / len(cohort))
+    return x, c
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_scaffold_is_as_the_equations_say(bias: ModelHParams, shards: int) -> None:
+    """Six rounds of three out of five users, one of whom has no records; two steps over all records of a user."""
+    local = LocalHParams(epochs=2, batch_size=10, learning_rate=0.7)
+    training = training_of(bias, "scaffold", local, shards=shards)
+    *_, last = training.states(training.first_state(), 6)
+    x, c = scaffold_by_hand(training, 6, steps=2, rate=0.7)
+    np.testing.assert_allclose(last.params["bias"].numpy(), x, atol=2e-6)
+    np.testing.assert_allclose(last.moments["control"]["bias"].numpy(), c, atol=2e-6)
+    assert np.abs(c).max() > 0.01
+
+
+def test_going_back_reads_nothing_of_the_rounds_that_come_again(bias: ModelHParams, tmp_path: Path) -> None:
+    """As after a fault: users keep what round 3 may need, and training goes on from there once more."""
+    local = LocalHParams(batch_size=2, learning_rate=0.7)
+    training = training_of(bias, "scaffold", local, user_states=UserStates(tmp_path))
+    engine = training.engine_here()
+
+    def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
+        return [ShardReply(each.round, each.shard, training.update(engine, each)) for each in asked]
+
+    first = [round_.state for round_ in training.rounds(training.first_state(), 8, send)]
+    again = [round_.state for round_ in training.rounds(first[2], 8, send)]
+    for one, other in zip(first[3:], again, strict=True):
+        assert torch.equal(one.params["bias"], other.params["bias"])
+        assert torch.equal(one.moments["control"]["bias"], other.moments["control"]["bias"])
+    forgetful = training_of(bias, "scaffold", local)
+    *_, other = forgetful.states(first[2], 8)
+    assert not torch.equal(other.params["bias"], first[7].params["bias"])  # its users remember nothing
+
+
+def test_fedprox_is_federated_averaging_with_its_term(bias: ModelHParams) -> None:
+    """One step of the term has no gradient; two have mu (w - w_global), Li et al. (2020), equation 2."""
+    local = LocalHParams(epochs=2, batch_size=10, learning_rate=0.7, proximal=0.9)
+    training = training_of(bias, "fedprox", local)
+    (last,) = training.states(training.first_state(), 1)
+    moved, examples = np.zeros(LAYOUT.vocabulary_size), 0
+    for i in training.cohort(0).tolist():
+        y = np.zeros(LAYOUT.vocabulary_size)
+        for _ in range(2 * bool(USERS[i])):
+            y = y - 0.7 * (softmax(y) - frequencies(USERS[i]) + 0.9 * y)
+        moved, examples = moved + len(USERS[i]) * y, examples + len(USERS[i])
+    np.testing.assert_allclose(last.params["bias"].numpy(), 0.5 * moved / examples, atol=1e-6)
+    with pytest.raises(InputError, match=r"needs mu; set local\.proximal"):
+        training_of(bias, "fedprox", replace(local, proximal=0.0))
+
+
+def test_what_an_algorithm_cannot_do_is_refused(bias: ModelHParams, tmp_path: Path) -> None:
+    for mechanism in (PrivacyHParams("clip", clip=0.1), PrivacyHParams("dp", clip=0.1, noise_multiplier=1.0)):
+        with pytest.raises(InputError, match="more than a clipped update leaves a user"):
+            training_of(bias, "scaffold", LocalHParams(), privacy=mechanism)
+    plain = LocalHParams()
+    others = {
+        "optimizer": replace(plain, optimizer="momentum"),
+        "gradient_clip": replace(plain, gradient_clip=1.0),
+        "proximal": replace(plain, proximal=0.1),
+    }
+    for name, local in others.items():
+        with pytest.raises(InputError, match=rf"remove local\.{name}"):
+            training_of(bias, "scaffold", local)
+    with pytest.raises(InputError, match="must be one of fedavg, fedprox, scaffold, found 'sacffold'"):
+        FedAvgHParams(algorithm="sacffold")
+    (tmp_path / "no.py").write_text("nothing = 3\n")
+    with pytest.raises(InputError, match=r"is no flsim\.algorithms\.algorithm\.Algorithm"):
+        training_of(bias, f"{tmp_path}/no.py:nothing", LocalHParams())
+    (tmp_path / "odd.py").write_text(OWN.replace("{}, {", '{"more": delta}, {'))
+    odd = training_of(bias, f"{tmp_path}/odd.py:Counting", LocalHParams())
+    with pytest.raises(RunFailed, match="a user must answer with a tensor for each parameter of no slot"):
+        list(odd.states(odd.first_state(), 1))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=12),
+    st.integers(0, 12),
+)
+def test_users_find_what_they_kept_before_any_round_that_may_come_again(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, int]], goes_back: int
+) -> None:
+    """In files, in memory, and in memory over files, whatever was written in which rounds, and after going back."""
+    folder = tmp_path_factory.mktemp("users")
+    on_disk, in_memory = UserStates(folder), UserStates()
+    written: dict[int, dict[int, float]] = {}
+
+    def value_of(states: UserStates, user: int, round_: int) -> float | None:
+        kept = states.read(user, round_)
+        return None if kept is None else float(kept["a"]["w"])
+
+    def write(round_: int) -> None:
+        user, lag = parts[round_]
+        for states in (on_disk, in_memory):
+            states.write(user, round_, {"a": {"w": torch.tensor(float(round_))}}, max(0, round_ - lag))
+        written.setdefault(user, {})[round_] = float(round_)
+
+    oldest = 0
+    for round_, (_, lag) in enumerate(parts):
+        write(round_)
+        oldest = max(oldest, round_ - lag)
+    back = min(max(goes_back, oldest), len(parts))
+    for round_ in range(back, len(parts)):  # trained again
+        write(round_)
+    for user in range(3):
+        for round_ in range(back, len(parts) + 1):
+            before = [kept for kept in written.get(user, {}) if kept < round_]
+            expected = float(max(before)) if before else None
+            for states in (on_disk, in_memory, UserStates(folder, is_read_only=True)):
+                assert value_of(states, user, round_) == expected
+    over = UserStates(folder, is_read_only=True)
+    files = sorted(folder.rglob("*"))
+    over.write(0, len(parts), {"a": {"w": torch.tensor(0.5)}}, 0)
+    assert value_of(over, 0, len(parts) + 1) == 0.5
+    assert sorted(folder.rglob("*")) == files
+
+
+def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) -> None:
+    states = UserStates(tmp_path)
+    for round_ in (1, 4, 6):
+        states.write(7, round_, {"a": {"w": torch.zeros(1)}}, forget=6)
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+    with pytest.raises(InputError, match="what user 7 kept before round 4 is gone"):
+        states.read(7, 3)
+    (path,) = tmp_path.rglob("round-000006*")
+    path.write_bytes(b"?")
+    with pytest.raises(InputError, match="damaged"):
+        states.read(7, 9)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["scaffold", "own"])
+def test_runs_are_killed_and_resume_to_the_same_bits(experiment: Experiment, own: bool) -> None:
+    """On two client processes; a round is verified, and only sampled users have files."""
+    algorithm = "scaffold"
+    if own:
+        (experiment.folder / "mine.py").write_text(OWN)
+        algorithm = str(experiment.folder / "mine.py:Counting")
+    options = ("--set", "training.rounds=12", "--set", f"training.algorithm={algorithm}")
+    process = start(experiment, "--out", "broken", *options)
+    workers = wait_for_round(experiment.folder / "broken", 3)
+    assert len(workers) == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
+    whole = experiment.run("whole", options=options)
+    broken = experiment.folder / "broken"
+    assert_same(broken, whole)
+    run = Run.open(whole)
+    training = run.federated.training_of(run.users, run.rounds)
+    sampled = {int(user) for round_ in range(12) for user in training.cohort(round_)}
+    for path in (broken, whole):
+        assert {int(user.name) for user in (path / "users").glob("*/*")} == sampled
+        assert max(len(list(user.iterdir())) for user in (path / "users").glob("*/*")) <= 4
+    assert verify(run, 12).differs is None
+    said = experiment.flsim("table", whole).stdout
+    assert ("Counting, b_u=6" if own else "SCAFFOLD, b_u=6") in said
