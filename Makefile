@@ -21,9 +21,9 @@ test: setup lint ## lint, type-check, all tests
 	$(BIN)/pytest -n 3 --dist loadfile  # most of them wait for other processes: three keep two cores busy
 
 # What trains and scores with floats, without Ray, in seconds; compiling kernels asks nothing of a processor.
-NUMBERS := tests/train tests/central tests/model tests/memorization/test_score.py tests/privacy/test_mechanism.py \
-	tests/privacy/test_record_level.py tests/test_federated.py tests/test_optimizers.py \
-	tests/test_architectures_trained.py --ignore=tests/train/cohort/test_triton_compiles.py
+NUMBERS := tests/training tests/models tests/memorization/test_score.py tests/privacy/test_mechanism.py \
+	tests/privacy/test_record_level.py tests/algorithms/test_federated.py tests/algorithms/test_optimizers.py \
+	--ignore=tests/training/cohort/test_triton_compiles.py
 
 numbers: setup   ## the tests of numbers as on processors with AVX2, and as on ones without vector instructions
 	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \

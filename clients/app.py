@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 
 from flsim.algorithms.rounds import FederatedTraining, ShardReply
 from flsim.base.errors import InputError
+from flsim.base.extensions import naming_own_code
 from flsim.runs.folder import Run
 from flsim.training.engines import Engine
 from flsim.wire import Address, decode_request, encode_reply
@@ -24,6 +25,7 @@ app = ClientApp()
 
 
 @app.train()
+@naming_own_code()
 def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flower's signature)
     """Train this round's users of one shard."""
     request, address = decode_request(message.content)

@@ -1,6 +1,6 @@
 """The public names of `flsim`; `import flsim` loads this module when one of them is used."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
 from flsim.data.importing.run import import_corpus
 from flsim.data.importing.settings import ImportHParams as ImportSettings
-from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.data.making import make_corpus as make_by_code
 from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
@@ -87,18 +87,29 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
     return Corpus.open(path, verify=verify)
 
 
-def make_corpus(out: Path | str, seed: int = 0, **settings: Any) -> Corpus:
-    """Write a synthetic corpus, as `flsim data synthetic` does, as a function of seed and settings alone.
+def make_corpus(
+    out: Path | str,
+    seed: int = 0,
+    *,
+    maker: str = "synthetic",
+    writing: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Corpus:
+    """Write a corpus that code makes, as `flsim data make` does, as a function of the code and these arguments.
 
     Args:
         out: a new folder.
         seed: of everything that is drawn.
-        settings: of `flsim.data.synthetic.SyntheticHParams`, such as ``users=400``.
+        maker: "synthetic", whose options are those of `flsim.data.synthetic.SyntheticHParams`, such as ``users=400``;
+            or ``"path/to/file.py:NAME"``, a function that yields (user, sentences) or (user, sentences, split).
+        writing: settings of `ImportSettings` for what a maker of one's own yields, such as
+            ``{"vocabulary_size": 500}``.
+        options: of the maker.
 
     Raises:
-        InputError: `out` exists, or a setting is wrong.
+        InputError: `out` exists, an option is wrong, or a maker of one's own failed.
     """
-    return make_synthetic(Path(out), SyntheticHParams(**settings), seed)
+    return make_by_code(maker, Path(out), seed, options, writing)
 
 
 def open_run(path: Path | str) -> Run:
@@ -195,7 +206,7 @@ def evaluate(
     if isinstance(model, State):
         if architecture is None:
             raise InputError("evaluate: a state does not know its model; give the one that it was trained with")
-        network = restore(model.params, architecture).to(device)
+        network = restore(model.params, architecture, planted.corpus.layout.vocabulary_size).to(device)
         with threads_of_torch(threads):
             return frame(measure_our_model(network, planted.canaries, test, how, seed, "simulation", model.round))
     name = model if isinstance(model, str) else type(model).__name__

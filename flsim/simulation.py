@@ -1,8 +1,10 @@
 """Plant and train in this process, without Ray: what a notebook needs of the loop that `flsim run` shares.
 
-users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
-for state in flsim.simulate(users, flsim.CIFG(32, 64), flsim.FedAvg(cohort=40), rounds=100):
-...
+    users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
+    for state in flsim.simulate(users, flsim.CIFG(32, 64), flsim.FedAvg(cohort=40), rounds=100):
+        ...
+
+A state is what a checkpoint holds; any of them can be the `start` of another simulation.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from flsim.privacy.sampling import Sampler
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
 from flsim.training.hparams import LocalHParams
+from flsim.training.own_model import refuse_unfit
 from flsim.training.state import State
 from flsim.training.threads import threads as threads_of_torch
 
@@ -170,6 +173,7 @@ def simulate(
         InputError: the settings do not fit each other, or the users.
         Diverged: values are not finite, or the loss is absurd; names the round.
     """
+    refuse_unfit(model, planted.corpus.layout, seed)
     training = algorithm.training_of(planted, model, rounds, seed, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
     return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)

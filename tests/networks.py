@@ -30,6 +30,7 @@ def name_of(hparams: object) -> str:
 def random_network(hparams: ModelHParams, seed: int, scale: float = 1.0) -> NextWordModel:
     """Normal weights, biases too, of the given standard deviation, in float64; `LAYOUT` has four words."""
     model, rng = build(LAYOUT.vocabulary_size, hparams).double(), stream(seed, "test", "network")
+    assert isinstance(model, NextWordModel)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.from_numpy(scale * rng.normal(size=tuple(parameter.shape))))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_config import train_split
+from runs.test_config import train_split
 
 from flsim.runs.config import load, toml
 

@@ -34,7 +34,8 @@ def train_without_flower(run: Run, rounds: int) -> State:
         for first, last in pairwise(bounds):
             members = [user for user in cohort if first <= user < last]
             total = total.merge(engine.train(state.params, run.users, members, seed, round_, state.clip))
-        state = fedavg.apply(state, total, training, config.privacy, seed, len(run.users))
+        size = run.corpus.layout.vocabulary_size
+        state = fedavg.apply(state, total, training, config.privacy, seed, len(run.users), size)
     return state
 
 

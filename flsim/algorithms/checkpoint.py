@@ -2,8 +2,9 @@
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
 Metadata     round, values (JSON, such as the clip), ledger (JSON), digest of all that, and the fields of `Provenance`
-             and of its model. Older checkpoints have the clip ("" without one), or, of central training, the step by
-             their own names; what a model's settings lack is at its default; the oldest have no digest
+             and of its model, where a user's own is named by the digest of its source. Older checkpoints have the clip
+             ("" without one), or, of central training, the step by their own names; what a model's settings lack is at
+             its default; the oldest have no digest
 """
 
 import errno
@@ -11,19 +12,19 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import by_content, is_own
 from flsim.base.files import from_json, new_file
 from flsim.models.architectures import build
-from flsim.models.hparams import Architecture, ModelHParams
-from flsim.models.language_model import NextWordModel, Params
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params, TrainableModel
 from flsim.privacy.ledger import Ledger
 from flsim.training.state import State
 
@@ -40,12 +41,21 @@ class Provenance:
         corpus: digest of the corpus.
         vocabulary_size: V.
         model: the network's settings.
+        frozen: digest of what training leaves alone in a user's own network; empty where there is nothing.
     """
 
     config: str
     corpus: str
     vocabulary_size: int
     model: ModelHParams
+    frozen: str = ""
+
+    @property
+    def by_content(self) -> "Provenance":
+        """The same wherever the file of a user's own network lies, as in a checkpoint."""
+        model = self.model
+        is_ours = not is_own(model.architecture)
+        return self if is_ours else replace(self, model=replace(model, architecture=by_content(model.architecture)))
 
     @property
     def sizes(self) -> str:
@@ -54,7 +64,8 @@ class Provenance:
         kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
         heads = f", heads {model.heads}" if model.architecture == "transformer" else ""
         sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
-        return kind + sizes + heads
+        options = "".join(f", {name} {value:g}" for name, value in model.options.items())
+        return kind + sizes + heads + options + (f", frozen {self.frozen[:12]}" if self.frozen else "")
 
 
 def checkpoint_name(round_: int) -> str:
@@ -78,14 +89,19 @@ def _round_named(path: Path) -> int | None:
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``; it is whole or absent. Returns the path."""
     path = folder / checkpoint_name(state.round)
-    about = asdict(provenance)
-    metadata = {name: str(value) for name, value in (about | about.pop("model")).items()}
+    about = asdict(provenance.by_content)
+    about |= about.pop("model")
+    about["options"] = json.dumps(about["options"]) if about["options"] else ""
+    metadata = {name: str(value) for name, value in about.items() if name not in ("options", "frozen") or value}
     values = json.dumps(dict(state.values))  # a float that is written so reads back bit for bit
     metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
     with new_file(path) as partial:
         try:
+            partial.touch()  # as any other file of the run, while safetensors makes one that only its owner can read
+            mode = partial.stat().st_mode
             save_file(_tensors(state), partial, metadata)
+            partial.chmod(mode)
         except SafetensorError as error:  # of a disk that is full, too
             raise OSError(errno.EIO, f"the checkpoint cannot be written ({_first_line(error)})", str(path)) from error
     return path
@@ -124,6 +140,7 @@ def load(path: Path) -> tuple[State, Provenance]:
             metadata["corpus"],
             int(metadata["vocabulary_size"]),
             _model_named_in(metadata),
+            metadata.get("frozen", ""),
         )
         params = _tensors_under("", tensors)
         moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
@@ -144,19 +161,25 @@ def load(path: Path) -> tuple[State, Provenance]:
 
 
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
-    """Of the model that a checkpoint names, found without its memory. Raises ValueError where it cannot be of them."""
+    """Of the model that a checkpoint names, found without its memory. Raises ValueError where it cannot be of them.
+
+    A user's own is not executed here; its digest says that its tensors are whole.
+    """
+    if is_own(provenance.model.architecture):
+        return {name: value.shape for name, value in params.items()}
     model, most = provenance.model, sum(value.numel() for value in params.values())
     sizes = (provenance.vocabulary_size, model.embedding, model.units)
     if not all(0 < size <= most for size in sizes) or model.layers > len(params):
         raise ValueError("its tensors are not those of the model that it names")
     with torch.device("meta"):
-        return {name: value.shape for name, value in model_of(provenance).named_parameters()}
+        return {name: value.shape for name, value in model_of(provenance).trainable.items()}
 
 
 def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
     sizes = {name: int(metadata[name]) for name in ("layers", "heads") if name in metadata}
-    architecture = cast(Architecture, metadata.get("architecture", "cifg"))
-    return ModelHParams(int(metadata["embedding"]), int(metadata["units"]), architecture, **sizes)
+    embedding, units, architecture = metadata["embedding"], metadata["units"], metadata.get("architecture", "cifg")
+    options = from_json(metadata.get("options", "{}"))
+    return ModelHParams(int(embedding), int(units), architecture, **sizes, options=options)
 
 
 def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Params]) -> State:
@@ -183,8 +206,8 @@ def _tensors_under(prefix: str, tensors: Params) -> Params:
     return {name.rpartition("/")[2]: value for name, value in tensors.items() if _prefix(name) == prefix}
 
 
-def model_of(provenance: Provenance) -> NextWordModel:
-    """A model of the checkpoint's settings, all zeros."""
+def model_of(provenance: Provenance) -> TrainableModel:
+    """A model of a run's settings, not initialized: ours are all zeros."""
     return build(provenance.vocabulary_size, provenance.model)
 
 

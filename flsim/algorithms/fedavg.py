@@ -50,7 +50,7 @@ def init(
 ) -> State:
     """The state before the first round; by default that of plain FedAvg."""
     network = build(vocabulary_size, model).initialize(seed)
-    params = {name: value.detach() for name, value in network.named_parameters()}
+    params = {name: value.detach() for name, value in network.trainable.items()}
     moments = server_optimizers.init(params, training or FedAvgHParams())
     return State(0, params, moments, _values(privacy.clip if privacy else None))
 
@@ -62,6 +62,7 @@ def apply(
     privacy: PrivacyHParams,
     seed: int,
     population: int,
+    vocabulary_size: int,
     rounds: int | None = None,
 ) -> State:
     """The next state, from the sum over a round's users: average, noise, step, and the ledger's entry.
@@ -76,13 +77,14 @@ def apply(
         privacy: the mechanism.
         seed: the experiment's; noise is a function of (seed, round).
         population: N, number of training users.
+        vocabulary_size: number of token ids, which says what loss is absurd.
         rounds: number of rounds of the run, for a schedule of eta; `hparams.rounds` where None.
 
     Raises:
         Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd: a model that
             blew up without overflowing memorizes nothing, and would pass for a private one.
     """
-    _refuse_divergence(state, total)
+    _refuse_divergence(state, total, vocabulary_size)
     mean, clip = None, state.clip
     if clip is not None:
         mean = noisy_mean(total.delta, clip, privacy, hparams.cohort, seed, state.round)
@@ -105,12 +107,11 @@ def _values(clip: float | None) -> dict[str, float]:
     return {} if clip is None else {"clip": clip}
 
 
-def _refuse_divergence(state: State, total: UpdateSum) -> None:
+def _refuse_divergence(state: State, total: UpdateSum, vocabulary_size: int) -> None:
     if not total.is_finite:
         of_users = f" with {total.non_finite:,} of {total.users:,} users" if total.non_finite else ""
         raise Diverged(
             f"round {state.round + 1}: local training gave values that are not finite{of_users}; "
             f"most likely local.learning_rate is too high"
         )
-    vocabulary_size = len(state.params["embedding"])
     refuse_absurd_loss(f"round {state.round + 1}", total.loss, total.tokens, vocabulary_size, "local.learning_rate")

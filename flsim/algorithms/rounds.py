@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from flsim.algorithms import fedavg, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.data.records import Users
-from flsim.models.architectures import build
+from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import check_cohort, draw_cohort, shard_ranges
-from flsim.training.engines import Engine, EngineName, engine_of
+from flsim.training.engines import Engine, EngineName, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import refuse_failing, refuse_low_precision
 from flsim.training.state import State
@@ -105,7 +105,8 @@ class FederatedTraining:
             stay.
 
     Raises:
-        InputError: there is no such cohort, there are more shards than users, or a user's own optimizer fails.
+        InputError: there is no such cohort, there are more shards than users, the model has not the precision, or
+            a user's own optimizer fails.
     """
 
     users: Users
@@ -123,6 +124,9 @@ class FederatedTraining:
     def __post_init__(self) -> None:
         check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
         shard_ranges(len(self.users), self.shards)
+        if self.local.precision != "float32":  # else a user's own file is not executed to see what it declares
+            name = self.model.architecture
+            refuse_precision(self.engine, self.local, name, class_of(name).capabilities)
         server_optimizers.refuse_unfit(self.algorithm, self.users.layout.vocabulary_size, self.model)
         refuse_failing(self.local.optimizer)
         refuse_low_precision(self.local.optimizer, self.local.precision)
@@ -147,7 +151,8 @@ class FederatedTraining:
 
     def apply(self, state: State, total: UpdateSum) -> State:
         """The state after a round with this sum over its users. Raises `Diverged` as `fedavg.apply`."""
-        return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, len(self.users), self.length)
+        users, size = len(self.users), self.users.layout.vocabulary_size
+        return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
         """Train from a state to the end of round `until`; `send` turns requests into replies, in the same order."""

@@ -196,11 +196,18 @@ def apply(
         RunFailed: a user's own optimizer failed.
     """
     eta = hparams.server_learning_rate if rate is None else rate
-    exact = {slot: _exact(values) for slot, values in moments.items()}
+    exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
     with naming_own_code(RunFailed):
-        stepped, after = _optimizer_of(hparams).apply(_exact(params), mean, exact, eta, hparams)
+        x = {name: _exact(value) for name, value in params.items()}
+        stepped, after = _optimizer_of(hparams).apply(x, mean, exact, eta, hparams)
     kept = {slot: _as_kept(values, params) for slot, values in after.items()}
     return _as_kept(stepped, params), kept
+
+
+def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
+    """Return the slots of the optimizer's state that are as large as the model."""
+    x = {name: value.detach() for name, value in build(vocabulary_size, model).named_parameters()}
+    return sorted(init(x, hparams).keys() - {"step"})
 
 
 def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
@@ -212,22 +219,27 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     name = hparams.server_optimizer
     if not is_own(name):
         return
-    params = {key: value.detach() for key, value in build(vocabulary_size, model).named_parameters()}
-    mean = {key: torch.ones_like(value, dtype=torch.float64) for key, value in params.items()}
-    moments = init(params, hparams)
+    x = {key: _exact(value.detach()) for key, value in build(vocabulary_size, model).trainable.items()}
+    update = {key: torch.ones_like(value) for key, value in x.items()}
+    optimizer = _optimizer_of(hparams)
     try:
-        stepped, after = apply(params, mean, moments, hparams)
-    except RunFailed as error:
-        raise InputError(str(error)) from error
-    shapes = {key: value.shape for key, value in params.items()}
-    counts = dict.fromkeys(shapes, torch.Size())
-    if after.keys() != moments.keys():
-        raise InputError(f"{name}: its step turns slots {sorted(moments)} into {sorted(after)}; keep the same ones")
+        with naming_own_code(InputError):
+            moments = optimizer.init(x, hparams)
+            stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
+            slots, kept = sorted(moments), sorted(after)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{name}: {error}; it needs init(x, settings) and apply(x, D, moments, eta, settings)"
+        ) from error
+    if slots != kept:
+        raise InputError(f"{name}: its step turns slots {slots} into {kept}; keep the same ones")
+    shapes = {key: value.shape for key, value in x.items()}
     for slot, values in {"x": stepped, **after}.items():
-        if {key: value.shape for key, value in values.items()} != (counts if slot == "step" else shapes):
+        expected = dict.fromkeys(shapes, torch.Size()) if slot == "step" else shapes
+        if {key: getattr(value, "shape", None) for key, value in values.items()} != expected or not slot.isidentifier():
             raise InputError(f"{name}: {slot!r} has other names or shapes than the model's parameters")
-        if not slot.isidentifier():
-            raise InputError(f"{name}: {slot!r} is no name for a slot; use letters, digits and underscores")
 
 
 def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
@@ -240,8 +252,8 @@ def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
     return optimizer
 
 
-def _exact(values: Params) -> Params:
-    return {name: value.to(torch.float64) for name, value in values.items()}
+def _exact(value: Tensor) -> Tensor:
+    return value.to(torch.float64)
 
 
 def _as_kept(values: Params, like: Params) -> Params:

@@ -97,6 +97,15 @@ def source_digest(name: str) -> str:
         raise InputError(f"{path}: cannot be read ({error.strerror}); put the file there") from error
 
 
+def by_content(name: str) -> str:
+    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, which says the same wherever the file lies.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    return f"{source_digest(name)}.py:{parts(name)[1]}"
+
+
 def execute(path: Path) -> ModuleType:
     """Return a new module that a file defines, which can import its neighbours, as a script can.
 

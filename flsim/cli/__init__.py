@@ -10,6 +10,7 @@ import click
 import typer
 
 from flsim.base.errors import InputError, Interrupted, RunFailed
+from flsim.base.extensions import naming_own_code
 from flsim.cli.bench import bench
 from flsim.cli.compare import EPILOG as COMPARE_EPILOG
 from flsim.cli.compare import compare
@@ -115,7 +116,8 @@ def main() -> None:
     """Entry point, with one line for whatever failed: exit code 2 for bad input, 1 for a run or a disk."""
     signal.signal(signal.SIGTERM, lambda number, _: _fail("terminated", 128 + number))  # what is half-written goes
     try:
-        code = app(standalone_mode=False)
+        with naming_own_code():
+            code = app(standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "flsim"
         _fail(f"{error.format_message()} (see {command} --help)", 2)

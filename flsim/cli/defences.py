@@ -21,15 +21,6 @@ class Within(StrEnum):
     user = "user"
 
 
-class Optimizer(StrEnum):
-    """Of torch."""
-
-    sgd = "sgd"
-    momentum = "momentum"
-    adam = "adam"
-    rmsprop = "rmsprop"
-
-
 class Device(StrEnum):
     """Where models are trained."""
 
@@ -98,7 +89,9 @@ def sanitize(
     epochs: Annotated[float, typer.Option(help="Passes of each model over its half.")] = 20.0,
     batch_size: Annotated[int, typer.Option(help="Records in a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.01,
-    optimizer: Annotated[Optimizer, typer.Option(help="Of the training.")] = Optimizer.adam,
+    optimizer: Annotated[
+        str, typer.Option(help="Optimizer of the training, such as sgd, or your own as path/to/file.py:NAME.")
+    ] = "adam",
     embedding: Annotated[int, typer.Option(help="Size of the models' embeddings.")] = 96,
     units: Annotated[int, typer.Option(help="Cells of the models.")] = 670,
     seed: Annotated[int, typer.Option(help="Of the halves and of the models.")] = 0,
@@ -121,9 +114,7 @@ def sanitize(
     from flsim.models.hparams import ModelHParams
     from flsim.training.central import CentralHParams
 
-    training = CentralHParams(
-        epochs=epochs, batch_size=batch_size, optimizer=optimizer.value, learning_rate=learning_rate
-    )
+    training = CentralHParams(epochs=epochs, batch_size=batch_size, optimizer=optimizer, learning_rate=learning_rate)
     at_least_one(threads=threads)
     torch.set_num_threads(threads)
     hparams = SanitizationHParams(share, ModelHParams(embedding, units), training)

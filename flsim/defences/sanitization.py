@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.base.errors import Diverged, InputError
+from flsim.base.extensions import is_own, parts, source_digest
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
@@ -22,7 +23,7 @@ from flsim.data.records import Batch, RecordSource, Subset, batch
 from flsim.defences.dropping import drop_records, train_records
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import NextWordModel
+from flsim.models.language_model import TrainableModel
 from flsim.models.loss import predictions
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
@@ -74,9 +75,11 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     differences = log_perplexity_differences(train, hparams, seed, device)
     kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
-    return drop_records(
-        corpus, out, kept, {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}, dropped
-    )
+    step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
+    for setting in ("optimizer", "schedule"):
+        if is_own(name := step["training"][setting]):  # a folder is no property of a corpus, the code is
+            step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
+    return drop_records(corpus, out, kept, step, dropped)
 
 
 def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -110,7 +113,7 @@ def log_perplexity_differences(
 
 
 def record_log_perplexities(
-    models: tuple[NextWordModel, ...], source: RecordSource, positions: NDArray[np.int64]
+    models: tuple[TrainableModel, ...], source: RecordSource, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """L(x) = -log Pr(x) after BOS, with EOS where the record has one: nats, float64 [models, n].
 
@@ -122,7 +125,7 @@ def record_log_perplexities(
     Raises:
         Diverged: a score is not finite.
     """
-    layout, device = source.layout, models[0].embedding.device
+    layout, device = source.layout, models[0].device
     records = source.records_at(positions)
     order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of like length together: little is padding
     budget = max(1, (CPU_LOGITS if device.type == "cpu" else GPU_LOGITS) // layout.vocabulary_size)
@@ -148,14 +151,14 @@ def largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _trained(half: Subset, hparams: SanitizationHParams, seed: int, device: str, title: str) -> NextWordModel:
+def _trained(half: Subset, hparams: SanitizationHParams, seed: int, device: str, title: str) -> TrainableModel:
     training = CentralTraining(half, hparams.training, seed, device=device, model=hparams.model)
     state, steps = init(half.layout.vocabulary_size, hparams.model, seed), hparams.training.steps_over(half.records)
     *_, (trained, _) = train_central(state, training, steps, title=title)
-    return restore(trained.params, hparams.model).to(device)
+    return restore(trained.params, hparams.model, half.layout.vocabulary_size).to(device)
 
 
-def _row_sums(model: NextWordModel, part: Batch, device: torch.device, pad: int) -> NDArray[np.float64]:
+def _row_sums(model: TrainableModel, part: Batch, device: torch.device, pad: int) -> NDArray[np.float64]:
     inputs, targets = torch.from_numpy(part.inputs).to(device), torch.from_numpy(part.targets).to(device)
     _, nats, _ = predictions(model, inputs, targets, pad)
     rows = (targets != pad).nonzero()[:, 0]

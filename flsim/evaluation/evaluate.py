@@ -19,7 +19,7 @@ from flsim.measures.measure import Measure, ModelProbe, Probe
 from flsim.measures.prediction import Predict, predict_with
 from flsim.measures.quantity import Subject
 from flsim.memorization.random_sampling import RandomSampler, references
-from flsim.models.language_model import LanguageModel, NextWordModel
+from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.models.quantization import FEWEST, MOST, quantized
 from flsim.results.rows import REFERENCES, Row
 
@@ -69,7 +69,7 @@ class EvaluationHParams:
 
 
 def evaluate(
-    model: NextWordModel,
+    model: TrainableModel,
     canaries: Sequence[Canary],
     test: Users,
     hparams: EvaluationHParams,
@@ -104,8 +104,8 @@ def evaluate(
         _refuse_non_finite(model)
         if hparams.weight_bits is not None:
             model = quantized(model, hparams.weight_bits)
-        of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.embedding.device, without)
-        of_model = measure_model(model, predict_with(model), test, hparams, seed, model.embedding.device)
+        of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.device, without)
+        of_model = measure_model(model, predict_with(model), test, hparams, seed, model.device)
     except Diverged as error:
         raise Diverged(f"round {round}: {error}") from error
     return rows_of(run, round, of_canaries, of_model | {REFERENCES: hparams.references})
@@ -119,10 +119,12 @@ def rows_of(
     return rows + [Row(run, round, name, "", float(value)) for name, value in of_model.items()]
 
 
-def _refuse_mismatch(model: NextWordModel, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams) -> None:
-    if len(model.embedding) != test.layout.vocabulary_size:
+def _refuse_mismatch(
+    model: TrainableModel, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams
+) -> None:
+    if model.vocabulary_size != test.layout.vocabulary_size:
         raise InputError(
-            f"the model knows {len(model.embedding):,} tokens, but the test users' corpus has "
+            f"the model knows {model.vocabulary_size:,} tokens, but the test users' corpus has "
             f"{test.layout.vocabulary_size:,}; evaluate it on the corpus that it was trained on"
         )
     if not len(test):
@@ -140,7 +142,7 @@ def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None
             )
 
 
-def _refuse_non_finite(model: NextWordModel) -> None:
+def _refuse_non_finite(model: TrainableModel) -> None:
     """A model with NaN compares false with everything: every canary would come out as memorized."""
     for name, parameter in model.named_parameters():
         bad = parameter.numel() - int(parameter.isfinite().sum())

@@ -15,7 +15,7 @@ from torch import Tensor
 from flsim.base.errors import Diverged
 from flsim.data.records import Batch, Records, Users, batch
 from flsim.data.vocabulary import Layout
-from flsim.models.language_model import LanguageModel, NextWordModel
+from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.models.loss import predictions
 
 POOL_WORDS = 2**16  # records of as many users as hold these are sorted by length together
@@ -73,9 +73,9 @@ class Utility:
             return math.inf
 
 
-def predict_with(model: NextWordModel) -> Predict:
+def predict_with(model: TrainableModel) -> Predict:
     """All positions of a batch at once, by one of our models, wherever it is."""
-    device = model.embedding.device
+    device = model.device
     return lambda inputs, targets, pad: predictions(model, inputs.to(device), targets.to(device), pad)
 
 
@@ -101,7 +101,7 @@ def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
     return predict
 
 
-def utility(model: NextWordModel | Predict, users: Users, chosen: Iterable[int] | None = None) -> Utility:
+def utility(model: TrainableModel | Predict, users: Users, chosen: Iterable[int] | None = None) -> Utility:
     """Measure a model on every record of a population.
 
     Args:
@@ -112,7 +112,7 @@ def utility(model: NextWordModel | Predict, users: Users, chosen: Iterable[int] 
     Raises:
         Diverged: a cross-entropy is not finite.
     """
-    predict = predict_with(model) if isinstance(model, NextWordModel) else model
+    predict = predict_with(model) if isinstance(model, TrainableModel) else model
     total = Utility()
     for part in _batches(users, range(len(users)) if chosen is None else chosen):
         total = total.merge(_measure(predict, part, users.layout))

@@ -1,26 +1,52 @@
-"""The one place that makes a model by its settings."""
+"""The architectures by name, and the one place that makes a model by its settings."""
 
+from collections.abc import Mapping
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import is_own, resolve
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import Architecture, ModelHParams
-from flsim.models.language_model import NextWordModel, Params
-from flsim.models.recurrent import RecurrentLanguageModel
+from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel
+from flsim.models.recurrent import GRULanguageModel, LSTMLanguageModel
 from flsim.models.transformer import TransformerLanguageModel
 
-KINDS: dict[Architecture, type[CIFGLanguageModel | RecurrentLanguageModel | TransformerLanguageModel]] = {
+BUILT_IN: Mapping[str, type[TrainableModel]] = {
     "cifg": CIFGLanguageModel,
-    "lstm": RecurrentLanguageModel,
-    "gru": RecurrentLanguageModel,
+    "lstm": LSTMLanguageModel,
+    "gru": GRULanguageModel,
     "transformer": TransformerLanguageModel,
 }
 
 
-def build(vocabulary_size: int, hparams: ModelHParams) -> NextWordModel:
-    """A model of these settings, all zeros."""
-    return KINDS[hparams.architecture](vocabulary_size, hparams)
+def class_of(architecture: str) -> type[TrainableModel]:
+    """Return the class of a built-in architecture, or of a user's own, whose file is executed.
+
+    Raises:
+        InputError: as `flsim.base.extensions.resolve`, or what the file defines is no `TrainableModel`.
+    """
+    kind = resolve(architecture, BUILT_IN, "architecture")
+    if not (isinstance(kind, type) and issubclass(kind, TrainableModel)):
+        raise InputError(f"{architecture}: is no subclass of flsim.models.language_model.TrainableModel; make it one")
+    return kind
 
 
-def restore(params: Params, hparams: ModelHParams) -> NextWordModel:
-    """A model of these settings with a copy of these parameters, of their dtype and where they are."""
-    model = build(len(params["embedding"]), hparams).to(params["embedding"])
-    model.load_state_dict(params)
-    return model
+def declared(architecture: str) -> Capabilities | None:
+    """Return the capabilities of a built-in architecture; None for a user's own, as no code is executed."""
+    return None if is_own(architecture) else class_of(architecture).capabilities
+
+
+def with_low_precision() -> str:
+    """Return the names of the built-in architectures that train in low precision, as text."""
+    return " or ".join(f'"{name}"' for name, kind in BUILT_IN.items() if kind.capabilities.low_precision)
+
+
+def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
+    """Return a model of these settings, not initialized: ours are all zeros."""
+    return class_of(hparams.architecture)(vocabulary_size, hparams)
+
+
+def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> TrainableModel:
+    """Return a model of these settings with a copy of these trained parameters, of their dtype and where they are."""
+    model, like = build(vocabulary_size, hparams), next(iter(params.values()))
+    mine = next(iter(model.trainable.values()))
+    model = model.to(like.device) if mine.dtype == like.dtype else model.to(like.device, like.dtype)
+    return model.load(params)

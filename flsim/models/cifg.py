@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import NextWordModel, Params, State, Stepper
+from flsim.base.errors import InputError
+from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, State, Stepper
 
 CPU_GATES, GPU_GATES = 2**20, 2**27  # floats of gates that a stepper holds at once: near a CPU's caches; 0.5 GB
 
@@ -21,8 +21,11 @@ class CIFGLanguageModel(NextWordModel):
     Its state is (r_t [B, D], c_t [B, H]); it is a `flsim.models.language_model.LogitModel`.
     """
 
-    def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
-        super().__init__(hparams)
+    label = ""  # tables name an architecture where it is not the paper's
+    capabilities = Capabilities(written_out=True, stacked=True, low_precision=True, vectorized=True)
+
+    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+        super().__init__(vocabulary_size, hparams)
         size, embedding, units = vocabulary_size, hparams.embedding, hparams.units
         self.embedding = nn.Parameter(torch.zeros(size, embedding))  # E [V, D]
         self.input_weight = nn.Parameter(torch.zeros(embedding, 3 * units))  # [D, 3H]: f, o, g
@@ -35,9 +38,15 @@ class CIFGLanguageModel(NextWordModel):
     def of(cls, params: Params) -> "CIFGLanguageModel":
         """A model with a copy of these parameters, of their dtype and where they are."""
         (size, width), (units, _) = params["embedding"].shape, params["projection"].shape
-        model = cls(size, ModelHParams(width, units)).to(params["embedding"])
-        model.load_state_dict(params)
-        return model
+        return cls(size, ModelSettings(width, units)).to(params["embedding"]).load(params)
+
+    @classmethod
+    def refuse_settings(cls, hparams: ModelSettings) -> None:
+        if hparams.layers > 1:
+            raise InputError(
+                f'architecture "cifg" has one layer, found layers = {hparams.layers}; take "lstm" or "gru"'
+            )
+        super().refuse_settings(hparams)
 
     def cell(self, gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step from the gates' summed inputs [B, 3H] and c_{t-1} [B, H] to (r_t [B, D], c_t [B, H])."""

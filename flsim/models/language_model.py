@@ -1,20 +1,51 @@
 """What a language model is: to an attacker, and to training and evaluation."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Protocol, Self, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.models.hparams import ModelHParams
 
 Params = dict[str, Tensor]
 State = tuple[Tensor, ...]
 Stepper = Callable[[State, Tensor, Tensor], State]
 FLOATS = 2**26  # that reading beginnings holds in a layer at once, about: 256 MB
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Architecture and sizes of a network, unchecked; `flsim.models.hparams.ModelHParams` checks and documents them."""
+
+    embedding: int = 96
+    units: int = 670
+    architecture: str = "cifg"
+    layers: int = 1
+    heads: int = 4
+    options: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What engines may do with a model, beside plain PyTorch, which trains any.
+
+    Attributes:
+        written_out: its gradient is written out in `flsim.training.cohort.gradient`, which CPUs use.
+        stacked: the kernels of `flsim.training.cohort.stacked_model` train it, many users at once, which GPUs use.
+        low_precision: those kernels may multiply in TF32 and bfloat16.
+        vectorized: torch.func.vmap maps over it, so that gradients of single records are computed together.
+    """
+
+    written_out: bool = False
+    stacked: bool = False
+    low_precision: bool = False
+    vectorized: bool = False
 
 
 class LanguageModel(Protocol):
@@ -49,19 +80,148 @@ class LogitModel(LanguageModel, Protocol):
         ...
 
 
-class NextWordModel(nn.Module, ABC):
-    """One of our models, all zeros at first: of outputs r over embeddings of E, logits r E' + b.
+class TrainableModel(nn.Module, ABC):
+    """A next-word model that flsim trains, attacks and evaluates: any network from tokens to logits.
+
+    A model of one's own is a subclass with a constructor of the same arguments and a `forward`:
+
+        class MyModel(TrainableModel):
+            def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None: ...
+            def forward(self, tokens: Tensor) -> Tensor: ...        # int64 [B, T] -> logits [B, T, V]
+
+    What travels between server and clients, is clipped, noised and saved are the parameters that require a gradient,
+    tied ones once. Frozen parameters and buffers stay: the constructor makes them, as a function of its arguments, and
+    training leaves them alone. `forward` draws nothing at random, and its position t depends on tokens up to t alone.
+
+    Shapes: B batch, T time, V vocabulary.
+
+    Attributes:
+        vocabulary_size: V.
+        hparams: the model's settings.
+        capabilities: what engines may do with it. A subclass declares its own, for its equations may be others.
+        label: the architecture's name in tables.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    label: ClassVar[str]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "capabilities" not in vars(cls):
+            cls.capabilities = Capabilities()
+
+    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+        super().__init__()
+        self.vocabulary_size = vocabulary_size
+        self.hparams = hparams
+
+    @abstractmethod
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [B, T, V] of the token that follows each of tokens int64 [B, T]."""
+
+    @classmethod
+    def refuse_settings(cls, hparams: ModelSettings) -> None:
+        """Raise InputError where the architecture cannot have these settings."""
+
+    @classmethod
+    def label_of(cls, hparams: ModelSettings) -> str:
+        """Return the architecture's name in a table, with the number of its layers where there are several."""
+        return cls.label + (f" {hparams.layers} layers" if hparams.layers > 1 else "")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(iter(self.trainable.values())).device
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What travels: the parameters that are trained, by name; tied ones are there once, by their first name."""
+        return {name: value for name, value in self.named_parameters() if value.requires_grad}
+
+    @property
+    def frozen_digest(self) -> str:
+        """The sha256, in hexadecimal, of what stays: frozen parameters and buffers; empty where there are none."""
+        frozen = {name: value for name, value in self.named_parameters() if not value.requires_grad}
+        stays = frozen | dict(self.named_buffers())
+        return digest_of(stays) if stays else ""
+
+    @torch.no_grad()
+    def load(self, params: Params) -> Self:
+        """Give the trained parameters these values. Raises ValueError where names or shapes are others."""
+        mine = self.trainable
+        if {name: value.shape for name, value in mine.items()} != {name: v.shape for name, v in params.items()}:
+            raise ValueError("these parameters are of another model")
+        for name, parameter in mine.items():
+            parameter.copy_(params[name])
+        return self
+
+    def initialize(self, seed: int) -> Self:
+        """Draw the trained parameters as a function of the seed alone.
+
+        Matrices are Glorot-uniform, and so are tensors of more dimensions, all but the first of which count as one;
+        vectors are 0, and 1 where their name ends in "weight", as that of a norm that scales.
+        """
+        with torch.no_grad():
+            for name, parameter in self.trainable.items():
+                if parameter.dim() < 2:
+                    parameter.fill_(float(name.endswith("weight")))  # a LayerNorm's, which scales
+                    continue
+                bound = self._bound(name, parameter)
+                values = stream(seed, "model", name).uniform(-bound, bound, parameter.shape)
+                parameter.copy_(torch.from_numpy(values))
+        return self
+
+    def _bound(self, name: str, parameter: Tensor) -> float:  # noqa: ARG002 (subclasses ask for it)
+        """Of a parameter's first values (Glorot and Bengio, 2010, equation 16)."""
+        one, other = parameter.shape[0], parameter[0].numel()
+        return float((6 / (one + other)) ** 0.5)
+
+    def logits_at(self, inputs: Tensor, real: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return logits [n, V] at the n positions of tokens int64 [B, T] where `real`, bool [B, T], is set.
+
+        Args:
+            inputs: the tokens.
+            real: the positions.
+            kept: dropout's factors; see `NextWordModel.logits_at`.
+
+        Raises:
+            InputError: there is dropout, and no place for it.
+        """
+        if kept is not None:
+            raise InputError(f"dropout needs a model with tied embeddings, which {type(self).__name__} is not; set 0")
+        logits: Tensor = self(inputs)
+        return logits[real]
+
+    @torch.no_grad()
+    def start(self, tokens: Tensor) -> tuple[State, Tensor]:
+        """See `LanguageModel`; the state is (tokens,), which each step reads anew. Override both for speed."""
+        rows = max(1, FLOATS // (tokens.shape[1] * self.vocabulary_size))
+        last = [self(piece)[:, -1] for piece in torch.split(tokens, rows)]
+        return (tokens,), torch.cat(last).log_softmax(-1)
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        """See `LanguageModel`."""
+        return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
+
+
+class NextWordModel(TrainableModel):
+    """A model with tied embeddings, all zeros at first: of outputs r over embeddings of E, logits r E' + b.
 
     Shapes: B batch, T time, D embedding, H units, V vocabulary. Every architecture has, among its parameters, E [V, D]
     as `embedding` and b [V] as `output_bias`. Position t of the outputs depends on the tokens up to t alone.
     """
 
+    has_heads: ClassVar[bool] = False
     embedding: nn.Parameter
     output_bias: nn.Parameter
 
-    def __init__(self, hparams: ModelHParams) -> None:
-        super().__init__()
-        self.hparams = hparams
+    @classmethod
+    def refuse_settings(cls, hparams: ModelSettings) -> None:
+        if hparams.options:
+            raise InputError(f'options are for models of your own, found "{hparams.architecture}"; remove them')
+        if not cls.has_heads and hparams.heads != ModelSettings.heads:
+            raise InputError(f'heads is for architecture "transformer", found "{hparams.architecture}"; remove it')
 
     @abstractmethod
     def outputs(self, embedded: Tensor) -> Tensor:
@@ -71,18 +231,9 @@ class NextWordModel(nn.Module, ABC):
     def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """R [B, T, D] over tokens int64 [B, T >= 1] that follow the state (None: the empty one), and the new state."""
 
-    def initialize(self, seed: int) -> Self:
-        """Glorot-uniform weights, embeddings of unit expected norm, gains 1, biases 0: a function of the seed alone."""
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if parameter.dim() == 1:
-                    parameter.fill_(float(name.endswith("weight")))  # a LayerNorm's, which scales
-                    continue
-                one, other = parameter.shape
-                bound = (3 / other) ** 0.5 if name == "embedding" else (6 / (one + other)) ** 0.5
-                values = stream(seed, "model", name).uniform(-bound, bound, parameter.shape)
-                parameter.copy_(torch.from_numpy(values))
-        return self
+    def _bound(self, name: str, parameter: Tensor) -> float:
+        """As in `TrainableModel`; embeddings have unit expected norm."""
+        return float((3 / parameter.shape[1]) ** 0.5) if name == "embedding" else super()._bound(name, parameter)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
@@ -95,6 +246,15 @@ class NextWordModel(nn.Module, ABC):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B, T, V] of the token that follows each of tokens int64 [B, T]."""
         return self.logits(self.outputs(embedding(tokens, self.embedding)))
+
+    def logits_at(self, inputs: Tensor, real: Tensor, kept: Tensor | None = None) -> Tensor:
+        """As `TrainableModel.logits_at`; `kept` are factors [2, B, T, D] of the embeddings and of the outputs.
+
+        No logits are computed for other positions.
+        """
+        embedded = embedding(inputs, self.embedding)
+        outputs = self.outputs(embedded if kept is None else embedded * kept[0])
+        return self.logits((outputs if kept is None else outputs * kept[1])[real])
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
@@ -110,3 +270,12 @@ class NextWordModel(nn.Module, ABC):
         """See `LanguageModel`."""
         outputs, state = self.read(tokens[:, None], state)
         return state, self.logits(outputs[:, -1]).log_softmax(-1)
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256, in hexadecimal, of tensors with their names, types and shapes."""
+    whole = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        array = value.detach().cpu().numpy()
+        whole.update(f"{name} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
+    return whole.hexdigest()

@@ -2,13 +2,13 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, embedding
+from torch.nn.functional import cross_entropy
 
-from flsim.models.language_model import NextWordModel
+from flsim.models.language_model import TrainableModel
 
 
 def loss_sum(
-    model: NextWordModel, inputs: Tensor, targets: Tensor, pad: int = 0, kept: Tensor | None = None
+    model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0, kept: Tensor | None = None
 ) -> tuple[Tensor, int]:
     """Summed cross-entropy in nats, and the number of positions it is over.
 
@@ -19,17 +19,13 @@ def loss_sum(
         pad: the id of padding.
         kept: dropout's factors [2, B, T, D], of the embeddings and of the outputs; see `flsim.training.dropout`.
     """
-    embedded = embedding(inputs, model.embedding)
-    outputs = model.outputs(embedded if kept is None else embedded * kept[0])
-    outputs = outputs if kept is None else outputs * kept[1]
     real = targets != pad
-    return cross_entropy(model.logits(outputs[real]), targets[real], reduction="sum"), int(real.sum())
+    return cross_entropy(model.logits_at(inputs, real, kept), targets[real], reduction="sum"), int(real.sum())
 
 
 @torch.no_grad()
-def predictions(model: NextWordModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def predictions(model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """For each of the n real positions: its target [n], its cross-entropy in nats [n], the model's first choice [n]."""
-    outputs = model.outputs(embedding(inputs, model.embedding))
     real = targets != pad
-    logits = model.logits(outputs[real])
+    logits = model.logits_at(inputs, real)
     return targets[real], cross_entropy(logits, targets[real], reduction="none"), logits.argmax(-1)

@@ -1,24 +1,28 @@
 """Weights of few bits: The Secret Sharer's question whether a smaller model can still hold a secret."""
 
+from copy import deepcopy
+from typing import TypeVar
+
 import torch
 
-from flsim.models.architectures import restore
-from flsim.models.language_model import NextWordModel
+from flsim.models.language_model import TrainableModel
 
 FEWEST, MOST = 2, 16
+Model = TypeVar("Model", bound=TrainableModel)
 
 
 @torch.no_grad()
-def quantized(model: NextWordModel, bits: int) -> NextWordModel:
+def quantized(model: Model, bits: int) -> Model:
     """A copy whose tensors each have at most 2^bits different values: evenly spaced, from the least to the greatest.
 
-    Carlini et al. (2019), appendix D.3: the weights of a trained network, 256 values. 0 stays 0.
+    Carlini et al. (2019), appendix D.3: the weights of a trained network, 256 values. 0 stays 0. Frozen parameters are
+    weights too; buffers are not.
 
     Args:
         model: trained; it stays as it is.
         bits: from `FEWEST` to `MOST`.
     """
-    copy = restore(dict(model.named_parameters()), model.hparams)
+    copy = deepcopy(model)
     levels = 2**bits - 1
     for value in copy.parameters():
         low, high = value.min().clamp(max=0), value.max().clamp(min=0)

@@ -4,27 +4,29 @@ LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (201
 2019) compares them with others, and one layer with two.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import NextWordModel, State, Stepper
+from flsim.models.language_model import ModelSettings, NextWordModel, State, Stepper
 
 
 class RecurrentLanguageModel(NextWordModel):
-    """Torch's `nn.LSTM` or `nn.GRU`; r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
+    """Torch's recurrent cells; r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
 
     Its state is (r [B, D], h, c), of a GRU (r, h), with h and c [B, layers x H]; it is a
     `flsim.models.language_model.LogitModel`.
     """
 
-    def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
-        super().__init__(hparams)
+    cell: ClassVar[type[nn.LSTM | nn.GRU]]
+
+    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+        super().__init__(vocabulary_size, hparams)
         size, units = hparams.embedding, hparams.units
         self.embedding = nn.Parameter(torch.zeros(vocabulary_size, size))  # E [V, D]
-        kind = {"lstm": nn.LSTM, "gru": nn.GRU}[hparams.architecture]
-        self.cells: nn.RNNBase = kind(size, units, hparams.layers, batch_first=True)
+        self.cells: nn.RNNBase = self.cell(size, units, hparams.layers, batch_first=True)
         for weight in self.cells.parameters():
             nn.init.zeros_(weight)
         self.projection = None if units == size else nn.Parameter(torch.zeros(units, size))  # P [H, D]
@@ -38,7 +40,7 @@ class RecurrentLanguageModel(NextWordModel):
 
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """As `read`, over embeddings [B, T, D]."""
-        past, is_gru = None, self.hparams.architecture == "gru"
+        past, is_gru = None, isinstance(self.cells, nn.GRU)
         if state is not None:
             layered = (len(state[0]), self.hparams.layers, self.hparams.units)
             past = tuple(part.reshape(layered).transpose(0, 1).contiguous() for part in state[1:])
@@ -54,3 +56,15 @@ class RecurrentLanguageModel(NextWordModel):
             return self.read(tokens[:, None], tuple(part[rows] for part in state))[1]
 
         return step
+
+
+class LSTMLanguageModel(RecurrentLanguageModel):
+    """`RecurrentLanguageModel` of `nn.LSTM`."""
+
+    label, cell = "LSTM", nn.LSTM
+
+
+class GRULanguageModel(RecurrentLanguageModel):
+    """`RecurrentLanguageModel` of `nn.GRU`."""
+
+    label, cell = "GRU", nn.GRU

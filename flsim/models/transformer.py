@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import NextWordModel, State
+from flsim.base.errors import InputError
+from flsim.models.language_model import ModelSettings, NextWordModel, State
 
 
 class TransformerLanguageModel(NextWordModel):
@@ -19,8 +19,10 @@ class TransformerLanguageModel(NextWordModel):
     each step reads anew: records are short.
     """
 
-    def __init__(self, vocabulary_size: int, hparams: ModelHParams) -> None:
-        super().__init__(hparams)
+    label, has_heads = "Transformer", True
+
+    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+        super().__init__(vocabulary_size, hparams)
         size = hparams.embedding
         self.embedding = nn.Parameter(torch.zeros(vocabulary_size, size))  # E [V, D]
         self.layers = nn.ModuleList(
@@ -33,6 +35,15 @@ class TransformerLanguageModel(NextWordModel):
         for weight in (*self.layers.parameters(), *self.norm.parameters()):
             nn.init.zeros_(weight)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))  # b [V]
+
+    @classmethod
+    def refuse_settings(cls, hparams: ModelSettings) -> None:
+        super().refuse_settings(hparams)
+        if hparams.embedding % hparams.heads:
+            raise InputError(
+                f"embedding must be a multiple of heads, found embedding = {hparams.embedding} and "
+                f"heads = {hparams.heads}"
+            )
 
     def outputs(self, embedded: Tensor) -> Tensor:
         length, size = embedded.shape[1:]

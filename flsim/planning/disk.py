@@ -42,8 +42,8 @@ class DiskUse:
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
-    """Number of the model's weights."""
-    return sum(value.numel() for value in build(vocabulary, config.model).parameters())
+    """Number of the model's trained weights; a user's own is executed."""
+    return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:
@@ -54,7 +54,7 @@ def expected_copies(hparams: CanaryHParams, records: int) -> float:
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     """Of one: parameters in float32, the optimizer's state, and a header."""
-    copies = config.optimizer_slots
+    copies = config.optimizer_slots(vocabulary)
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import by_content, is_own
 from flsim.planning.disk import parameters_of
 from flsim.runs.config import CentralConfig, Config, FederatedConfig
 
@@ -33,7 +34,9 @@ class Copy:
 def kind_of(config: Config) -> str:
     """Runs of one kind cost the same but for the size of their rounds and how many there are."""
     system, model, evaluation = config.system, config.model, config.evaluation
-    parts: list[object] = [config.privacy.mechanism, model.architecture, model.embedding, model.units, model.layers]
+    own = is_own(model.architecture)
+    named = f"{by_content(model.architecture)} {dict(model.options)}" if own else model.architecture
+    parts: list[object] = [config.privacy.mechanism, named, model.embedding, model.units, model.layers]
     if isinstance(config, FederatedConfig):
         local = config.local
         parts = ["federated", config.system.engine, *parts, config.system.shards, config.system.cpus_per_client]

@@ -9,24 +9,25 @@ from typing import Any
 
 import torch
 from opacus.optimizers import DPOptimizer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from flsim.base.rng import stream
-from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.language_model import TrainableModel
 
 
 def record_gradients(
-    model: nn.Module, inputs: Tensor, targets: Tensor, pad: int = 0
+    model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Each record's gradient, and its summed loss in nats [B].
 
     A record's loss is the mean over its real positions, 0 where it has none; that bounds nothing, the clip does.
-    Of a CIFG all are computed together; torch's own cells and attention know no vmap, and take record after record.
+    They are computed together where the model declares that vmap maps over it; torch's own cells and attention do not,
+    and take record after record.
 
     Args:
-        model: from tokens int64 [1, T] to logits [1, T, V].
+        model: whose trained parameters have gradients.
         inputs: int64 [B >= 1, T].
         targets: int64 [B, T]; `pad` where there is nothing to predict.
 
@@ -39,9 +40,9 @@ def record_gradients(
         total = cross_entropy(logits, targets, ignore_index=pad, reduction="sum")
         return total / (targets != pad).sum().clamp(min=1), total
 
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    parameters = {name: value.detach() for name, value in model.trainable.items()}
     of_record = grad(loss, has_aux=True)
-    if isinstance(model, CIFGLanguageModel):
+    if model.capabilities.vectorized:
         gradients, losses = vmap(of_record, in_dims=(None, 0, 0))(parameters, inputs, targets)
         return gradients, losses
     found = [of_record(parameters, *record) for record in zip(inputs, targets, strict=True)]
@@ -67,7 +68,7 @@ class SeededDPOptimizer(DPOptimizer):  # type: ignore[misc]
 
 
 def private_step(
-    model: nn.Module,
+    model: TrainableModel,
     optimizer: torch.optim.Optimizer,
     inputs: Tensor,
     targets: Tensor,
@@ -84,7 +85,7 @@ def private_step(
 
     Args:
         model: as in `record_gradients`.
-        optimizer: over the model's parameters.
+        optimizer: over the model's trained parameters.
         inputs: int64 [n, T], the lot.
         targets: int64 [n, T].
         clip: C, bound on the L2 norm of a record's whole gradient.
@@ -116,8 +117,8 @@ def private_step(
             gradients, losses = record_gradients(model, inputs[rows, :longest], targets[rows, :longest], pad)
             total += float(losses.sum())
         else:
-            gradients = {name: value.new_zeros(0, *value.shape) for name, value in model.named_parameters()}
-        for name, parameter in model.named_parameters():
+            gradients = {name: value.new_zeros(0, *value.shape) for name, value in model.trainable.items()}
+        for name, parameter in model.trainable.items():
             parameter.grad_sample = gradients[name]  # type: ignore[attr-defined]
         del gradients
         private.signal_skip_step(index + 1 < len(batches))

@@ -40,6 +40,7 @@ from flsim.results.run_file import setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.trackers import flat, refuse_missing
+from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State
 
 Status = Literal["running", "completed", "diverged", "failed"]
@@ -65,6 +66,7 @@ class Run:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
             train = corpus.split("train")
+            refuse_unfit(settings.model, corpus.layout, settings.seed)
             _foresee_training(settings, train)
             if not len(corpus.split("test")):
                 raise InputError(
@@ -92,13 +94,10 @@ class Run:
         started = cls.open(path)
         corpus = Corpus.open(settings.data.corpus)
         settings = replace(settings, canaries=settled(corpus, settings.canaries))
-        if started.config.digest != settings.digest:
-            own_code.refuse_other_versions(started.config, settings, path)
-            raise InputError(
-                f"{path}: was started with other settings; resume it with the same ones, or name a new --out"
-            )
+        own_code.refuse_other_settings(started.config, settings, path)
         run = cls(path, own_code.with_copies(settings, path))
         run.verify()
+        refuse_unfit(run.config.model, corpus.layout, settings.seed)
         refuse_foreign_rows(path, run.identity)
         if not (path / "checkpoints").is_dir():
             raise InputError(
@@ -165,8 +164,8 @@ class Run:
 
     @property
     def provenance(self) -> checkpoint.Provenance:
-        vocabulary_size = self.corpus.layout.vocabulary_size
-        return checkpoint.Provenance(self.config.digest, self.corpus.digest, vocabulary_size, self.config.model)
+        model = self.corpus.layout.vocabulary_size, self.config.model
+        return checkpoint.Provenance(self.config.digest, self.corpus.digest, *model, frozen_digest(*model))
 
     @property
     def federated(self) -> FederatedConfig:
@@ -222,8 +221,8 @@ class Run:
         Raises:
             InputError: it is damaged, of another model, of another configuration, or of another corpus.
         """
-        (state, theirs), ours = checkpoint.load(path), self.provenance
-        if (ours.vocabulary_size, ours.model) != (theirs.vocabulary_size, theirs.model):
+        (state, theirs), ours = checkpoint.load(path), self.provenance.by_content
+        if (ours.vocabulary_size, ours.model, ours.frozen) != (theirs.vocabulary_size, theirs.model, theirs.frozen):
             raise InputError(f"{path}: a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}")
         if ours.corpus != theirs.corpus:
             raise InputError(

@@ -9,14 +9,16 @@ import torch
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
+from flsim.base.extensions import naming_own_code
 from flsim.evaluation.evaluate import evaluate
 from flsim.evaluation.measures import own_quantities
-from flsim.models.language_model import NextWordModel
+from flsim.models.language_model import TrainableModel
 from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
 
+@naming_own_code()
 def evaluate_checkpoint(
     run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
 ) -> list[Row]:
@@ -57,14 +59,13 @@ def evaluate_checkpoint(
     return rows
 
 
-def _load(run: Run, path: Path, device: str) -> tuple[State, NextWordModel]:
+def _load(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
     state = run.load(path)
     model = checkpoint.model_of(run.provenance)
-    model.load_state_dict(state.params)
-    return state, model.to(torch.device(device))
+    return state, model.load(state.params).to(torch.device(device))
 
 
-def _without(run: Run, path: Path, device: str) -> NextWordModel:
+def _without(run: Run, path: Path, device: str) -> TrainableModel:
     """A model that tells what to expect of one that never saw the run's canaries."""
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")

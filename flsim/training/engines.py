@@ -8,9 +8,8 @@ from flsim.base.errors import InputError
 from flsim.base.progress import say
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
-from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import Architecture
-from flsim.models.language_model import NextWordModel, Params
+from flsim.models.architectures import with_low_precision
+from flsim.models.language_model import Capabilities, Params, TrainableModel
 from flsim.training.cohort.engine import CohortEngine, is_stacked
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
@@ -32,20 +31,20 @@ class Engine(Protocol):
 class LocalEngine:
     """The oracle, which a model is scratch for."""
 
-    model: NextWordModel
+    model: TrainableModel
     hparams: LocalHParams
     rounds: int | None = None
 
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
-        self.model.load_state_dict(start)
+        self.model.load(start)
         return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip, self.rounds)
 
 
 def engine_of(
     name: EngineName,
-    model: NextWordModel,
+    model: TrainableModel,
     layout: Layout,
     hparams: LocalHParams,
     micro_cohort: int | None = None,
@@ -54,29 +53,33 @@ def engine_of(
 ) -> Engine:
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    "cohort" is a gradient written out, which the CIFG has. Other architectures always take "local", plain PyTorch, and
-    so does, where users would be stacked, an optimizer that only torch has.
+    "cohort" is for models that declare a gradient written out and, where users are stacked, stacking. Others take
+    "local", plain PyTorch, and so does, where users would be stacked, an optimizer that only torch has.
 
     Raises:
         InputError: the engine, or the device, cannot do what is asked for.
     """
-    if name == "cohort" and isinstance(model, CIFGLanguageModel):
-        like = {name: value.detach() for name, value in model.named_parameters()}
-        if optimizer_named(hparams.optimizer).direction or not is_stacked(like, hparams, micro_cohort):
+    able = model.capabilities
+    refuse_precision(name, hparams, model.hparams.architecture, able)
+    if name == "cohort" and able.written_out:
+        like = {name: value.detach() for name, value in model.trainable.items()}
+        is_packed = not is_stacked(like, hparams, micro_cohort)
+        if is_packed or (able.stacked and optimizer_named(hparams.optimizer).direction):
             return CohortEngine(like, layout, hparams, micro_cohort, memory_share, rounds)
-        refuse_low_precision(hparams.optimizer, hparams.precision)
-        say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')
-    refuse_precision(name, hparams, model.hparams.architecture)
+        if able.stacked:
+            refuse_low_precision(hparams.optimizer, hparams.precision)
+            say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')
     return LocalEngine(model, hparams, rounds)
 
 
-def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: Architecture = "cifg") -> None:
-    """Raises InputError where the engine has only the model's own precision."""
+def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str, able: Capabilities | None) -> None:
+    """Raises InputError where the model, or the engine, has only float32; `able` None is not known yet."""
     if hparams.precision == "float32":
         return
-    if architecture != "cifg":
+    if able and not (able.low_precision and able.stacked and able.written_out):
         raise InputError(
-            f'architecture "{architecture}" trains in float32; local.precision {hparams.precision!r} needs "cifg"'
+            f'architecture "{architecture}" trains in float32; local.precision {hparams.precision!r} needs '
+            f"{with_low_precision()}"
         )
     if name == "local":
         raise InputError(

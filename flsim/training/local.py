@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.records import Batch, Users
-from flsim.models.language_model import NextWordModel, Params
+from flsim.models.language_model import Params, TrainableModel
 from flsim.models.loss import loss_sum
 from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
@@ -18,7 +18,7 @@ from flsim.training.update import UpdateSum
 
 
 def train_cohort(
-    model: NextWordModel,
+    model: TrainableModel,
     users: Users,
     cohort: Iterable[int],
     hparams: LocalHParams,
@@ -42,7 +42,7 @@ def train_cohort(
         clip: S, bound on the norm of a user's whole update; None leaves updates as they are.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
     """
-    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    start = {name: value.detach().clone() for name, value in model.trainable.items()}
     total, rate = UpdateSum.zero(start), hparams.rate(round_, rounds)
     for user in cohort:
         records = users[user]
@@ -55,16 +55,16 @@ def train_cohort(
 
 
 def train_user(
-    model: NextWordModel, batches: Iterable[Batch], hparams: LocalHParams, rate: float | None = None
+    model: TrainableModel, batches: Iterable[Batch], hparams: LocalHParams, rate: float | None = None
 ) -> tuple[float, int]:
     """Train in place, at a learning rate that is `hparams.learning_rate` where None.
 
     Returns:
         The summed cross-entropy (nats) before each step, and its number of positions.
     """
-    parameters: list[Tensor] = list(model.parameters())
+    parameters: list[Tensor] = list(model.trainable.values())
     anchor = [parameter.detach().clone() for parameter in parameters]
-    optimizer, device = hparams.optimizer_over(parameters, rate), parameters[0].device
+    optimizer, device = hparams.optimizer_over(parameters, rate), model.device
     total, tokens = 0.0, 0
     for step in batches:
         inputs, targets = torch.from_numpy(step.inputs).to(device), torch.from_numpy(step.targets).to(device)
@@ -90,10 +90,10 @@ def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def _restore(model: NextWordModel, start: Params) -> Params:
+def _restore(model: TrainableModel, start: Params) -> Params:
     """Parameters - start, in float64 on the model's device, and the parameters back at start."""
     update = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.trainable.items():
         update[name] = (parameter - start[name]).to(torch.float64)
         parameter.copy_(start[name])
     return update

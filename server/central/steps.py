@@ -9,6 +9,7 @@ import torch
 
 from flsim.algorithms.checkpoint import digest_of
 from flsim.base.errors import InputError, Interrupted
+from flsim.base.extensions import naming_own_code
 from flsim.runs import roundlog
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
@@ -53,11 +54,11 @@ def train(path: Path, gpus: float) -> Iterator[News]:
         InputError: as `opened`, or no GPU where there should be one.
         Diverged: values that are not finite; names the step.
         Interrupted: the driver asked for it; there is a checkpoint.
-        RunFailed: another process trains the run.
+        RunFailed: another process trains the run, or a user's own code failed.
     """
     run, stop = Run.open(path), StopFile(path)
     use(run.central.system, gpus)
-    with alone(run):
+    with alone(run), naming_own_code():
         training, state = opened(run)
         chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop())
         yield from written(run, state, chunks, stop)

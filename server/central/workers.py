@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import naming_own_code
 from flsim.runs.folder import Run
 from flsim.runs.locks import alone
 from flsim.training.central.distributed import DistributedEngine, shared
@@ -73,7 +74,7 @@ def _work(settings: dict[str, Any]) -> None:
     stop = StopFile(run.path)
     try:
         use(run.central.system, settings["gpus"])
-        with alone(run) if leads else nullcontext():
+        with alone(run) if leads else nullcontext(), naming_own_code():
             state = shared(opened(run)[1] if leads else None)
             training = run.central.training_of(run.users, run.rounds)
             engine = DistributedEngine(training, state)

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 from flsim.algorithms.rounds import RoundRequest
 from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import parts
 from flsim.base.progress import say
+from flsim.runs.config.own_code import names_in
 from flsim.runs.folder import Run
 
 Ask = Callable[[RoundRequest], dict[int, str]]
@@ -31,6 +33,8 @@ def blame(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
         run.verify()
     except InputError as error:
         return RunFailed(str(failed) if str(error) in str(failed) else f"{failed}; {error}")
+    if any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
+        return RunFailed(str(failed))  # the user's own code, and no single user of the population
     about = {"round": failed.request.round + 1, "shard": failed.request.shard}
     say(f"{run.name}: {failed}; looks for the user whom it fails with", **about)
 

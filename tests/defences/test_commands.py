@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from dumps import folder_bytes
 from helpers import Experiment, MakeCorpus
 from waiting import wait_until
 
 from flsim import cli
+from flsim.base.files import file_digest
 from flsim.canaries.in_corpus import Planted
 from flsim.data.corpus import Corpus
 from flsim.runs.config import load
@@ -43,6 +45,22 @@ def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -
     assert [canary.id for canary in run.canaries] == [canary.id for canary in had.planting.canaries]
     assert run.config.digest == load(experiment.config, ["training.cohort=24"]).digest
     assert json.loads((run.path / "run.json").read_text())["status"] == "completed"
+
+
+def test_sanitizing_with_an_optimizer_of_ones_own_says_which_code_it_was(experiment: Experiment) -> None:
+    """And nothing of the folder that it lies in: a corpus may go elsewhere."""
+    own = experiment.folder / "my_optimizers.py"
+    own.write_text("import torch\n\ndef mine(parameters, lr):\n    return torch.optim.Adam(parameters, lr)\n")
+    experiment.call("data", "sanitize", "corpus", "--out", "built-in", *SMALL)
+    experiment.call("data", "sanitize", "corpus", "--out", "sane", *SMALL, "--optimizer", f"{own.name}:mine")
+    built_in, sane = (folder_bytes(experiment.folder / name) for name in ("built-in", "sane"))
+    assert sane["train/tokens.u16"] == built_in["train/tokens.u16"]
+    (step,) = json.loads(sane["manifest.json"])["parameters"]["steps"]
+    assert step["training"]["optimizer"] == f"{file_digest(own)}.py:mine"
+    assert str(experiment.folder).encode() not in sane["manifest.json"]
+    done = experiment.call("data", "sanitize", "corpus", "--out", "other", "--optimizer", "adams", check=False)
+    assert done.returncode == 2
+    assert "optimizer must be one of sgd, momentum, adam, rmsprop, found 'adams'" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["plant", "deduplicate", "sanitize"])

@@ -65,7 +65,12 @@ def wrong_in(path: Path, tree: ast.AST) -> list[str]:
         found += [f"{of}.{name}"] * (given.get("allow_pickle", "False") != "False")
         found += [f"{of}.{name}"] * (given.get("shell", "False") != "False")
         found += [f"{of}.{name}"] * (name == "extractall" and given.get("filter") != "'data'")
-    if path == ROOT / "flsim" / "pool.py":  # what it reads, it has just written itself
+    if path == ROOT / "flsim" / "base" / "extensions.py":  # a user's own code, where a setting names it
+        found = [name for name in found if name not in (".exec", ".compile")]
+        assert [ast.unparse(call) for _, name, call in calls(tree) if name == "exec"] == [
+            "exec(compile(source, str(path), 'exec'), module.__dict__)"
+        ]
+    if path == ROOT / "flsim" / "base" / "pool.py":  # what it reads, it has just written itself
         found.remove("pickle")
         loads = [ast.unparse(call) for of, name, call in calls(tree) if of == "pickle" and "load" in name]
         assert loads == ["pickle.loads(pickle.dumps(error))"]

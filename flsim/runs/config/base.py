@@ -12,6 +12,7 @@ from pydantic import PlainValidator
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import by_content
 from flsim.base.files import digest
 from flsim.canaries.population import Population, World
 from flsim.canaries.spec import CanaryHParams
@@ -31,7 +32,7 @@ from flsim.runs.trackers import Kind
 # digest that it was started with.
 LATER = {
     "canaries": ("insertions",),
-    "model": ("architecture", "layers", "heads"),
+    "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule",),
     "local": ("schedule",),
 }
@@ -159,7 +160,7 @@ class Config(ABC):
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
-        values = own_code.renamed(type(self), asdict(self), own_code.by_content)
+        values = own_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:
@@ -211,9 +212,8 @@ class Config(ABC):
     def round_size(self) -> int:
         """Users of a round, or records of a step; expected ones where they are drawn."""
 
-    @property
     @abstractmethod
-    def optimizer_slots(self) -> int:
+    def optimizer_slots(self, vocabulary_size: int) -> int:
         """How many tensors like the parameters a checkpoint holds beside them."""
 
     @abstractmethod

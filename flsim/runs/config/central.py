@@ -51,7 +51,7 @@ class CentralSystemHParams(CommonSystemHParams):
     A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
 
     Attributes:
-        engine: "fused", or "autograd", which is its slow oracle and does DP-SGD, and other architectures than the CIFG.
+        engine: "fused", or "autograd", which is its slow oracle, does DP-SGD, and trains any model.
         device: "cpu" or "cuda", of the training.
         workers: processes that train, by Ray Train; more than one share every batch. Each takes `threads` CPU cores.
         threads: torch threads, and CPU cores, of a training process.
@@ -180,8 +180,7 @@ class CentralConfig(Config):
     def round_size(self) -> int:
         return self.training.batch_size
 
-    @property
-    def optimizer_slots(self) -> int:
+    def optimizer_slots(self, vocabulary_size: int) -> int:  # noqa: ARG002 (torch's optimizers have the same for all)
         return len(slots_of(self.training.optimizer))
 
     def meetings(self, users: Population, rounds: int) -> Meetings:

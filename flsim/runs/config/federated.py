@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
 
 from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
@@ -14,6 +13,7 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
+from flsim.models.architectures import declared
 from flsim.privacy.ledger import Entry
 from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config
@@ -47,7 +47,7 @@ class SystemHParams(CommonSystemHParams):
     """How a federated run uses the machines. Changes nothing in its results but float rounding.
 
     Attributes:
-        engine: "cohort", or "local", which is its slow oracle and trains other architectures than the CIFG.
+        engine: "cohort", or "local", which is its slow oracle and trains models without a gradient written out.
         micro_cohort: users that the cohort engine trains at once; by default as many as suit the device: on a CPU one.
         shards: Flower nodes; each holds a contiguous range of users and replies once a round.
         cpus_per_client: CPU cores, and torch threads, of a client process.
@@ -104,7 +104,8 @@ class FederatedConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
-        refuse_precision(self.system.engine, self.local, self.model.architecture)
+        architecture = self.model.architecture
+        refuse_precision(self.system.engine, self.local, architecture, declared(architecture))
 
     @property
     def _label(self) -> str:
@@ -132,9 +133,8 @@ class FederatedConfig(Config):
     def round_size(self) -> int:
         return self.training.cohort
 
-    @property
-    def optimizer_slots(self) -> int:
-        return len(server_optimizers.init({"w": torch.zeros(1)}, self.training))
+    def optimizer_slots(self, vocabulary_size: int) -> int:
+        return len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
 
     def meetings(self, users: Population, rounds: int) -> Meetings:
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)

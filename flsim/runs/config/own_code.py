@@ -67,15 +67,6 @@ def relative(name: str, base: Path) -> str:
     return f"{path.relative_to(base.resolve()) if below else path}:{attribute}"
 
 
-def by_content(name: str) -> str:
-    """Return the name with the digest of the file in the place of its path.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    return f"{source_digest(name)}.py:{parts(name)[1]}"
-
-
 def with_copies(settings: Settings, folder: Path) -> Settings:
     """Copy all files of a user's own into ``folder/code``, and return settings that name the copies.
 
@@ -108,12 +99,18 @@ def refuse_changed_copies(settings: Any) -> None:
             raise InputError(f"{path}: changed since the run was started; restore it, and resume the run")
 
 
-def refuse_other_versions(started: Any, settings: Any, run: Path) -> None:
-    """Raise InputError where settings differ from those that a run was started with in the content of a file."""
+def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
+    """Raise InputError where settings have another digest than those that a run was started with.
+
+    The message names the file where the content of a file is the difference.
+    """
+    if started.digest == settings.digest:
+        return
     for old, new in zip(names_in(started), names_in(settings), strict=False):
         (copy, was), (path, attribute) = parts(old), parts(new)
         if was == attribute and source_digest(old) != source_digest(new):
             raise InputError(
-                f"{run}: was started with another version of {path}, which is {copy}; restore that one, or name a new "
-                f"--out"
+                f"{run}: was started with another version of {path}, which is {copy}; resume it with that one, or name "
+                f"a new --out"
             )
+    raise InputError(f"{run}: was started with other settings; resume it with the same ones, or name a new --out")

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from flsim.data.records import Batch, batch
-from flsim.models.architectures import restore
-from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Params
 from flsim.models.loss import loss_sum
 from flsim.training.central.state import load_moments, moments_of
@@ -25,9 +23,8 @@ class AutogradEngine:
 
     def __init__(self, training: CentralTask, state: State) -> None:
         self._training, self._layout = training, training.records.layout
-        params, sizes = state.params, training.model
-        self._model = (CIFGLanguageModel.of(params) if sizes is None else restore(params, sizes)).to(training.device)
-        self._named = dict(self._model.named_parameters())
+        self._model = training.model_with(state.params)
+        self._named = self._model.trainable
         self._optimizer = training.hparams.optimizer_over(self._named.values())
         load_moments(self._optimizer, self._params, state.moments)
 
@@ -86,9 +83,9 @@ class AutogradEngine:
         if not training.hparams.dropout:
             return None
         rows, times = read.inputs.shape
-        width = self._model.embedding.shape[1]
+        width, like = self._model.hparams.embedding, next(iter(self._named.values()))
         drawn = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
         longest_first = np.argsort(-(read.targets != self._layout.pad).sum(1), kind="stable")
         rank = np.empty(rows, np.int64)
         rank[longest_first] = np.arange(rows)
-        return torch.from_numpy(drawn[:, rank, :times]).to(self._model.embedding)
+        return torch.from_numpy(drawn[:, rank, :times]).to(like)

@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flsim.base.errors import InputError
 from flsim.data.records import batch
-from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import Architecture
-from flsim.models.language_model import NextWordModel, Params
+from flsim.models.architectures import declared
+from flsim.models.language_model import Params, TrainableModel
 from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import Mechanism
 from flsim.training.central.state import load_moments, moments_of
@@ -47,12 +46,13 @@ class Share:
     read: tuple[Any, ...]
 
 
-def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision, architecture: Architecture = "cifg") -> None:
+def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision, architecture: str = "cifg") -> None:
     """Raises InputError for DP-SGD, which clips each record's gradient, and for low precision, which kernels have.
 
-    And for other architectures than the CIFG.
+    And for models that declare no gradient written out, a user's own among them.
     """
-    if architecture != "cifg":
+    able = declared(architecture)
+    if able is None or not able.written_out:
         raise InputError(f'architecture "{architecture}" trains in one process; set system.workers = 1')
     if mechanism != "none":
         raise InputError("DP-SGD trains in one process; set system.workers = 1")
@@ -76,8 +76,9 @@ class DistributedEngine:
         refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
         self._training, self._layout = training, training.records.layout
         self._rank, self._workers = dist.get_rank(), dist.get_world_size()
-        model = CIFGLanguageModel.of(state.params).to(training.device)
-        self._params: Params = dict(model.named_parameters())
+        model = training.model_with(state.params)
+        self._params: Params = dict(model.trainable)
+        self._width = model.hparams.embedding
         self._optimizer = training.hparams.optimizer_over(self._params.values())
         load_moments(self._optimizer, self._params, state.moments)
         self._is_written_out = training.engine == "fused" and training.device == "cpu"
@@ -140,11 +141,13 @@ class DistributedEngine:
 
     def _kept(self, step: int, rows: int) -> Tensor | None:
         """Dropout's factors [2, rows of the share, times, D]; the whole batch's are drawn, longest record first."""
-        probability, width = self._training.hparams.dropout, self._params["embedding"].shape[1]
+        probability, width = self._training.hparams.dropout, self._width
         if not probability:
             return None
         drawn = factors(probability, self._training.seed, step, rows, self._layout.record_words, width)
-        return torch.from_numpy(drawn[:, self._rank :: self._workers].copy()).to(self._params["embedding"].dtype)
+        return torch.from_numpy(drawn[:, self._rank :: self._workers].copy()).to(
+            next(iter(self._params.values())).dtype
+        )
 
     def _read(self, chunk: Chunk, mine: NDArray[np.int64], kept: Tensor | None) -> tuple[Any, ...]:
         """Those records, longest first, as the loss takes them."""
@@ -179,7 +182,7 @@ def shared(state: State | None) -> State:
 class PlainLoss(nn.Module):
     """`loss_sum` as a module, which is what DDP takes."""
 
-    def __init__(self, model: NextWordModel, pad: int) -> None:
+    def __init__(self, model: TrainableModel, pad: int) -> None:
         super().__init__()
         self.model, self._pad = model, pad
 
@@ -190,15 +193,15 @@ class PlainLoss(nn.Module):
 class WrittenOutLoss(nn.Module):
     """The summed cross-entropy (nats) of a packed batch, whose gradient is the one of the cohort engine."""
 
-    def __init__(self, model: CIFGLanguageModel) -> None:
+    def __init__(self, model: TrainableModel) -> None:
         super().__init__()
         self.model = model
-        weights = {name: value.detach() for name, value in model.named_parameters()}
+        weights = {name: value.detach() for name, value in model.trainable.items()}
         self._packed = PackedModel(weights)
         self._packed.weights = weights  # the parameters' own memory, which the optimizer changes
 
     def forward(self, packed: PackedBatch) -> Tensor:
-        loss: Tensor = _WrittenOut.apply(self._packed, packed, *self.model.parameters())  # type: ignore[no-untyped-call]
+        loss: Tensor = _WrittenOut.apply(self._packed, packed, *self.model.trainable.values())  # type: ignore[no-untyped-call]
         return loss
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flsim.models.architectures import build
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
+from flsim.models.language_model import ModelSettings, Params
 from flsim.training.state import Moments, State
 
 
@@ -28,9 +27,9 @@ class Log:
         return Log(self.loss + other.loss, self.tokens + other.tokens, self.records + other.records)
 
 
-def init(vocabulary_size: int, hparams: ModelHParams, seed: int) -> State:
+def init(vocabulary_size: int, hparams: ModelSettings, seed: int) -> State:
     model = build(vocabulary_size, hparams).initialize(seed)
-    return State(0, {name: value.detach() for name, value in model.named_parameters()})
+    return State(0, {name: value.detach() for name, value in model.trainable.items()})
 
 
 def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: Moments) -> None:

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.data.records import Records, RecordSource
-from flsim.models.hparams import Architecture, ModelHParams
-from flsim.models.language_model import Params
+from flsim.models.architectures import class_of, restore, with_low_precision
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, TrainableModel
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
@@ -93,13 +94,15 @@ class CentralTask:
     device: str = "cpu"
     engine: EngineName = "fused"
     physical_batch: int = 8
-    model: ModelHParams | None = None
+    model: ModelSettings | None = None
 
     def __post_init__(self) -> None:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
         slots_of(self.hparams.optimizer)  # a user's own is tried, as its state has to be in checkpoints
+        if self.hparams.dropout and not issubclass(class_of(self.architecture), NextWordModel):
+            raise InputError(f"training.dropout needs a NextWordModel, which {self.architecture} is not; set it to 0")
         if self.privacy.mechanism == "none":
             return
         if self.order == "sequence":
@@ -112,8 +115,19 @@ class CentralTask:
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> str:
         return "cifg" if self.model is None else self.model.architecture
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What engines may do with the model; of a user's own, its file is executed."""
+        return class_of(self.architecture).capabilities
+
+    def model_with(self, params: Params) -> TrainableModel:
+        """The model with a copy of these parameters, on the training's device."""
+        vocabulary_size = self.records.layout.vocabulary_size
+        model = CIFGLanguageModel.of(params) if self.model is None else restore(params, self.model, vocabulary_size)
+        return model.to(self.device)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, from 0."""
@@ -137,13 +151,15 @@ class CentralTask:
 
 
 def refuse_precision(training: CentralTask) -> None:
-    """Raises InputError where neither engine nor device has it."""
+    """Raises InputError where model, engine or device have only float32."""
     precision = training.hparams.precision
     if precision == "float32":
         return
-    if training.architecture != "cifg":
+    able = training.capabilities
+    if not (able.low_precision and able.stacked and able.written_out):
         raise InputError(
-            f'architecture "{training.architecture}" trains in float32; training.precision "{precision}" needs "cifg"'
+            f'architecture "{training.architecture}" trains in float32; training.precision "{precision}" needs '
+            f"{with_low_precision()}"
         )
     if training.engine == "autograd" or training.privacy.mechanism != "none":
         raise InputError(

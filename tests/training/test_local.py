@@ -32,7 +32,8 @@ SIZES = ModelHParams(embedding=3, units=5)
 
 def step(state: State, total: UpdateSum) -> State:
     """Plain averaging."""
-    return apply(state, total, FedAvgHParams(), PrivacyHParams(), seed=0, population=1_000)
+    size = LAYOUT.vocabulary_size
+    return apply(state, total, FedAvgHParams(), PrivacyHParams(), seed=0, population=1_000, vocabulary_size=size)
 
 
 def model_of(seed: int = 0) -> CIFGLanguageModel:

@@ -165,7 +165,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (MINIMAL + "[training]\nserver_beta2 = 1\n", "training: server_beta2 must be at least 0 and below 1, found 1"),
         (
             MINIMAL + '[model]\narchitecture = "rnn"\n',
-            "model.architecture: Input should be 'cifg', 'lstm', 'gru'",
+            "model: architecture must be one of cifg, lstm, gru, transformer, found 'rnn'; name your own as",
         ),
         (MINIMAL + "[model]\nlayers = 2\n", 'model: architecture "cifg" has one layer, found layers = 2'),
         (
@@ -280,7 +280,7 @@ def test_no_unknown_key_is_ever_ignored(key: str) -> None:
             parse({"data": {"corpus": "c"}, key: 1}, "x.toml")
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def train_split(records: int, users: int) -> Split:

@@ -13,13 +13,13 @@ from raynodes import older_release
 
 from flsim.base.versions import PACKAGES, code_digest, versions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def digest_in(folder: Path) -> str:
     """Of the code in a folder, as a process that imports it says."""
     done = subprocess.run(
-        [sys.executable, "-c", "from flsim import versions; print(versions.__file__, versions.code_digest())"],
+        [sys.executable, "-c", "from flsim.base import versions; print(versions.__file__, versions.code_digest())"],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -50,7 +50,7 @@ def all_records() -> tuple[Tensor, Tensor]:
 
 
 def mean_loss(state: State, hparams: ModelHParams) -> float:
-    loss, count = loss_sum(restore(state.params, hparams), *all_records())
+    loss, count = loss_sum(restore(state.params, hparams, LAYOUT.vocabulary_size), *all_records())
     return loss.item() / count
 
 
@@ -115,7 +115,7 @@ def test_users_train_by_plain_pytorch_whatever_the_engine(hparams: ModelHParams)
     for round_ in range(16):
         total = engine.train(state.params, users, [0, 1, 2], 0, round_)
         losses.append(total.loss / total.tokens)
-        state = fedavg.apply(state, total, training, PrivacyHParams(), 0, 3)
+        state = fedavg.apply(state, total, training, PrivacyHParams(), 0, 3, LAYOUT.vocabulary_size)
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -151,7 +151,8 @@ def test_sanitization_by_another_architecture() -> None:
     for half in halves(len(RECORDS), 0):
         training = CentralTraining(Subset(source(RECORDS), half), hparams.training, 0, model=network)
         steps = hparams.training.steps_over(len(half))
-        model = restore(trained(init(LAYOUT.vocabulary_size, network, 0), training, steps).params, network)
+        reached = trained(init(LAYOUT.vocabulary_size, network, 0), training, steps)
+        model = restore(reached.params, network, LAYOUT.vocabulary_size)
         inputs, targets = all_records()
         rows = [loss_sum(model, inputs[[row]], targets[[row]])[0].item() for row in range(len(RECORDS))]
         scores.append(np.array(rows))

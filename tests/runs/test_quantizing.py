@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import Experiment, rows
-from test_measuring import checkpoint_of
+from runs.test_measuring import checkpoint_of
 
 from flsim.algorithms.checkpoint import load
 from flsim.base.errors import InputError

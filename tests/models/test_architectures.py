@@ -17,7 +17,7 @@ from flsim.memorization.random_sampling import decide, rank
 from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
 from flsim.memorization.template import Template
 from flsim.models import language_model
-from flsim.models.architectures import KINDS, build, restore
+from flsim.models.architectures import BUILT_IN, build, restore
 from flsim.models.hparams import ModelHParams
 from flsim.models.loss import loss_sum, predictions
 from flsim.models.quantization import quantized
@@ -117,8 +117,8 @@ def test_embeddings_are_tied_and_a_copy_is_the_same_model(hparams: ModelHParams)
     model = random_network(hparams, 3)
     sizes = (LAYOUT.vocabulary_size, hparams.embedding)
     assert [name for name, value in model.named_parameters() if value.shape == sizes] == ["embedding"]
-    copy = restore({name: value.detach() for name, value in model.named_parameters()}, hparams)
-    assert type(copy) is KINDS[hparams.architecture]
+    copy = restore({name: value.detach() for name, value in model.named_parameters()}, hparams, LAYOUT.vocabulary_size)
+    assert type(copy) is BUILT_IN[hparams.architecture]
     read = torch.tensor([[6, 1, 2]])
     assert torch.equal(copy(read), model(read))
     coarse = quantized(model, 2)

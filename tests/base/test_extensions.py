@@ -1,15 +1,16 @@
 """A user's own code: what a name resolves to, how its errors read, and its copies in a run folder."""
 
+import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import Own, is_own, naming_own_code, resolve, source_digest
+from flsim.base.extensions import Own, by_content, is_own, naming_own_code, resolve, source_digest
 from flsim.base.files import file_digest
 from flsim.runs.config import own_code
 
@@ -27,6 +28,10 @@ class Outer:
     thing: Annotated[str, Own("thing")] = "one"
     other: Annotated[str | None, Own("thing")] = None
     inner: Inner = field(default_factory=Inner)
+
+    @property
+    def digest(self) -> str:
+        return json.dumps(own_code.renamed(Outer, asdict(self), by_content))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +116,14 @@ def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
     assert (copied.thing, copied.inner.things) == (f"{copy}:A", (f"{copy}:B",))
     assert own_code.with_copies(copied, run) == copied
     own_code.refuse_changed_copies(copied)
-    own_code.refuse_other_versions(copied, settings, run)
+    own_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 2\n")
-    message = f"{run}: was started with another version of {file}, which is {copy}; restore that one, or name a new"
+    message = f"{run}: was started with another version of {file}, which is {copy}; resume it with that one, or"
     with pytest.raises(InputError, match=re.escape(message)):
-        own_code.refuse_other_versions(copied, settings, run)
+        own_code.refuse_other_settings(copied, settings, run)
+    file.write_text("A = B = 1\n")
+    with pytest.raises(InputError, match=re.escape(f"{run}: was started with other settings; resume it with the same")):
+        own_code.refuse_other_settings(copied, Outer("two", inner=copied.inner), run)
     copy.write_text("A = B = 3\n")
     with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
         own_code.refuse_changed_copies(copied)

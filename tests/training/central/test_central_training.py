@@ -142,7 +142,8 @@ def test_one_step_over_everything_is_a_round_with_one_user(users: Population, or
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, SIZES).initialize(0).double()
     total = train_cohort(model, population_of([everything]), [0], LocalHParams(1, 13, 0.3), 0, 0)
     before = State(0, start().params)
-    after = apply(before, total, FedAvgHParams(cohort=1), PrivacyHParams(), seed=0, population=1)
+    size = LAYOUT.vocabulary_size
+    after = apply(before, total, FedAvgHParams(cohort=1), PrivacyHParams(), seed=0, population=1, vocabulary_size=size)
     for name, value in after.params.items():
         torch.testing.assert_close(central.params[name], value, rtol=0, atol=1e-12)
 

@@ -220,7 +220,8 @@ def test_a_killed_run_that_goes_on_longer_is_told_once(make: Callable[..., Run])
 
     broken, whole = make("broken"), make("whole", ("tensorboard",), "training.rounds=12")
     code = f"from pathlib import Path; import test_tracking; test_tracking.simulate_and_die(Path({str(broken.path)!r}))"
-    died = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    died = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     newest = checkpoint.latest(broken.path / "checkpoints")
     assert newest is not None

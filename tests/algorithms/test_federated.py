@@ -53,7 +53,7 @@ def step(
     training: FedAvgHParams = TRAINING,
     seed: int = 0,
 ) -> State:
-    return fedavg.apply(state, summed(state, users), training, privacy, seed, POPULATION)
+    return fedavg.apply(state, summed(state, users), training, privacy, seed, POPULATION, vocabulary_size=12)
 
 
 def moved(before: State, after: State) -> Params:

@@ -16,7 +16,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.from_file import read_listed
 from flsim.data.vocabulary import Layout, Vocabulary
 
-PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
 
 MODEL = """
 import torch

@@ -1,0 +1,98 @@
+"""A user's own network is tried before training: what it must be for training, attacks and resuming to be right."""
+
+import torch
+from torch import Tensor
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import is_own, naming_own_code
+from flsim.data.vocabulary import Layout
+from flsim.models.architectures import build
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import TrainableModel, digest_of
+from flsim.models.loss import loss_sum
+
+TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
+
+
+def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
+    """Try a user's own network on a few tokens; nothing happens where the network is a built-in one.
+
+    Raises:
+        InputError: it cannot be made, or is not what `TrainableModel` asks for; the message says in what, and an error
+            of the user's code names its file and line.
+    """
+    if not is_own(model.architecture):
+        return
+    with naming_own_code(InputError):
+        one, other = (build(layout.vocabulary_size, model).initialize(seed) for _ in range(2))
+        untouched = build(layout.vocabulary_size, model).frozen_digest
+        _refuse_names(model.label, one)
+        _refuse_chance(model.label, one, other, untouched)
+        _refuse_logits(model.label, one, layout)
+        _refuse_gradient(model.label, one, layout)
+        if one.frozen_digest != untouched:
+            raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must stay")
+
+
+def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
+    """Return the digest of what training leaves alone in a user's own network; empty for a built-in one."""
+    return build(vocabulary_size, model).frozen_digest if is_own(model.architecture) else ""
+
+
+def _refuse_names(name: str, model: TrainableModel) -> None:
+    if not model.trainable:
+        raise InputError(f"{name}: has no parameter that requires a gradient; nothing would be trained")
+    for parameter, value in model.trainable.items():
+        if value.dtype != torch.float32 or "/" in parameter:
+            raise InputError(f"{name}: parameter {parameter} must be float32, and have no / in its name")
+
+
+def _refuse_chance(name: str, one: TrainableModel, other: TrainableModel, untouched: str) -> None:
+    if digest_of(one.trainable) != digest_of(other.trainable):
+        raise InputError(f"{name}: initialize gives other values each time; draw them by flsim.base.rng.stream")
+    if not one.frozen_digest == other.frozen_digest == untouched:
+        raise InputError(
+            f"{name}: its buffers or frozen parameters are others each time; the constructor makes them from its "
+            f"arguments alone, e.g. by flsim.base.rng.stream"
+        )
+
+
+@torch.no_grad()
+def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
+    tokens = _tokens(layout)
+    logits = model(tokens)
+    expected = (*tokens.shape, layout.vocabulary_size)
+    if not isinstance(logits, Tensor) or logits.shape != expected:
+        shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise InputError(f"{name}: forward gives {shape}, and not logits {list(expected)} for tokens [2, 4]")
+    if not logits.isfinite().all():
+        raise InputError(f"{name}: forward gives logits that are not finite")
+    if not torch.equal(model(tokens), logits):
+        raise InputError(f"{name}: forward gives other logits each time; it must draw nothing (no nn.Dropout)")
+    if not _near(model(tokens[:, :2]), logits[:, :2]):
+        raise InputError(f"{name}: forward lets a position depend on later tokens, or on how many there are")
+    state, stepped = model.start(tokens[:, :2])
+    again, after = model.step(tuple(part[[1, 0, 1]] for part in state), tokens[[1, 0, 1], 2])
+    _, last = model.step(again, tokens[[1, 0, 1], 3])
+    scores = logits.log_softmax(-1)
+    if not (_near(stepped, scores[:, 1]) and _near(after, scores[[1, 0, 1], 2]) and _near(last, scores[[1, 0, 1], 3])):
+        raise InputError(f"{name}: start and step give other log-probabilities than forward of the same tokens")
+
+
+def _refuse_gradient(name: str, model: TrainableModel, layout: Layout) -> None:
+    tokens, parameters = _tokens(layout), model.trainable
+    loss, _ = loss_sum(model, tokens[:, :-1], tokens[:, 1:], layout.pad)
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None:
+            raise InputError(f"{name}: the loss does not depend on parameter {parameter}; freeze or remove it")
+
+
+def _tokens(layout: Layout) -> Tensor:
+    """Two records of four tokens."""
+    bos, first, last = layout.bos, layout.first_word, layout.last_word
+    return torch.tensor([[bos, first, last, first], [bos, last, last, first]])
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)

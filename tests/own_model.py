@@ -1,0 +1,22 @@
+"""The network of docs/models.md, as a user writes it in a file beside the configuration."""
+
+from pathlib import Path
+
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+TWISTED, SECTION = (DOCUMENT.split(f"```{language}\n")[1].split("```")[0] for language in ("python", "toml"))
+
+
+def line_of(part: str) -> int:
+    """The line of the file that begins with a text, from 1."""
+    return 1 + [line.startswith(part) for line in TWISTED.splitlines()].index(True)
+
+
+def write_model(folder: Path, *changes: tuple[str, str]) -> Path:
+    """Write the file, with parts of its text replaced."""
+    text = TWISTED
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "mine.py"
+    file.write_text(text)
+    return file

@@ -1,0 +1,304 @@
+"""A network of a user's own: trained, saved and verified as a built-in one, and refused with a word where it cannot."""
+
+import json
+import re
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import TINY, WORLD, Experiment, InMemory, assert_same, final_params, rows, start, wait_for_round
+from own_model import SECTION, TWISTED, line_of, write_model
+from stepping import LAYOUT, same, source
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flsim.algorithms import fedavg
+from flsim.algorithms.checkpoint import latest
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.files import file_digest
+from flsim.data.records import Records, batch
+from flsim.models.architectures import build, restore
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import LogitModel, Params, TrainableModel
+from flsim.models.quantization import quantized
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.record_level import record_gradients
+from flsim.runs import config
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.engines import LocalEngine, engine_of
+from flsim.training.hparams import LocalHParams
+from server.verify import verify
+
+RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
+TINY_OWN = TINY.replace("[model]\nembedding = 8\nunits = 12\n", "")
+CENTRAL = (
+    WORLD.replace("[model]\nembedding = 8\nunits = 12\n", "")
+    + """
+[training]
+kind = "central"
+batch_size = 4
+learning_rate = 0.3
+steps = 30
+[evaluation]
+every = 30
+references = 200
+[system]
+checkpoint_every = 10
+"""
+)
+
+
+@pytest.fixture
+def own(experiment: Experiment) -> Experiment:
+    """`experiment`, with the network of `own_model` in the place of the CIFG."""
+    write_model(experiment.folder)
+    experiment.config.write_text(TINY_OWN + SECTION)
+    return experiment
+
+
+@pytest.fixture
+def hparams(tmp_path: Path) -> ModelHParams:
+    return ModelHParams(5, architecture=f"{write_model(tmp_path)}:TwistedGRU", options={"scale": 2.5})
+
+
+def batch_of_all() -> tuple[Tensor, Tensor]:
+    read = batch(Records.of(RECORDS), np.arange(len(RECORDS)), LAYOUT)
+    return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
+
+
+def by_hand(model: TrainableModel, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Params]:
+    """Mean loss and gradient of the GRU's equations (Cho et al., 2014, as torch has them), without its modules."""
+    p = {name: value.detach().double().requires_grad_() for name, value in model.trainable.items()}
+    twist = dict(model.named_parameters())["twist"].double()
+    state, losses = torch.zeros(len(inputs), 5, dtype=torch.float64), []
+    for time in range(inputs.shape[1]):
+        read = p["words.weight"][inputs[:, time]] @ twist
+        r, z, n = (read @ p["cells.weight_ih_l0"].T + p["cells.bias_ih_l0"]).chunk(3, -1)
+        hr, hz, hn = (state @ p["cells.weight_hh_l0"].T + p["cells.bias_hh_l0"]).chunk(3, -1)
+        keep, new = (z + hz).sigmoid(), (n + (r + hr).sigmoid() * hn).tanh()
+        state = (1 - keep) * new + keep * state
+        logits = 2.5 * (state @ p["words.weight"].T + p["out.bias"])
+        losses.append(cross_entropy(logits, targets[:, time], ignore_index=LAYOUT.pad, reduction="sum"))
+    loss = torch.stack(losses).sum() / (targets != LAYOUT.pad).sum()
+    return loss.detach(), dict(zip(p, torch.autograd.grad(loss, list(p.values())), strict=True))
+
+
+def test_what_travels_and_what_stays(hparams: ModelHParams) -> None:
+    """Tied parameters travel once; a frozen one and a buffer stay, and are known by their digest."""
+    model, other = build(LAYOUT.vocabulary_size, hparams).initialize(0), build(LAYOUT.vocabulary_size, hparams)
+    names = [f"cells.{kind}_l0" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    assert list(model.trainable) == ["words.weight", *names, "out.bias"]
+    assert (model.vocabulary_size, model.device.type) == (LAYOUT.vocabulary_size, "cpu")
+    assert not isinstance(model, LogitModel)  # attacks take no shortcut over an output layer
+    copy = restore({name: value.detach() for name, value in model.trainable.items()}, hparams, LAYOUT.vocabulary_size)
+    inputs, _ = batch_of_all()
+    assert torch.equal(copy(inputs), model(inputs))
+    assert model.frozen_digest == other.frozen_digest != ""
+    with torch.no_grad():
+        dict(other.named_parameters())["twist"][0, 0] += 1
+    assert model.frozen_digest != other.frozen_digest
+    with pytest.raises(ValueError, match="of another model"):
+        model.load({"words.weight": torch.zeros(1)})
+
+
+def test_a_user_and_a_step_follow_the_gradient_by_hand(hparams: ModelHParams) -> None:
+    model, local = build(LAYOUT.vocabulary_size, hparams), LocalHParams(batch_size=7, learning_rate=1.0)
+    state = fedavg.init(LAYOUT.vocabulary_size, hparams, 0)
+    loss, expected = by_hand(restore(state.params, hparams, LAYOUT.vocabulary_size), *batch_of_all())
+    engine = engine_of("cohort", model, LAYOUT, local)
+    assert isinstance(engine, LocalEngine)
+    update = engine.train(state.params, InMemory(LAYOUT, [RECORDS]), [0], 0, 0)
+    assert update.loss / update.tokens == pytest.approx(float(loss), rel=1e-6)
+    training = CentralTraining(source(RECORDS), CentralHParams(batch_size=7, learning_rate=1.0), 0, model=hparams)
+    ((central, _),) = train_central(init(LAYOUT.vocabulary_size, hparams, 0), training, 1)
+    for name, gradient in expected.items():
+        found = update.delta[name] / update.weight
+        torch.testing.assert_close(found, -gradient, rtol=1e-4, atol=1e-6, msg=name)
+        step = (central.params[name] - state.params[name]).double()
+        torch.testing.assert_close(step, -gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_gradients_of_single_records(hparams: ModelHParams) -> None:
+    """DP-SGD's, each by hand; and a noisy training resumes to the same bits."""
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+    inputs, targets = batch_of_all()
+    gradients, _ = record_gradients(model, inputs, targets)
+    assert gradients.keys() == model.trainable.keys()
+    for row in range(len(RECORDS)):
+        for name, expected in by_hand(model, inputs[[row]], targets[[row]])[1].items():
+            torch.testing.assert_close(gradients[name][row].double(), expected, rtol=1e-4, atol=1e-6, msg=name)
+    privacy = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.3)
+    settings = CentralHParams(batch_size=3, optimizer="adam", learning_rate=0.01, steps=6)
+    training = CentralTraining(source(RECORDS), settings, 0, privacy=privacy, model=hparams)
+    ((half, _), (whole, _)) = train_central(
+        init(LAYOUT.vocabulary_size, hparams, 0), training, 6, lambda step: step == 2
+    )
+    ((again, _),) = train_central(half, training, 6)
+    assert same(again, whole)
+
+
+def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> None:
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+    coarse = quantized(model, 2)
+    assert all(len(set(value.flatten().tolist())) <= 4 for value in coarse.parameters())
+    assert coarse.trainable.keys() == model.trainable.keys()
+    assert torch.equal(*(dict(each.named_buffers())["scale"] for each in (model, coarse)))
+
+
+def test_a_federated_run_is_killed_and_resumes_to_the_same_bits(own: Experiment) -> None:
+    """On two client processes, through Flower and Ray; then it is moved, verified and measured where it lies."""
+    rounds = ("--set", "training.rounds=12")
+    process = start(own, "--out", "broken", *rounds)
+    workers = wait_for_round(own.folder / "broken", 3)
+    assert len(workers) == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    own.flsim("run", own.config, "--out", "broken", *rounds, "--resume")
+    whole = own.run("whole", options=rounds)
+    broken = own.folder / "broken"
+    assert_same(broken, whole)
+    assert "words.weight" in final_params(whole)
+    assert not any(torch.equal(value, first) for value, first in _movement(whole))
+    (copy,) = (whole / "code").iterdir()
+    assert copy.name == f"mine.{file_digest(own.folder / 'mine.py')[:16]}.py"
+    assert f'architecture = "code/{copy.name}:TwistedGRU"' in (whole / "config.toml").read_text()
+    (own.folder / "mine.py").unlink()
+    moved = Path(shutil.move(whole, own.folder / "elsewhere"))
+    assert "TwistedGRU" in own.flsim("table", moved).stdout
+    assert own.flsim("verify", moved, "--round", "12").returncode == 0
+    newest = latest(moved / "checkpoints")
+    assert newest is not None
+    before = rows(moved)
+    evaluate_checkpoint(moved, newest)
+    assert rows(moved).equals(before)
+
+
+def _movement(path: Path) -> list[tuple[Tensor, Tensor]]:
+    """Each parameter after training, and before."""
+    first = Run.open(path).training().first_state().params
+    return [(value, first[name]) for name, value in final_params(path).items() if name != "cells.bias_hh_l0"]
+
+
+def test_a_private_central_run(own: Experiment) -> None:
+    """DP-SGD by `flsim run`, and a step trained again."""
+    own.config.write_text(CENTRAL + SECTION)
+    settings = ("privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=0.5")
+    path = own.run("run", *settings)
+    assert json.loads((path / "run.json").read_text())["status"] == "completed"
+    assert verify(Run.open(path), 20).differs is None
+
+
+def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
+    """A changed file is refused, on resume as by whoever verifies; the digest knows the content, and no path."""
+    settings = config.load(own.config)
+    run = Run.create(settings, own.folder / "run")
+    assert run.config.digest == settings.digest == Run.open(run.path).config.digest
+    other = shutil.copytree(own.folder, own.folder.parent / "other", ignore=shutil.ignore_patterns("run"))
+    assert config.load(other / "tiny.toml").digest == settings.digest
+    Run.reopen(settings, run.path)
+    before = settings.digest
+    write_model(own.folder, ("self.scale * ", "(1 + self.scale) * "))
+    (copy,) = (run.path / "code").iterdir()
+    refused = own.call("run", own.config, "--out", "run", "--resume", check=False)
+    message = f"run: was started with another version of {own.folder}/mine.py, which is {copy}; resume it with that one"
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert message in refused.stderr
+    assert config.load(own.config).digest != before
+    copy.write_text(TWISTED + "\n")
+    with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
+        Run.open(run.path).verify()
+
+
+def test_results_are_read_without_running_the_code(own: Experiment) -> None:
+    run = Run.create(config.load(own.config), own.folder / "run")
+    (copy,) = (run.path / "code").iterdir()
+    copy.write_text("raise RuntimeError('executed')")
+    assert Run.open(run.path).setting == "Non-IID, FedAvg, TwistedGRU, b_u=6"
+    assert own.call("table", "run").returncode == 0
+
+
+CLASS = "class TwistedGRU(TrainableModel)"
+FORWARD = "        hidden, _"
+LINE = line_of(FORWARD)
+TIED = "self.out.weight = self.words.weight"
+BUFFER = "        self.register_buffer("
+CHANGES: dict[str, list[tuple[str, str]]] = {
+    "mine.py:2: ModuleNotFoundError: No module named 'nothing_such'": [("import torch\n", "\nimport nothing_such\n")],
+    f"mine.py:{line_of(BUFFER)}: AttributeError: 'ModelHParams' object": [("hparams.options", "hparams.choices")],
+    f"mine.py:{LINE}: ValueError: not enough values to unpack": [(FORWARD, "        hidden, _, _")],
+    "mine.py: defines no TwistedGRU; correct the name": [("class TwistedGRU", "class Other")],
+    "is no subclass of flsim.models.language_model.TrainableModel": [
+        ("class TwistedGRU(TrainableModel)", "class TwistedGRU")
+    ],
+    "forward gives other logits each time": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
+    "lets a position depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
+    "forward gives [2, 40], and not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],
+    "the loss does not depend on parameter more": [(TIED, f"{TIED}; self.more = nn.Parameter(torch.zeros(1))")],
+    "others each time; the constructor makes them": [("torch.from_numpy(twist).float()", "torch.randn(size, size)")],
+    "reading changes its buffers or frozen parameters": [
+        (BUFFER, f'{BUFFER}"seen", torch.zeros(()))\n{BUFFER}'),
+        (FORWARD, f"        self.seen += 1\n{FORWARD}"),
+    ],
+    "start and step give other log-probabilities": [
+        (
+            "    def forward",
+            "    def step(self, state, tokens):\n        return self.start(state[0])\n\n    def forward",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize(("message", "changes"), CHANGES.items(), ids=lambda value: str(value)[:20])
+def test_what_is_no_such_network_is_refused_before_training(
+    own: Experiment, message: str, changes: list[tuple[str, str]]
+) -> None:
+    write_model(own.folder, *changes)
+    refused = own.call("run", own.config, "--out", "run", check=False)
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
+    assert message in refused.stderr
+    assert not (own.folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "message"),
+    [
+        (TINY_OWN, "local.precision='bf16'", "trains in float32; local.precision 'bf16' needs \"cifg\""),
+        (CENTRAL, "training.precision='bf16'", 'trains in float32; training.precision "bf16" needs "cifg"'),
+        (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, which "),
+        (CENTRAL, "system.workers=2", "trains in one process; set system.workers = 1"),
+        (TINY_OWN, "model.options.scale=inf", "options.scale must be a finite number, found inf"),
+        (TINY_OWN, "model.architecture='gru'", 'options are for models of your own, found "gru"; remove them'),
+    ],
+)  # fmt: skip
+def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: str, message: str) -> None:
+    own.config.write_text(kind + SECTION)
+    refused = own.call("run", own.config, "--out", "run", "--set", setting, check=False)
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
+    assert message in refused.stderr
+
+
+@pytest.mark.parametrize("kind", [TINY_OWN, CENTRAL], ids=["federated", "central"])
+def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) -> None:
+    """Exit code 1: what is tried before training are records of four words, and there are longer ones."""
+    own.config.write_text(kind + SECTION)
+    write_model(own.folder, (FORWARD, f"        if tokens.shape[1] > 4: [][0]\n{FORWARD}"))
+    options = ("--set", "system.retries=0")
+    failed = own.flsim("run", own.config, "--out", "run", *options, check=False)
+    (copy,) = (own.folder / "run" / "code").iterdir()
+    last = failed.stderr.splitlines()[-1]
+    assert failed.returncode == 1
+    assert f"{copy}:{LINE}: IndexError: list index out of range" in last
+
+
+def test_an_error_in_evaluation_names_file_and_line(own: Experiment) -> None:
+    write_model(own.folder, (FORWARD, f"        if len(tokens) > 8: [][0]\n{FORWARD}"))
+    run = Run.create(config.load(own.config), own.folder / "run")
+    path = run.save(replace(run.training().first_state(), round=4))
+    with pytest.raises(RunFailed, match=rf"mine.*\.py:{LINE}: IndexError: list index out of range"):
+        evaluate_checkpoint(run.path, path)

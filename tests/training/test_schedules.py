@@ -1,0 +1,153 @@
+"""Schedules of learning rates against closed forms, and in local training and the server's step."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from stacking import LAYOUT, model_of, random_population, start_of
+
+from flsim.algorithms import fedavg
+from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.base.errors import InputError
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.runs.config import load
+from flsim.training.central import CentralHParams
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
+from flsim.training.schedules import SCHEDULES, rate_at
+from flsim.training.update import UpdateSum
+
+CLOSED: dict[str, Callable[[int, int], float]] = {
+    "constant": lambda _t, _total: 1.0,
+    "linear": lambda t, total: (total - t) / total,
+    "cosine": lambda t, total: math.cos(math.pi * t / (2 * total)) ** 2,  # (1 + cos 2x) / 2 = cos^2 x
+}
+POPULATION = random_population(5, 6, LAYOUT)
+
+
+def test_all_have_a_closed_form_here() -> None:
+    assert CLOSED.keys() == SCHEDULES.keys()
+
+
+@given(st.sampled_from(sorted(CLOSED)), st.integers(1, 10_000), st.data(), st.floats(1e-6, 10))
+def test_rates_are_those_of_the_closed_forms(name: str, total: int, data: st.DataObject, rate: float) -> None:
+    """They begin at the rate, never rise, and are never negative."""
+    at = data.draw(st.integers(0, total - 1))
+    found = rate_at(rate, name, at, total)
+    assert found == pytest.approx(rate * CLOSED[name](at, total), rel=1e-9, abs=1e-12 * rate)
+    assert rate_at(rate, name, 0, total) == rate
+    assert 0 <= found <= (rate_at(rate, name, at - 1, total) if at else rate)
+
+
+@given(st.sampled_from(sorted(CLOSED)), st.integers(1, 50), st.integers(0, 60), st.floats(1e-6, 10))
+def test_a_warmup_rises_along_a_line_and_leaves_the_rest_to_the_schedule(
+    name: str, total: int, warmup: int, rate: float
+) -> None:
+    for step in range(total):
+        expected = (
+            rate * (step + 1) / warmup if step < warmup else rate_at(rate, name, step - warmup, max(total - warmup, 1))
+        )
+        assert rate_at(rate, name, step, total, warmup) == expected
+        central = CentralHParams(learning_rate=rate, schedule=name, warmup=warmup)
+        assert central.rate(step, total) == expected
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("micro_cohort", [None, 3])
+def test_a_round_trains_at_its_own_rate_in_every_engine(
+    schedule: str, optimizer: str, micro_cohort: int | None
+) -> None:
+    """A round with a schedule is a round at the rate that the closed form has; to the bit in the plain engine."""
+    model, hparams = model_of(0), LocalHParams(batch_size=3, learning_rate=0.5, optimizer=optimizer, schedule=schedule)
+    engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, rounds=4)
+    for round_ in range(4):
+        constant = replace(hparams, schedule="constant", learning_rate=hparams.rate(round_, 4))
+        expected = train_cohort(model, POPULATION, range(5), constant, 0, round_)
+        mine = train_cohort(model, POPULATION, range(5), hparams, 0, round_, rounds=4)
+        stacked = engine.train(start_of(model), POPULATION, range(5), 0, round_)
+        for name, value in expected.delta.items():
+            assert torch.equal(mine.delta[name], value)
+            torch.testing.assert_close(stacked.delta[name], value, rtol=0, atol=1e-10)
+
+
+def test_the_server_steps_at_the_rounds_rate() -> None:
+    hparams = FedAvgHParams(server_learning_rate=0.8, server_schedule="linear", cohort=2)
+    state = fedavg.init(12, ModelHParams(3, 5), 0)
+    ones = {name: torch.ones_like(value, dtype=torch.float64) for name, value in state.params.items()}
+    for round_ in range(5):
+        after = fedavg.apply(state, UpdateSum(ones, 1.0, 1, 1.0, 1), hparams, PrivacyHParams(), 0, 10, 12, rounds=5)
+        for name, value in after.params.items():
+            expected = (state.params[name].double() + 0.8 * (1 - round_ / 5)).float()
+            assert torch.equal(value, expected)
+        state = after
+
+
+def test_training_ends_where_its_length_says() -> None:
+    """The loop that a run, `flsim verify` and `flsim.simulate` share knows the length; without one it cannot be."""
+    server = FedAvgHParams(cohort=3, server_schedule="cosine", rounds=99)
+    local = LocalHParams(batch_size=3, schedule="linear")
+    training = FederatedTraining(POPULATION, ModelHParams(3, 5), server, local, length=4)
+    *_, last = training.states(training.first_state(), 4)
+    state = training.first_state()
+    for round_ in range(4):
+        fixed = replace(
+            training,
+            algorithm=replace(server, server_learning_rate=server.server_rate(round_, 4), server_schedule="constant"),
+            local=replace(local, learning_rate=local.rate(round_, 4), schedule="constant"),
+        )
+        (state,) = fixed.states(state, round_ + 1)
+    assert all(torch.equal(state.params[name], value) for name, value in last.params.items())
+    with pytest.raises(ValueError, match="needs the number of rounds"):
+        local.rate(0, None)
+
+
+OWN = """
+def halves(at, total):
+    return 0.5**at
+
+def negative(at, total):
+    return 1 - 2 * at
+
+def fails(at, total):
+    return {}[at]
+"""
+
+
+def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "my_schedules.py"
+    path.write_text(OWN)
+    assert [rate_at(0.8, f"{path}:halves", at, 3) for at in range(3)] == [0.8, 0.4, 0.2]
+    with pytest.raises(
+        InputError, match=r"negative: gave the factor -1 at 1 of 3; return a finite number of at least 0"
+    ):
+        rate_at(0.8, f"{path}:negative", 1, 3)
+    with pytest.raises(InputError, match=r"my_schedules\.py:9: KeyError: 2"):
+        rate_at(0.8, f"{path}:fails", 2, 3)
+    with pytest.raises(InputError, match="schedule must be one of constant, linear, cosine, found 'exponential'"):
+        LocalHParams(schedule="exponential")
+
+
+@pytest.mark.parametrize(("section", "setting"), [("training", "server_schedule"), ("local", "schedule")])
+def test_schedules_are_part_of_a_digest_and_know_the_end(tmp_path: Path, section: str, setting: str) -> None:
+    """At their default they are not, and the number of rounds is not."""
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ncorpus = "corpus"\n')
+
+    def digest(*overrides: str) -> str:
+        return load(path, overrides).digest
+
+    plain = digest()
+    assert digest(f"{section}.{setting}=constant") == digest("training.rounds=7") == plain
+    linear = digest(f"{section}.{setting}=linear")
+    assert linear != plain
+    assert linear != digest(f"{section}.{setting}=linear", "training.rounds=7")
+    assert linear != digest(f"{section}.{setting}=cosine")
