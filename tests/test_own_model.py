@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from stepping import LAYOUT, same, source
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import flsim
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import latest
 from flsim.base.errors import InputError, RunFailed
@@ -31,10 +33,13 @@ from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
 from server.verify import verify
 
+CLASS, FORWARD = "class TwistedGRU(TrainableModel)", "        hidden, _"
+LINE = line_of(FORWARD)
 RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
 TINY_OWN = TINY.replace("[model]\nembedding = 8\nunits = 12\n", "")
 CENTRAL = (
@@ -143,6 +148,39 @@ def test_gradients_of_single_records(hparams: ModelHParams) -> None:
     assert same(again, whole)
 
 
+def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> None:
+    """A subclass of the CIFG is trained by its own gradient, and by the written one where it says that it may be."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from flsim.models.cifg import CIFGLanguageModel\n"
+        "class Louder(CIFGLanguageModel):\n"
+        "    def logits(self, outputs):\n"
+        "        return 3 * super().logits(outputs)\n"
+        "class Same(CIFGLanguageModel):\n"
+        "    capabilities = CIFGLanguageModel.capabilities\n"
+    )
+    for name, kind in (("Louder", LocalEngine), ("Same", CohortEngine)):
+        model = build(LAYOUT.vocabulary_size, ModelHParams(5, 7, f"{file}:{name}"))
+        assert isinstance(engine_of("cohort", model, LAYOUT, LocalHParams()), kind)
+        precise = LocalHParams(precision="bf16")
+        with pytest.raises(InputError, match="trains in float32") if kind is LocalEngine else nullcontext():
+            engine_of("cohort", model, LAYOUT, precise)
+
+
+def test_simulate_trains_and_evaluate_measures_it(own: Experiment) -> None:
+    """In this process, from Python; a network that is none is refused before its first round."""
+    corpus = flsim.open_corpus(own.folder / "corpus")
+    planted = flsim.plant(corpus, flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2), world="non-iid", seed=0)
+    model = flsim.Model(8, architecture=f"{own.folder}/mine.py:TwistedGRU", options={"scale": 2.5})
+    *_, state = flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
+    assert (state.round, "words.weight" in state.params) == (2, True)
+    found = flsim.evaluate(state, planted, architecture=model, references=50)
+    assert "perplexity" in set(found["metric"])
+    write_model(own.folder, (FORWARD, f"        [][0]\n{FORWARD}"))
+    with pytest.raises(InputError, match=rf"mine.py:{LINE}: IndexError"):
+        flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
+
+
 def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> None:
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
     coarse = quantized(model, 2)
@@ -223,9 +261,6 @@ def test_results_are_read_without_running_the_code(own: Experiment) -> None:
     assert own.call("table", "run").returncode == 0
 
 
-CLASS = "class TwistedGRU(TrainableModel)"
-FORWARD = "        hidden, _"
-LINE = line_of(FORWARD)
 TIED = "self.out.weight = self.words.weight"
 BUFFER = "        self.register_buffer("
 CHANGES: dict[str, list[tuple[str, str]]] = {
