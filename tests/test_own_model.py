@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 import flsim
 from flsim.algorithms import fedavg
-from flsim.algorithms.checkpoint import latest
+from flsim.algorithms.checkpoint import latest, load, save
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import file_digest
 from flsim.data.records import Records, batch
@@ -253,6 +253,21 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
         Run.open(run.path).verify()
 
 
+def test_a_checkpoint_knows_the_content_of_the_file_and_what_stays(own: Experiment) -> None:
+    run = Run.create(config.load(own.config), own.folder / "run")
+    state = run.training().first_state()
+    path = run.save(replace(state, round=4))
+    _, provenance = load(path)
+    digest = file_digest(own.folder / "mine.py")
+    assert provenance.model.architecture == f"{digest}.py:TwistedGRU"
+    assert provenance.model.options == {"scale": 2.5}
+    assert provenance.frozen == build(40, run.config.model).frozen_digest
+    assert same(run.load(path), replace(state, round=4))
+    other = save(run.path / "checkpoints", replace(state, round=6), replace(run.provenance, frozen="0" * 64))
+    with pytest.raises(InputError, match=r"a checkpoint of another model .* frozen 000000000000"):
+        run.load(other)
+
+
 def test_results_are_read_without_running_the_code(own: Experiment) -> None:
     run = Run.create(config.load(own.config), own.folder / "run")
     (copy,) = (run.path / "code").iterdir()
@@ -271,6 +286,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     "is no subclass of flsim.models.language_model.TrainableModel": [
         ("class TwistedGRU(TrainableModel)", "class TwistedGRU")
     ],
+    "TwistedGRU: TypeError: ": [("__init__(self, vocabulary_size: int, hparams: ModelSettings)", "__init__(self)")],
+    "Can't instantiate abstract class TwistedGRU with abstract method forward": [("    def forward", "    def read")],
     "forward gives other logits each time": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
     "lets a position depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
     "forward gives [2, 40], and not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],
