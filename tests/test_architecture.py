@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "training", "server"),
     },
     "planning": {
-        *("canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps", "server"),
+        *("algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs"),
+        *("sweeps", "training"),
         "server",
     },
     "bench": {

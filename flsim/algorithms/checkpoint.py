@@ -98,7 +98,10 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
     with new_file(path) as partial:
         try:
+            partial.touch()  # as any other file of the run, while safetensors makes one that only its owner can read
+            mode = partial.stat().st_mode
             save_file(_tensors(state), partial, metadata)
+            partial.chmod(mode)
         except SafetensorError as error:  # of a disk that is full, too
             raise OSError(errno.EIO, f"the checkpoint cannot be written ({_first_line(error)})", str(path)) from error
     return path

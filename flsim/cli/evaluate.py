@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flsim.results.rows import Row
 
     Words = tuple[Layout, Vocabulary | None, Users | None]
-    Measured = tuple[list[Row], Sequence[Canary]]
+    Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
 EPILOG = """Example: flsim evaluate runs/demo/checkpoints/round-000100.safetensors --json
 
@@ -107,15 +107,16 @@ def evaluate(
     if checkpoint is not None:
         if given:
             raise InputError(f"{', '.join(given)}: a run has its own; name a checkpoint or a --model, not both")
-        rows, measured = _of_run(checkpoint, of, device, calibrate or (), settings)
+        rows, measured, hparams = _of_run(checkpoint, of, device, calibrate or (), settings)
     else:
         if of is not None or calibrate:
             raise InputError(f"{'--run' if of else '--calibrate'}: is of a checkpoint; leave it out with --model")
         if canaries is None:
             raise InputError("--canaries missing: the phrases to look for, as .csv or .json")
         words = _words(corpus, vocabulary, layout)
-        rows, measured = _of_model(str(model), canaries, words, EvaluationHParams(**settings), seed or 0, device)
-    typer.echo(to_json(rows) if as_json else to_text(rows, measured, own_quantities(also or ())), nl=as_json)
+        how_measured = EvaluationHParams(**settings)
+        rows, measured, hparams = _of_model(str(model), canaries, words, how_measured, seed or 0, device)
+    typer.echo(to_json(rows) if as_json else to_text(rows, measured, own_quantities(hparams.also)), nl=as_json)
 
 
 def _of_run(
@@ -130,7 +131,8 @@ def _of_run(
     folder = of or checkpoint.resolve().parent.parent
     run = Run.open(folder)
     Corpus.open(run.config.data.corpus, verify=True)
-    return evaluate_checkpoint(folder, checkpoint, device, calibrate, **changes), run.canaries
+    rows = evaluate_checkpoint(folder, checkpoint, device, calibrate, **changes)
+    return rows, run.canaries, replace(run.config.evaluation, **changes)
 
 
 def _of_model(
@@ -145,7 +147,7 @@ def _of_model(
     layout, vocabulary, test = words
     canaries = read_listed(listed, layout, vocabulary)
     rows = audit(load_model(spec), canaries, layout, hparams, seed, spec, torch.device(device), test)
-    return rows, canaries
+    return rows, canaries, hparams
 
 
 def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":

@@ -22,6 +22,7 @@ from flsim.evaluation.evaluate import (
     refuse_short,
     rows_of,
 )
+from flsim.evaluation.measures import refuse_own_of_model
 from flsim.measures.prediction import predict_by_steps
 from flsim.models.language_model import LanguageModel, State
 from flsim.results.rows import REFERENCES, Row
@@ -204,7 +205,9 @@ def audit(
     refuse_inconsistent(checked, device)
     of_canaries = measure_canaries(checked, canaries, layout, hparams, seed, device)
     of_model = {}
-    if test is not None and len(test):
+    if test is None or not len(test):
+        refuse_own_of_model(hparams.also)
+    else:
         of_model = measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
     return rows_of(name, 0, of_canaries, of_model | {REFERENCES: hparams.references})
 

@@ -40,6 +40,13 @@ def own_quantities(also: Iterable[str]) -> list[Quantity]:
     return [quantity for name, measure in chosen.items() if is_own(name) for quantity in measure.quantities]
 
 
+def refuse_own_of_model(also: Iterable[str]) -> None:
+    """Raise InputError where a user's own measure is of the model, which is measured with test users alone."""
+    for name, measure in measures(also).items():
+        if measure.subject == "model":
+            raise InputError(f"{name}: measures the model, which takes test users; name a --corpus that has some")
+
+
 def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[str, float]:
     """Compute a measure's values by the names of its quantities.
 

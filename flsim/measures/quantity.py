@@ -35,7 +35,7 @@ class Quantity:
         title: a noun phrase for headings of plots; default the name.
         heading: of a column, as short as possible; default the title.
         format: of a value, as `str.format` takes it.
-        is_percentage: a fraction, shown times 100.
+        is_percentage: a fraction, shown times 100; of the model alone.
         is_log: above 0, and drawn on a logarithmic axis.
         is_ranked: from a rank among |R| references: two values compare where |R| is equal, and none exceeds
             log2(|R| + 1).
@@ -207,6 +207,8 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
         raise InputError(f"quantity {name}: a description is required; say in a sentence what it is")
     if quantity.is_flag and not quantity.of_canaries:
         raise InputError(f"quantity {name}: a flag is of a canary; make it a number, or leave out its subject")
+    if quantity.is_percentage and quantity.of_canaries:
+        raise InputError(f"quantity {name}: percentages are of the model alone; multiply by 100, with the unit %")
     if quantity.is_standard or quantity.is_primary or quantity.beside or quantity.column != name:
         raise InputError(f"quantity {name}: is_standard, is_primary, beside and column are of built-in ones alone")
     return quantity

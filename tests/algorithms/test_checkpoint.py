@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, say what they belong to, and are refused where they do not."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,15 @@ def test_a_cut_file_is_refused(tmp_path: Path, keep: float) -> None:
     path.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
     with pytest.raises(InputError, match="not a checkpoint of flsim, or damaged"):
         load(path)
+
+
+def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = save(tmp_path, state_of(), PROVENANCE)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -102,6 +102,15 @@ def test_own_measures_are_in_everything_that_shows_results(
     assert (str(at_end["unsurprising"].dtype), str(at_end["surprise"].dtype)) == ("boolean", "Float64")
 
 
+def test_a_checkpoint_that_is_measured_again_lists_the_runs_own_measures(measured: Experiment) -> None:
+    checkpoint = measured.folder / "iid" / "checkpoints" / "round-000004.safetensors"
+    listed = " ".join(measured.call("evaluate", checkpoint).stdout.split())
+    surprise = values(measured.folder / "iid", "surprise")
+    assert f"Surpr.: nats per word, higher is better. {SENTENCE}" in listed
+    assert f"{surprise.iloc[0]:.2f} {'yes' if surprise.iloc[0] < 3 else 'no'}" in listed
+    assert "Number of parameters." in listed
+
+
 def test_trackers_are_told_of_own_measures(measured: Experiment) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -116,8 +125,7 @@ def test_trackers_are_told_of_own_measures(measured: Experiment) -> None:
         assert told["eval/size"][round_] == values(folder, "size", round_).iloc[0]
 
 
-def test_own_measures_are_compared_over_seeds_as_exposure_is(measured: Experiment) -> None:
-    """Own measures of one seed, by canaries: what a sweep's comparison says of exposure, it says of them."""
+def test_own_measures_are_compared_in_pairs_as_exposure_is(measured: Experiment) -> None:
     iid, other = (read_run(measured.folder / world) for world in WORLDS)
     pair = Pair("row", [SweepRun("iid", "", 0, {}, None, iid)], [SweepRun("non-iid", "", 0, {}, None, other)])
     table = compare_pairs([pair])
@@ -212,6 +220,7 @@ WRONG_BEFORE = {
     "{measure}(Quantity(name='Big', description='D.'),))": "a quantity's name must be lower-case letters",
     "{measure}(Quantity(name='own', description='D.', better='up'),))": "better must be one of None, 'higher', 'lower'",
     "{measure}(Quantity(name='own', description='', kind='count'),))": "a description is required",
+    "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "percentages are of the model alone",
     "{measure}())": "at least one Quantity",
     "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
     "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split it",

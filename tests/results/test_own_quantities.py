@@ -1,0 +1,71 @@
+"""Quantities of a user's own measures over seeds: means, intervals and tests, as of exposure and RS."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flsim.measures.quantity import Quantity
+from flsim.results import compare_pairs_text, seeds_table
+from flsim.results.compare_pairs import compare_pairs
+from flsim.results.rows import Row, write_rows
+from flsim.results.store import RunResults, read_run
+from flsim.results.sweep_pairs import Pair
+from flsim.results.sweeps import SweepRun
+from flsim.results.worlds import compare_worlds, paired_over_seeds
+
+MakeRun = Callable[..., Path]
+CANARIES = [f"c{index:02d}" for index in range(9)]
+OWN = [
+    Quantity(name="nats", unit="nats", description="Nats of a canary.", format="{:.3f}"),
+    Quantity(name="seen", kind="flag", description="Whether it was seen.", heading="Seen"),
+]
+
+
+@pytest.fixture
+def worlds(make_run: MakeRun) -> dict[str, list[RunResults]]:
+    """Two seeds in both worlds: in IID each canary has one nat more, and of seed s, s more canaries are seen."""
+    found: dict[str, list[RunResults]] = {"iid": [], "non-iid": []}
+    for world in found:
+        for seed in (0, 1):
+            name, more = f"{world}-{seed}", world == "iid"
+            setting = {"iid": "IID, FedAvg, b_u=4", "non-iid": "Non-IID, FedAvg, b_u=4"}[world]
+            about = {"seed": seed, "series": world, "world": world, "setting": setting, "rounds_per_epoch": 1.0}
+            folder: Path = make_run({10: {"references": 1.0}}, name=name, shift=100 * seed, **about)
+            rows = [Row(name, 10, "references", "", 10_000.0)]
+            for index, canary in enumerate(CANARIES):
+                seen = float(index < 3 + more * seed)
+                values = {"exposure": index / 2, "nats": index + more + seed / 4, "seen": seen}
+                rows += [Row(name, 10, metric, canary, value) for metric, value in values.items()]
+            write_rows(folder, 10, rows, OWN)
+            found[world].append(read_run(folder))
+    return found
+
+
+def test_means_and_intervals_are_those_of_numbers_and_counts(worlds: dict[str, list[RunResults]]) -> None:
+    iid, _ = seeds_table.seeds_table([*worlds["iid"], *worlds["non-iid"]]).to_dict("records")
+    assert iid["mean_nats"] == pytest.approx(np.mean([5, 5.25]))
+    assert iid["nats_seeds_low"] < iid["mean_nats"] < iid["nats_seeds_high"]
+    assert (iid["seen"], iid["seen_sd"]) == (3.5, pytest.approx(np.std([3, 4], ddof=1)))
+
+
+def test_worlds_are_compared_seed_by_seed(worlds: dict[str, list[RunResults]]) -> None:
+    over = paired_over_seeds(worlds["iid"], worlds["non-iid"], quantity=OWN[0])
+    assert (over.differences, over.agreeing) == ((1.0, 1.0), 2)
+    text = compare_worlds([*worlds["iid"], *worlds["non-iid"]])
+    assert "nats of IID less Non-IID, nats, paired over the canaries of each seed" in text
+    assert "+1.000" in text
+
+
+def test_pairs_of_a_sweep_are_compared_over_seeds(worlds: dict[str, list[RunResults]]) -> None:
+    runs = {
+        world: [SweepRun(each.name, "", each.seed or 0, {}, None, each) for each in of] for world, of in worlds.items()
+    }
+    pair = Pair("row", runs["iid"], runs["non-iid"])
+    table = compare_pairs([pair])
+    (row,) = table.to_dict("records")
+    assert (row["nats_mean_difference"], row["unit"]) == (1.0, "seeds")
+    assert (row["seen_a"], row["seen_b"]) == (3.5, 3.0)
+    assert row["seen_p"] == pytest.approx(row["seen_p_holm"])
+    assert "nats, a-b" in compare_pairs_text.to_markdown(table, [pair])
