@@ -38,8 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "training", "server"),
     },
     "planning": {
-        *("algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs"),
-        *("sweeps", "training"),
+        *("canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps"),
         "server",
     },
     "bench": {

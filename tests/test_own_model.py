@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from stepping import LAYOUT, same, source
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import flsim
 from flsim.algorithms import fedavg
-from flsim.algorithms.checkpoint import latest
+from flsim.algorithms.checkpoint import latest, load, save
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import file_digest
 from flsim.data.records import Records, batch
@@ -31,10 +33,13 @@ from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
 from server.verify import verify
 
+CLASS, FORWARD = "class TwistedGRU(TrainableModel)", "        hidden, _"
+LINE = line_of(FORWARD)
 RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
 TINY_OWN = TINY.replace("[model]\nembedding = 8\nunits = 12\n", "")
 CENTRAL = (
@@ -143,6 +148,39 @@ def test_gradients_of_single_records(hparams: ModelHParams) -> None:
     assert same(again, whole)
 
 
+def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> None:
+    """A subclass of the CIFG is trained by its own gradient, and by the written one where it says that it may be."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from flsim.models.cifg import CIFGLanguageModel\n"
+        "class Louder(CIFGLanguageModel):\n"
+        "    def logits(self, outputs):\n"
+        "        return 3 * super().logits(outputs)\n"
+        "class Same(CIFGLanguageModel):\n"
+        "    capabilities = CIFGLanguageModel.capabilities\n"
+    )
+    for name, kind in (("Louder", LocalEngine), ("Same", CohortEngine)):
+        model = build(LAYOUT.vocabulary_size, ModelHParams(5, 7, f"{file}:{name}"))
+        assert isinstance(engine_of("cohort", model, LAYOUT, LocalHParams()), kind)
+        precise = LocalHParams(precision="bf16")
+        with pytest.raises(InputError, match="trains in float32") if kind is LocalEngine else nullcontext():
+            engine_of("cohort", model, LAYOUT, precise)
+
+
+def test_simulate_trains_and_evaluate_measures_it(own: Experiment) -> None:
+    """In this process, from Python; a network that is none is refused before its first round."""
+    corpus = flsim.open_corpus(own.folder / "corpus")
+    planted = flsim.plant(corpus, flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2), world="non-iid", seed=0)
+    model = flsim.Model(8, architecture=f"{own.folder}/mine.py:TwistedGRU", options={"scale": 2.5})
+    *_, state = flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
+    assert (state.round, "words.weight" in state.params) == (2, True)
+    found = flsim.evaluate(state, planted, architecture=model, references=50)
+    assert "perplexity" in set(found["metric"])
+    write_model(own.folder, (FORWARD, f"        [][0]\n{FORWARD}"))
+    with pytest.raises(InputError, match=rf"mine.py:{LINE}: IndexError"):
+        flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
+
+
 def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> None:
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
     coarse = quantized(model, 2)
@@ -215,6 +253,21 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
         Run.open(run.path).verify()
 
 
+def test_a_checkpoint_knows_the_content_of_the_file_and_what_stays(own: Experiment) -> None:
+    run = Run.create(config.load(own.config), own.folder / "run")
+    state = run.training().first_state()
+    path = run.save(replace(state, round=4))
+    _, provenance = load(path)
+    digest = file_digest(own.folder / "mine.py")
+    assert provenance.model.architecture == f"{digest}.py:TwistedGRU"
+    assert provenance.model.options == {"scale": 2.5}
+    assert provenance.frozen == build(40, run.config.model).frozen_digest
+    assert same(run.load(path), replace(state, round=4))
+    other = save(run.path / "checkpoints", replace(state, round=6), replace(run.provenance, frozen="0" * 64))
+    with pytest.raises(InputError, match=r"a checkpoint of another model .* frozen 000000000000"):
+        run.load(other)
+
+
 def test_results_are_read_without_running_the_code(own: Experiment) -> None:
     run = Run.create(config.load(own.config), own.folder / "run")
     (copy,) = (run.path / "code").iterdir()
@@ -223,9 +276,6 @@ def test_results_are_read_without_running_the_code(own: Experiment) -> None:
     assert own.call("table", "run").returncode == 0
 
 
-CLASS = "class TwistedGRU(TrainableModel)"
-FORWARD = "        hidden, _"
-LINE = line_of(FORWARD)
 TIED = "self.out.weight = self.words.weight"
 BUFFER = "        self.register_buffer("
 CHANGES: dict[str, list[tuple[str, str]]] = {
@@ -236,6 +286,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     "is no subclass of flsim.models.language_model.TrainableModel": [
         ("class TwistedGRU(TrainableModel)", "class TwistedGRU")
     ],
+    "TwistedGRU: TypeError: ": [("__init__(self, vocabulary_size: int, hparams: ModelSettings)", "__init__(self)")],
+    "Can't instantiate abstract class TwistedGRU with abstract method forward": [("    def forward", "    def read")],
     "forward gives other logits each time": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
     "lets a position depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
     "forward gives [2, 40], and not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],

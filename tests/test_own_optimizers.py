@@ -1,6 +1,8 @@
 """Optimizers and schedules of a user's own, from a file as a person writes it, in every engine and on Ray."""
 
 import json
+import math
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.planning.disk import checkpoint_bytes
 from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
 from flsim.training.batches import local_batches
 from flsim.training.central import CentralHParams, train_central
 from flsim.training.central.engines import engine_of as central_engine_of
@@ -402,6 +405,27 @@ def test_rows_digests_and_plans_know_ones_own(experiment: Experiment) -> None:
     before = mine.digest
     own.write_text(OWN + "# another version\n")
     assert mine.digest != before
+
+
+def test_the_document_s_optimizers_train(experiment: Experiment) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    code, settings = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))
+    (experiment.folder / "my_optimizers.py").write_text(code)
+    overrides = [
+        f"{section}.{name}={value if isinstance(value, float) else repr(value)}"
+        for section, values in tomllib.loads(settings).items()
+        for name, value in values.items()
+    ]
+    run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
+    training = run.training()
+    *_, state = training.states(training.first_state(), 3)
+    assert state.round == 3
+    assert state.moments.keys() == {"m"}
+    assert run.setting == "Non-IID, FedAvg+normalized, b_u=6"
+    first = training.first_state().params
+    away = sum(float((value - first[name]).square().sum()) for name, value in state.params.items()) ** 0.5
+    eta = [0.3 * (1 + math.cos(math.pi * round_ / 4)) / 2 for round_ in range(3)]
+    assert 0 < away < 1.001 * sum(eta)  # three steps, each as long as the schedule says
 
 
 def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Experiment) -> None:

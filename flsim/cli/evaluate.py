@@ -258,11 +258,11 @@ def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
 
-    said = {
+    texts = {
         quantity: f"{quantity.title.lower()} {_cell(quantity, values[quantity.name, ''])}{'%' * quantity.is_percentage}"
         for quantity in of_model((*QUANTITIES.values(), *own))
         if (quantity.name, "") in values and (quantity.is_standard or quantity in own)
     }
-    utility = ", ".join(text for quantity, text in said.items() if quantity.is_standard)
-    more = [f"{text}: {quantity.sentence}" for quantity, text in said.items() if not quantity.is_standard]
+    utility = ", ".join(text for quantity, text in texts.items() if quantity.is_standard)
+    more = [f"{text}: {quantity.sentence}" for quantity, text in texts.items() if not quantity.is_standard]
     return [utility, *more] if utility else more

@@ -95,11 +95,12 @@ class Measure:
     """What an evaluation computes.
 
     Attributes:
-        name: by which it is asked for.
+        name: by which a built-in one is asked for, and a user's own is known to readers of its file.
         compute: takes a `Probe`, or a `ModelProbe` where its quantities are of the model; returns the value of each
-            quantity by name, or the number itself where there is one quantity. A quantity without a value is missing.
+            quantity by name, or the number itself where there is one quantity. A value may be left out where its
+            quantity is partial.
         quantities: what its numbers are.
-        description: a phrase that says what is measured; default that of the first quantity.
+        description: a phrase that says what is measured, for the help of the command line.
         family: describes values whose names depend on the canaries, by name.
     """
 

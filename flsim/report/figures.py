@@ -54,17 +54,17 @@ def _title(quantity: Quantity) -> str:
     return quantity.caption or (f"Mean {quantity.title}" if quantity.of_canaries else quantity.title)
 
 
-def _template(quantity: Quantity) -> str:
-    """The format of a value with its unit, as a sentence says it."""
+def _told(quantity: Quantity, value: float) -> str:
+    """A value with its unit, as a sentence says it."""
     if quantity.is_flag:
-        return "{:.1f} canaries"
+        return f"{value:.1f} canaries"
     if not quantity.of_canaries:
-        return "{:.3f}" if quantity.is_percentage else quantity.format
-    return f"{quantity.format} {quantity.unit}".strip()
+        return f"{value:.3f}" if quantity.is_percentage else quantity.format.format(value)
+    return f"{quantity.format.format(value)} {quantity.unit}".strip()
 
 
 def _curve(of: Gathered, quantity: Quantity, settings: Sequence[Setting], styles: dict[int, int], id_: str) -> Markup:
-    metric, title, template = quantity.name, _title(quantity), _template(quantity)
+    metric, title = quantity.name, _title(quantity)
     unit = "canaries" if quantity.is_flag else f"{quantity.axis}, log scale" if quantity.is_log else quantity.axis
     every = [setting.curve(metric, of.in_epochs) for setting in of.settings if setting.shown]
     heights = np.concatenate([curve[:, 1:].ravel() for curve in every if curve.size] or [np.zeros(0)])
@@ -93,7 +93,7 @@ def _curve(of: Gathered, quantity: Quantity, settings: Sequence[Setting], styles
         if seeds.shape[1] > 1:
             panel.band(_pairs(xs, seeds.min(axis=1)), _pairs(xs, seeds.max(axis=1)), style)
         panel.line(_pairs(xs, means), style)
-        begin, end = template.format(means[0]), template.format(means[-1])
+        begin, end = _told(quantity, means[0]), _told(quantity, means[-1])
         told.append(f"{setting.label}: from {begin} at {xs[0]:.3g} to {end} at {xs[-1]:.3g} {_x(of)}.")
     return panel.render(f"{metric}-{id_}", f"{title} over {_x(of)}", " ".join(told))
 

@@ -162,7 +162,7 @@ class Setting:
             x = np.mean([run.results.epochs_of(round_) if in_epochs else round_ for run, _ in self.shown])
             each = [of[round_] for of in values]
             points.append((x, np.mean(each), *each))
-        return np.array(points, dtype="float64").reshape(len(points), -1)
+        return np.array(points, dtype="float64").reshape(len(points), 2 + len(values))
 
 
 @dataclass(frozen=True, eq=False)

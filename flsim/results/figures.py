@@ -50,3 +50,8 @@ def write_figure(draw: Callable[[], Figure], path: Path) -> None:
     with mpl.rc_context(STYLE), named_file(path) as partial:
         metadata = {"Date": None} if kind == "svg" else None
         draw().savefig(partial, format=kind, dpi=150, metadata=metadata)
+
+
+def plain(text: str) -> str:
+    """Return a text as matplotlib prints it as it stands: a pair of dollar signs would be mathematics."""
+    return text.replace("$", r"\$")

@@ -125,7 +125,7 @@ def _escaped(text: str) -> str:
 
 def _widths(columns: Columns) -> list[int]:
     # A rule takes a hyphen at least, and a colon where a column is aligned at the right.
-    return [max(map(len, ["-:", column.heading, *map(_escaped, column.cells)])) for column in columns]
+    return [max(map(len, ["-:", *map(_escaped, (column.heading, *column.cells))])) for column in columns]
 
 
 def _tight(columns: Columns) -> int:
@@ -156,7 +156,7 @@ def _markdown(columns: Columns, pad: str) -> str:
         "-" * (size - column.is_number) + ":" * column.is_number for size, column in zip(widths, columns, strict=True)
     ]
     rows = zip(*(map(_escaped, column.cells) for column in columns), strict=True)
-    return "".join([line([column.heading for column in columns]), line(rule), *map(line, rows)])
+    return "".join([line([_escaped(column.heading) for column in columns]), line(rule), *map(line, rows)])
 
 
 def _tabular(columns: Columns) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, flags, numbers, shown
 from flsim.results.columns import quantities_of
-from flsim.results.figures import ROUNDS, line_style, write_figure
+from flsim.results.figures import ROUNDS, line_style, plain, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
 from flsim.results.inference import t_interval
 from flsim.results.seeds import by_series
@@ -84,7 +84,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     counts = sorted({len(run.roster) for run in runs})
     of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
     for quantity, panel in panels.items():
-        panel.set(title=_title(quantity), ylabel=_unit(quantity, of_all))
+        panel.set(title=plain(_title(quantity)), ylabel=plain(_unit(quantity, of_all)))
         for index, group in enumerate(taken):
             _draw(panel, index, _curve(group, quantity, in_epochs, over_seeds))
     for panel in list(panels.values())[-2:]:
@@ -101,7 +101,8 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         frameon=False,
         handlelength=3.5,  # dashes show whole
     )
-    legend.set_title(BANDS[over_seeds].format(", ".join(_mean_of(number) for number in numbers(quantities))))
+    means = ", ".join(_mean_of(number) for number in numbers(quantities))
+    legend.set_title(plain(BANDS[over_seeds].format(means)))
     return figure
 
 
@@ -214,4 +215,4 @@ def _label(group: Sequence[RunResults], runs: Sequence[Any], averaged: int | Non
         name = f" [{run.name}]" if [other.setting for other in runs].count(run.setting) > 1 else ""
         status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
         label = f"{run.setting}{name}{status}"
-    return label.replace("$", r"\$")  # a pair of dollar signs would be mathematics
+    return plain(label)

@@ -98,7 +98,9 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     blocks = [f"{run.setting} [{run.name}]"]
     quantities = [quantity for quantity in _traced(quantities_in(table)) if quantity.name in table]
     counts = f"{'sharers':>7}  {'so far':>6}  in rounds"
-    heading = f"{'round':>9}  {''.join(f'{each.short:>{_width(each)}}  ' for each in quantities)}{counts}"
+    widths = [_width(quantity, table[quantity.name]) for quantity in quantities]
+    names = "".join(f"{each.short:>{width}}  " for each, width in zip(quantities, widths, strict=True))
+    heading = f"{'round':>9}  {names}{counts}"
     for canary in table["canary"].unique():
         of = about[canary]
         held = f"; copies {of['insertions']}" if "insertions" in of else ""
@@ -108,13 +110,18 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
             else f"p_u {user_share(of['p_u'])}, p_e {100 * of['p_e']:.6g}%"
         )
         lines = [f"{canary}: {shares}{held}", heading]
-        lines += [_line(row, quantities, heading) for row in table[table["canary"] == canary].to_dict("records")]
+        for row in table[table["canary"] == canary].to_dict("records"):
+            cells = [_cell(quantity, row[quantity.name]) for quantity in quantities]
+            measured = "".join(f"{cell:>{width}}  " for cell, width in zip(cells, widths, strict=True))
+            lines.append(_line(row, measured, WIDTH - len(heading) + len("in rounds")))
         blocks.append("\n".join(lines))
-    legend = "".join(_said(quantity, run) for quantity in quantities if not quantity.is_standard or quantity.is_primary)
+    legend = "".join(
+        _explained(quantity, run) for quantity in quantities if not quantity.is_standard or quantity.is_primary
+    )
     return "\n\n".join([*blocks, legend + LEGEND])
 
 
-def _said(quantity: Quantity, run: RunResults) -> str:
+def _explained(quantity: Quantity, run: RunResults) -> str:
     """What a column of a number is, and the most that it can be."""
     if not quantity.is_standard:
         return note(f"{quantity.short}: {quantity.sentence}", WIDTH)
@@ -123,25 +130,24 @@ def _said(quantity: Quantity, run: RunResults) -> str:
     return f"{quantity.short}: {quantity.title.lower()}{ceiling}\n"
 
 
-def _width(quantity: Quantity) -> int:
+def _width(quantity: Quantity, values: "pd.Series[float]") -> int:
     """Characters of a column."""
-    return max(len(quantity.short), 3 if quantity.is_flag else 5)
+    cells = (_cell(quantity, value) for value in values)
+    return max(len(quantity.short), 3 if quantity.is_flag else 5, *map(len, cells))
 
 
 def _cell(quantity: Quantity, value: float) -> str:
     if math.isnan(value):
-        text = ""
-    elif quantity.is_flag:
-        text = "yes" if value else "no"
-    else:
-        text = quantity.format.format(value * quantity.scale)
-    return f"{text:>{_width(quantity)}}  "
+        return ""
+    if quantity.is_flag:
+        return "yes" if value else "no"
+    return quantity.format.format(value)
 
 
-def _line(row: Mapping[Any, Any], quantities: Sequence[Quantity], heading: str) -> str:
-    measured = "".join(_cell(quantity, row[quantity.name]) for quantity in quantities)
+def _line(row: Mapping[Any, Any], measured: str, room: int) -> str:
+    """A line of one round; lists of rounds that are longer than `room` characters are cut."""
     rounds = " ".join(map(str, row["sharer_rounds"]))
-    room = max(WIDTH - len(heading) + len("in rounds"), len("in rounds"))
+    room = max(room, len("in rounds"))
     if len(rounds) > room:
         rounds = rounds[: room - 4].rsplit(" ", 1)[0] + " ..."
     counts = f"{row['sharers']:>7,}  {row['participations']:>6,}"

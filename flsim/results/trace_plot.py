@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import flags
-from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, write_figure
+from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, user_share
 
@@ -55,7 +55,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     block = TITLE + PANEL + GAP + strip_height + BELOW
     figure = Figure(figsize=(max(2, columns) * (BESIDE + WIDTH) + GAP, TOP + rows * block + LEGEND))
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{run.setting} [{run.name}]".replace("$", r"\$"), y=1 - 0.4 * TOP / figure.get_figheight())
+    figure.suptitle(plain(f"{run.setting} [{run.name}]"), y=1 - 0.4 * TOP / figure.get_figheight())
     first: Axes | None = None
     for index, ((p_u, p_e, *number), group) in enumerate(groups):
         row, column = divmod(index, columns)

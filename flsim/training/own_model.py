@@ -23,15 +23,24 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
     """
     if not is_own(model.architecture):
         return
-    with naming_own_code(InputError):
-        one, other = (build(layout.vocabulary_size, model).initialize(seed) for _ in range(2))
-        untouched = build(layout.vocabulary_size, model).frozen_digest
-        _refuse_names(model.label, one)
-        _refuse_chance(model.label, one, other, untouched)
-        _refuse_logits(model.label, one, layout)
-        _refuse_gradient(model.label, one, layout)
-        if one.frozen_digest != untouched:
-            raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must stay")
+    try:
+        with naming_own_code(InputError):
+            _try(model, layout, seed)
+    except InputError:
+        raise
+    except Exception as error:  # of the call, such as a constructor with other arguments
+        raise InputError(f"{model.label}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def _try(model: ModelHParams, layout: Layout, seed: int) -> None:
+    one, other = (build(layout.vocabulary_size, model).initialize(seed) for _ in range(2))
+    untouched = build(layout.vocabulary_size, model).frozen_digest
+    _refuse_names(model.label, one)
+    _refuse_chance(model.label, one, other, untouched)
+    _refuse_logits(model.label, one, layout)
+    _refuse_gradient(model.label, one, layout)
+    if one.frozen_digest != untouched:
+        raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must stay")
 
 
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:

@@ -273,3 +273,21 @@ def test_a_made_corpus_is_whole(makers: Path, tmp_path: Path) -> None:
     corpus = make_corpus(f"{makers}:letters", tmp_path / "corpus", writing={"vocabulary_size": 9})
     Corpus.open(corpus.path, verify=True)
     assert np.diff(corpus.split("train").user_offsets).tolist() == [40] * len(corpus.split("train"))
+
+
+def test_the_document_s_reader_and_maker(tmp_path: Path, flsim: Flsim) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "corpora.md").read_text(encoding="utf-8")
+    code = tmp_path / "my_corpus.py"
+    code.write_text(text.split("```python\n")[1].split("```")[0])
+    source = tmp_path / "letters.csv"
+    source.write_text("".join(f'{user},"A letter, {number} of many."\n' for user in "ab" for number in range(40)))
+    settings = ("--words-per-user", "100", "--heldout", "0", "--test", "0", "--vocabulary", "12")
+    exit_code, _, err = flsim(
+        "data", "import", source, "--format", f"{code}:letters", *settings, "--out", tmp_path / "c"
+    )
+    assert exit_code == 0, err
+    assert len(Corpus.open(tmp_path / "c").split("train")) == 4
+    command = ("--seed", "1", "--set", "users=30", "--vocabulary", "40", "--out", tmp_path / "made")
+    exit_code, _, err = flsim("data", "make", f"{code}:counting", *command)
+    assert exit_code == 0, err
+    assert sum(len(Corpus.open(tmp_path / "made").split(split)) for split in ("train", "heldout", "test")) == 30

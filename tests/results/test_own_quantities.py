@@ -1,18 +1,25 @@
 """Quantities of a user's own measures over seeds: means, intervals and tests, as of exposure and RS."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flsim.measures.quantity import Quantity
+from flsim.report.gather import gather
+from flsim.report.page import render
 from flsim.results import compare_pairs_text, seeds_table
 from flsim.results.compare_pairs import compare_pairs
+from flsim.results.plots import draw_rounds
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
+from flsim.results.tables import memorization_table, to_latex, to_markdown
 from flsim.results.worlds import compare_worlds, paired_over_seeds
 
 MakeRun = Callable[..., Path]
@@ -69,3 +76,22 @@ def test_pairs_of_a_sweep_are_compared_over_seeds(worlds: dict[str, list[RunResu
     assert (row["seen_a"], row["seen_b"]) == (3.5, 3.0)
     assert row["seen_p"] == pytest.approx(row["seen_p_holm"])
     assert "nats, a-b" in compare_pairs_text.to_markdown(table, [pair])
+
+
+def test_words_of_a_description_are_shown_as_they_stand(make_run: MakeRun) -> None:
+    """What would be mathematics in a figure, the end of a cell in Markdown, a command in LaTeX, or markup in HTML."""
+    words = r"a|b $\nothing{$ <i>"
+    strange = replace(OWN[0], title=words, heading=words, short=words, unit=words, axis=words)
+    folder = make_run({10: {"references": 1.0}}, name="run", seed=0)
+    rows = [Row("run", 10, metric, id_, 1.0) for metric in ("exposure", "nats") for id_ in CANARIES]
+    write_rows(folder, 10, [*rows, Row("run", 10, "references", "", 100.0)], [strange])
+    run = read_run(folder)
+    draw_rounds([run]).savefig(BytesIO(), format="svg")
+    table = memorization_table([run])
+    lines = to_markdown(table, width=400).splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[:3]}) == 1
+    assert r"\nothing" not in to_latex(table).split(r"\toprule")[1]
+    page = render(gather([folder]))
+    assert "a|b $" in page
+    assert "<i>a" not in page
+    assert "$ <i>" not in page

@@ -1,5 +1,6 @@
 """Stacked users on an NVIDIA GPU: Triton's kernels as they are compiled, and CUDA graphs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,3 +100,18 @@ def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) ->
     expected = train_cohort(model_of(0, LAYOUT, SIZES), population, range(USERS), hparams, 0, 0)
     assert relative_error(found.delta, expected.delta) < 1e-3
     assert "out of memory" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_a_schedule_changes_the_rate_of_steps_whose_graphs_are_captured(optimizer: str) -> None:
+    """The second round replays the first one's graphs, at a third less."""
+    population, hparams = random_population(USERS, 60, LAYOUT), options("float32", optimizer=optimizer)
+    model = model_of(0, LAYOUT, SIZES)
+    start = {name: value.float().cuda() for name, value in start_of(model).items()}
+    engine = CohortEngine(start, LAYOUT, replace(hparams, schedule="linear"), rounds=3)
+    for round_ in range(3):
+        constant = replace(hparams, learning_rate=hparams.learning_rate * (1 - round_ / 3))
+        exact = train_cohort(model, population, range(USERS), constant, 0, round_, 0.5)
+        found = engine.train(start, population, range(USERS), 0, round_, 0.5)
+        tolerance = rounding("float32", start_of(model), exact.norms / exact.users, 4)
+        assert relative_error(found.delta, exact.delta) < tolerance
