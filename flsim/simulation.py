@@ -82,10 +82,11 @@ def plant(
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Federated Averaging: who trains, what a user does, what the server does, and what protects a user.
+    """Federated Averaging, or another federated algorithm: who trains, what a user does, what the server does, and what protects a user.
 
     Attributes:
         cohort: users per round; the expected number, where the sampler is "poisson".
+        algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
         sampler: "fixed-size" draws that many users without replacement; "poisson" each user independently.
         local: local training.
         server: the server's optimizer; by default the average is the step.
@@ -95,6 +96,7 @@ class FedAvg:
     """
 
     cohort: int = 500
+    algorithm: str = "fedavg"
     sampler: Sampler = "fixed-size"
     local: LocalHParams = field(default_factory=LocalHParams)
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
@@ -103,7 +105,9 @@ class FedAvg:
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
         """The training of these users. Raises InputError where it cannot begin."""
-        settings = FedAvgHParams(**asdict(self.server), rounds=rounds, cohort=self.cohort, sampler=self.sampler)
+        settings = FedAvgHParams(
+            **asdict(self.server), rounds=rounds, cohort=self.cohort, algorithm=self.algorithm, sampler=self.sampler
+        )
         return FederatedTraining(
             planted.users,
             model,
