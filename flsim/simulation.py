@@ -82,7 +82,7 @@ def plant(
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Federated Averaging, or another federated algorithm: who trains, what a user does, what the server does, and what protects a user.
+    """Federated Averaging, or another federated algorithm: its cohort, local training, server and privacy.
 
     Attributes:
         cohort: users per round; the expected number, where the sampler is "poisson".
