@@ -81,7 +81,7 @@ def test_a_new_run_that_somebody_took_over_stays(
             with held(run / locks.TRAINED):
                 discard(training)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(locks, "discard", late)
+    monkeypatch.setattr("flsim.api.discard", late)
     refused = experiment.call("run", experiment.config, "--out", "new", *OPTIONS, *NOBODY, check=False)
     assert refused.returncode == 2
     assert (run / "config.toml").exists()
