@@ -172,7 +172,7 @@ class TrainableModel(nn.Module, ABC):
         return self
 
     def _bound(self, name: str, parameter: Tensor) -> float:  # noqa: ARG002 (subclasses ask for it)
-        """Of a parameter's first values (Glorot and Bengio, 2010, equation 16)."""
+        """Return the bound of a parameter's uniform first values (Glorot and Bengio, 2010, equation 16)."""
         one, other = parameter.shape[0], parameter[0].numel()
         return float((6 / (one + other)) ** 0.5)
 
@@ -232,7 +232,7 @@ class NextWordModel(TrainableModel):
         """R [B, T, D] over tokens int64 [B, T >= 1] that follow the state (None: the empty one), and the new state."""
 
     def _bound(self, name: str, parameter: Tensor) -> float:
-        """As in `TrainableModel`; embeddings have unit expected norm."""
+        """Return the bound of `TrainableModel`, and for embeddings that of unit expected norm."""
         return float((3 / parameter.shape[1]) ** 0.5) if name == "embedding" else super()._bound(name, parameter)
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ class NextWordModel(TrainableModel):
         return self.logits(self.outputs(embedding(tokens, self.embedding)))
 
     def logits_at(self, inputs: Tensor, real: Tensor, kept: Tensor | None = None) -> Tensor:
-        """As `TrainableModel.logits_at`; `kept` are factors [2, B, T, D] of the embeddings and of the outputs.
+        """See `TrainableModel.logits_at`; `kept` are factors [2, B, T, D] of the embeddings and of the outputs.
 
         No logits are computed for other positions.
         """
