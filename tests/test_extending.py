@@ -1,0 +1,93 @@
+"""docs/extending.md as it stands: five things of a user's own, from a dump to a report, killed in the middle."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers import Experiment, assert_same, start, wait_for_round
+
+from flsim.base.rng import stream
+
+DOCS = Path(__file__).parents[1] / "docs"
+FILES = {
+    "my_model.py": "models.md",
+    "my_measure.py": "measures.md",
+    "my_algorithm.py": "algorithms.md",
+    "my_optimizers.py": "optimizers.md",
+    "my_corpus.py": "corpora.md",
+}
+
+
+def block_of(name: str, language: str) -> str:
+    """The first block of code in a document."""
+    return (DOCS / name).read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
+
+
+def write_letters(path: Path) -> None:
+    """40 authors of 120 words, one of 26 each."""
+    rng = stream(0, "letters")
+    words = [chr(ord("a") + number) * 3 for number in range(26)]
+    lines = [f"author{author},{' '.join(rng.choice(words, 8))}." for author in range(40) for _ in range(15)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> None:
+    for file, page in FILES.items():
+        (tmp_path / file).write_text(block_of(page, "python"))
+    (tmp_path / "all.toml").write_text(block_of("extending.md", "toml"))
+    write_letters(tmp_path / "letters.csv")
+    text = (DOCS / "extending.md").read_text(encoding="utf-8")
+    commands = [line.split() for line in re.findall(r"^    flsim (.*)$", text, re.MULTILINE)]
+    by_name = {" ".join(command[:1]): command for command in commands if "--resume" not in command}
+    place = Experiment(tmp_path)
+
+    place.flsim(*by_name["data"])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flsim", *by_name["run"]],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    run = tmp_path / "runs" / "all"
+    workers = wait_for_round(run, 3)
+    assert len(workers) == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    changed = (tmp_path / "my_algorithm.py").read_text()
+    (tmp_path / "my_algorithm.py").write_text(changed.replace("+ 1", "+ 2"))
+    refused = place.flsim(*by_name["run"], "--resume", check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "was started with another version of" in refused.stderr
+    (tmp_path / "my_algorithm.py").write_text(changed)
+    (resume,) = (command for command in commands if "--resume" in command)
+    place.flsim(*resume)
+    place.flsim("run", "all.toml", "--out", "runs/whole")
+    assert_same(run, tmp_path / "runs" / "whole")
+
+    said = place.flsim(*by_name["table"]).stdout
+    assert all(part in said for part in ("Counting+Normalized", "TwistedGRU", "Surpr."))
+    for name in ("plot", "report"):
+        place.flsim(*by_name[name])
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+    assert "Log-perplexity of a canary, per word that is not known." in (tmp_path / "all.html").read_text()
+
+
+def test_errors_of_ones_own_name_the_line(experiment: Experiment) -> None:
+    """What fails as soon as it is imported is known before training; what fails in a round, after."""
+    file = experiment.folder / "my_algorithm.py"
+    text = block_of("algorithms.md", "python")
+    options = ("--set", "training.algorithm=my_algorithm.py:Counting")
+    file.write_text(text.replace("class Counting", "nonsense\n\n\nclass Counting"))
+    done = experiment.flsim("run", experiment.config, "--out", "one", *options, check=False)
+    line = 1 + file.read_text().splitlines().index("nonsense")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"my_algorithm.py:{line}: NameError" in done.stderr
+    assert not (experiment.folder / "one").exists()
+    file.write_text(text.replace("trained = user.train()", "trained = user.train() / 0"))
+    process = start(experiment, "--out", "two", *options, "--set", "system.retries=0")
+    assert process.wait(timeout=300) == 1
+    line = next(n for n, of in enumerate(file.read_text().splitlines(), 1) if "/ 0" in of)
+    said = (experiment.folder / "said").read_text().splitlines()[-1]
+    assert re.search(rf"my_algorithm\.[0-9a-f]+\.py:{line}: TypeError", said), said
