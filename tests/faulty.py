@@ -149,7 +149,7 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    request = decode_request(message.content)
+    request, _ = decode_request(message.content)
     while request.round >= float("{most}") and not (HERE / "go_on").exists():
         time.sleep(0.02)
     {harm.__name__}(request.users.tolist())
