@@ -184,7 +184,7 @@ def simulate(
 
 
 def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
-    """The same states; whoever uses them has the threads that there were."""
+    """Hand out the same states, and give the threads back to whoever uses them in between."""
     while True:
         with threads_of_torch(number):
             state = next(states, None)

@@ -64,7 +64,7 @@ def _panel(setting: Setting, quantity: Quantity, index: int) -> Markup | None:
 
 
 def _value(rows: pd.DataFrame, quantity: Quantity) -> float:
-    """Of a configuration's canaries: percent that are memorized, or the mean."""
+    """Return the percentage of a configuration's canaries that are memorized, or the mean of a number over them."""
     values = rows["value"]
     return float(100 * (values == 1).mean() if quantity.is_flag else values.mean() * quantity.scale)
 

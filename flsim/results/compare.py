@@ -137,7 +137,7 @@ def signed(quantity: Quantity) -> str:
 
 
 def counts_of(canaries: pd.DataFrame, metric: str) -> PairedCounts | None:
-    """Of `PairedCanaries.canaries`, or some of its rows, by a flag; None where it was not measured in both.
+    """Count the rows of `PairedCanaries.canaries`, or of a part of it, by a flag; None unless both runs measured it.
 
     Like `paired_exposure`, this takes canaries as independent, and says nothing about other seeds of the training.
     """

@@ -25,7 +25,7 @@ def p_texts(p: "pd.Series[float]") -> list[str]:
 
 
 def difference_columns(table: pd.DataFrame, quantity: Quantity) -> list[Column]:
-    """Of each row, the mean difference of a number and half its interval."""
+    """Return two columns: the mean difference of a number in each row, and half its interval."""
     mean, low, high = (table[prefix_of(quantity) + name] for name in DIFFERENCE)
     sign = signed(quantity)
     return [

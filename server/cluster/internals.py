@@ -41,7 +41,7 @@ def logs_folder() -> Path | None:
 
 
 def arguments_of_own_processes() -> set[str]:
-    """Return command-line arguments by which this session's raylet and control store on this machine are told.
+    """Return command-line arguments that only this process's raylet and control store on this machine have.
 
     No public function says which processes are Ray's own.
     """
