@@ -15,12 +15,12 @@ def algorithm_named(name: str) -> Algorithm:
     Raises:
         InputError: there is none of that name, or the file failed.
     """
-    found: object = resolve(name, ALGORITHMS, "algorithm")
-    if isinstance(found, type) and issubclass(found, Algorithm):
-        found = found()
-    if not isinstance(found, Algorithm):
+    algorithm: object = resolve(name, ALGORITHMS, "algorithm")
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        algorithm = algorithm()
+    if not isinstance(algorithm, Algorithm):
         raise InputError(f"{name}: is no flsim.algorithms.algorithm.Algorithm; derive a class from it")
-    return found
+    return algorithm
 
 
 def label_of(name: str) -> str:

@@ -52,7 +52,7 @@ class Provenance:
 
     @property
     def by_content(self) -> "Provenance":
-        """Return what a checkpoint names the network by: a user's own by its content, wherever the file lies."""
+        """Return it with a user's own network named by its content, which is the same wherever the file lies."""
         model = self.model
         is_ours = not is_own(model.architecture)
         return self if is_ours else replace(self, model=replace(model, architecture=by_content(model.architecture)))
@@ -161,7 +161,7 @@ def load(path: Path) -> tuple[State, Provenance]:
 
 
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
-    """Return the shapes of a checkpoint's model, without its memory. Raises ValueError where the tensors cannot be its own.
+    """Return the shapes of a checkpoint's model, without its memory. Raises ValueError where these cannot be its own.
 
     A user's own is not executed here; its digest says that its tensors are whole.
     """

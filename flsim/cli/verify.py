@@ -30,13 +30,13 @@ def verify(
     from server.verify import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = train_again(Run.open(run), round, device)
+    verified = train_again(Run.open(run), round, device)
     if json_:
-        typer.echo(json.dumps(asdict(found)))
-    if found.differs:
+        typer.echo(json.dumps(asdict(verified)))
+    if verified.differs:
         raise RunFailed(
-            f"{run}: trained again from round {found.start}, round {found.differs} differs: "
-            f"logged {found.logged[:16]}, found {found.found[:16]}"
+            f"{run}: trained again from round {verified.start}, round {verified.differs} differs: "
+            f"logged {verified.logged[:16]}, found {verified.found[:16]}"
         )
     if not json_:
-        typer.echo(f"round {round}: trained again from round {found.start}, equal, digest {found.found[:16]}")
+        typer.echo(f"round {round}: trained again from round {verified.start}, equal, digest {verified.found[:16]}")

@@ -103,10 +103,10 @@ def distributions(of: Gathered) -> list[Block]:
     panels: list[tuple[Cell, Markup]] = []
     drawn: list[Setting] = []
     for index, line in enumerate(of.lines):
-        shown = [setting for setting in line.settings if not setting.last(PRIMARY.name).empty]
-        if shown:
-            panels.append((line.label, _distribution(line, shown, index)))
-            drawn += shown
+        measured = [setting for setting in line.settings if not setting.last(PRIMARY.name).empty]
+        if measured:
+            panels.append((line.label, _distribution(line, measured, index)))
+            drawn += measured
     caption = (
         "Share of canaries with at least so many bits of exposure, at the last evaluation, all seeds together. "
         "Dotted: log₂|R|, the most that ranking among |R| random continuations can show; canaries there are ranked "

@@ -181,8 +181,8 @@ def _share(setting: Setting, metric: str) -> float | None:
 
 def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:
     """The IID settings and the non-IID ones; nothing where there is no pair."""
-    found = [[setting for line in pairs if (setting := line.of(world))] for world in WORLDS]
-    return found if pairs else []
+    by_world = [[setting for line in pairs if (setting := line.of(world))] for world in WORLDS]
+    return by_world if pairs else []
 
 
 def _unit(worlds: Sequence[object], what: str) -> str:

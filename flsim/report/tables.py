@@ -60,8 +60,8 @@ def _stand_for(table: Table, frame: pd.DataFrame) -> Table:
         if not pd.isna(row["published_table"]):
             words = [row.get(f"published_{part}") for part in ("data", "setting")]
             what = ", ".join(str(word) for word in words if word is not None and not pd.isna(word))
-            found = [row.get(f"{PREFIX}{flag.name}_lowest") for flag in STANDARD]
-            lowest = ["–" if cell is None or pd.isna(cell) else str(cell) for cell in found]
+            published = [row.get(f"{PREFIX}{flag.name}_lowest") for flag in STANDARD]
+            lowest = ["–" if cell is None or pd.isna(cell) else str(cell) for cell in published]
             rows.append([name[0], f"Table {row['published_table']}", what, *lowest])
     headings = [
         left(text) for text in ("Here", "Published", "Its row", *(f"{flag.heading} lowest" for flag in STANDARD))

@@ -118,12 +118,12 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
     Raises:
         InputError: a path that is neither, nothing at all, a run that is damaged, or copies of a run that differ.
     """
-    found = [run for path in paths for run in _read(str(path))]
-    kept = without_copies([run.results for run in found], [run.results for run in found if run.sweep is not None])
-    found = [run for run in found if run.results in kept]
-    if not found:
+    runs = [run for path in paths for run in _read(str(path))]
+    kept = without_copies([run.results for run in runs], [run.results for run in runs if run.sweep is not None])
+    runs = [run for run in runs if run.results in kept]
+    if not runs:
         raise InputError(f"{', '.join(map(str, paths)) or 'no paths'}: no runs there; `flsim demo` makes some")
-    return _runs(found), _canaries(found)
+    return _runs(runs), _canaries(runs)
 
 
 def _read(pattern: str) -> Iterator[_Found]:

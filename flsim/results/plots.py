@@ -138,11 +138,11 @@ def _curve(runs: Sequence[RunResults], quantity: Quantity, in_epochs: bool, over
     """The mean over runs of a quantity, at the rounds where all were measured."""
     points = []
     for round_ in sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ()):
-        found = [values for run in runs if (values := _measured(run, quantity, round_)) is not None]
-        if len(found) == len(runs):
-            means = np.array([values.mean() for values in found])
+        measured = [values for run in runs if (values := _measured(run, quantity, round_)) is not None]
+        if len(measured) == len(runs):
+            means = np.array([values.mean() for values in measured])
             x = np.mean([run.epochs_of(round_) if in_epochs else round_ for run in runs])
-            points.append((x, means.mean(), *t_interval(means if over_seeds else found[0])))
+            points.append((x, means.mean(), *t_interval(means if over_seeds else measured[0])))
     return Curve(*np.array(points, dtype="float64").reshape(-1, 4).T)
 
 

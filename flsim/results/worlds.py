@@ -51,11 +51,11 @@ class PairedOverSeeds:
 
     def __str__(self) -> str:
         sign = signed(self.quantity)
-        found = f"{self.mean_difference:{sign}}"
+        mean = f"{self.mean_difference:{sign}}"
         if len(self.seeds) > 1:
-            found += f" ({self.ci_low:{sign}} to {self.ci_high:{sign}}), p = {self.p:.2g}"
-        found += f", {self.agreeing} of {len(self.seeds)} seeds"
-        return found + (f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else "")
+            mean += f" ({self.ci_low:{sign}} to {self.ci_high:{sign}}), p = {self.p:.2g}"
+        mean += f", {self.agreeing} of {len(self.seeds)} seeds"
+        return mean + (f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else "")
 
 
 def paired_over_seeds(

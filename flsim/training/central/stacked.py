@@ -113,10 +113,10 @@ class StackedEngine:
 
     def moments(self) -> Moments:
         slots = self._rule.optimizer.slots
-        found = {slot: self._own(moment) for slot, moment in zip(slots, self._moments, strict=True)}
+        moments = {slot: self._own(moment) for slot, moment in zip(slots, self._moments, strict=True)}
         if self._rule.optimizer.counts_steps:
-            found["step"] = {name: torch.tensor(float(self._done)) for name in self._like}
-        return found
+            moments["step"] = {name: torch.tensor(float(self._done)) for name in self._like}
+        return moments
 
     def _step(self, shape: Shape, data: Tensor, kept: Tensor) -> None:
         parts, dropped = shape.parts(data), None
