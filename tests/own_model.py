@@ -2,8 +2,27 @@
 
 from pathlib import Path
 
+from helpers import TINY, WORLD
+
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
 TWISTED, SECTION = (DOCUMENT.split(f"```{language}\n")[1].split("```")[0] for language in ("python", "toml"))
+
+TINY_OWN = TINY.replace("[model]\nembedding = 8\nunits = 12\n", "")
+CENTRAL = (
+    WORLD.replace("[model]\nembedding = 8\nunits = 12\n", "")
+    + """
+[training]
+kind = "central"
+batch_size = 4
+learning_rate = 0.3
+steps = 30
+[evaluation]
+every = 30
+references = 200
+[system]
+checkpoint_every = 10
+"""
+)
 
 
 def line_of(part: str) -> int:

@@ -1,9 +1,5 @@
 """A network of a user's own: trained, saved and verified as a built-in one, and refused with a word where it cannot."""
 
-import json
-import re
-import shutil
-import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, WORLD, Experiment, InMemory, assert_same, final_params, rows, start, wait_for_round
-from own_model import SECTION, TWISTED, line_of, write_model
+from helpers import Experiment, InMemory
+from own_model import CENTRAL, SECTION, TINY_OWN, line_of, write_model
 from stepping import LAYOUT, same, source
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import flsim
 from flsim.algorithms import fedavg
-from flsim.algorithms.checkpoint import latest, load, save
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.files import file_digest
 from flsim.data.records import Records, batch
 from flsim.models.architectures import build, restore
 from flsim.models.hparams import ModelHParams
@@ -36,27 +30,10 @@ from flsim.training.central import CentralHParams, CentralTraining, init, train_
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
-from server.verify import verify
 
 CLASS, FORWARD = "class TwistedGRU(TrainableModel)", "        hidden, _"
 LINE = line_of(FORWARD)
 RECORDS = [[1, 2, 3, 4], [5, 6, 7], [], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
-TINY_OWN = TINY.replace("[model]\nembedding = 8\nunits = 12\n", "")
-CENTRAL = (
-    WORLD.replace("[model]\nembedding = 8\nunits = 12\n", "")
-    + """
-[training]
-kind = "central"
-batch_size = 4
-learning_rate = 0.3
-steps = 30
-[evaluation]
-every = 30
-references = 200
-[system]
-checkpoint_every = 10
-"""
-)
 
 
 @pytest.fixture
@@ -187,85 +164,6 @@ def test_weights_of_few_bits_are_the_frozen_ones_too(hparams: ModelHParams) -> N
     assert all(len(set(value.flatten().tolist())) <= 4 for value in coarse.parameters())
     assert coarse.trainable.keys() == model.trainable.keys()
     assert torch.equal(*(dict(each.named_buffers())["scale"] for each in (model, coarse)))
-
-
-def test_a_federated_run_is_killed_and_resumes_to_the_same_bits(own: Experiment) -> None:
-    """On two client processes, through Flower and Ray; then it is moved, verified and measured where it lies."""
-    rounds = ("--set", "training.rounds=12")
-    process = start(own, "--out", "broken", *rounds)
-    workers = wait_for_round(own.folder / "broken", 3)
-    assert len(workers) == 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    own.flsim("run", own.config, "--out", "broken", *rounds, "--resume")
-    whole = own.run("whole", options=rounds)
-    broken = own.folder / "broken"
-    assert_same(broken, whole)
-    assert "words.weight" in final_params(whole)
-    assert not any(torch.equal(value, first) for value, first in _movement(whole))
-    (copy,) = (whole / "code").iterdir()
-    assert copy.name == f"mine.{file_digest(own.folder / 'mine.py')[:16]}.py"
-    assert f'architecture = "code/{copy.name}:TwistedGRU"' in (whole / "config.toml").read_text()
-    (own.folder / "mine.py").unlink()
-    moved = Path(shutil.move(whole, own.folder / "elsewhere"))
-    assert "TwistedGRU" in own.flsim("table", moved).stdout
-    assert own.flsim("verify", moved, "--round", "12").returncode == 0
-    newest = latest(moved / "checkpoints")
-    assert newest is not None
-    before = rows(moved)
-    evaluate_checkpoint(moved, newest)
-    assert rows(moved).equals(before)
-
-
-def _movement(path: Path) -> list[tuple[Tensor, Tensor]]:
-    """Each parameter after training, and before."""
-    first = Run.open(path).training().first_state().params
-    return [(value, first[name]) for name, value in final_params(path).items() if name != "cells.bias_hh_l0"]
-
-
-def test_a_private_central_run(own: Experiment) -> None:
-    """DP-SGD by `flsim run`, and a step trained again."""
-    own.config.write_text(CENTRAL + SECTION)
-    settings = ("privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=0.5")
-    path = own.run("run", *settings)
-    assert json.loads((path / "run.json").read_text())["status"] == "completed"
-    assert verify(Run.open(path), 20).differs is None
-
-
-def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
-    """A changed file is refused, on resume as by whoever verifies; the digest knows the content, and no path."""
-    settings = config.load(own.config)
-    run = Run.create(settings, own.folder / "run")
-    assert run.config.digest == settings.digest == Run.open(run.path).config.digest
-    other = shutil.copytree(own.folder, own.folder.parent / "other", ignore=shutil.ignore_patterns("run"))
-    assert config.load(other / "tiny.toml").digest == settings.digest
-    Run.reopen(settings, run.path)
-    before = settings.digest
-    write_model(own.folder, ("self.scale * ", "(1 + self.scale) * "))
-    (copy,) = (run.path / "code").iterdir()
-    refused = own.call("run", own.config, "--out", "run", "--resume", check=False)
-    message = f"run: was started with another version of {own.folder}/mine.py, which is {copy}; resume it with that one"
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert message in refused.stderr
-    assert config.load(own.config).digest != before
-    copy.write_text(TWISTED + "\n")
-    with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
-        Run.open(run.path).verify()
-
-
-def test_a_checkpoint_knows_the_content_of_the_file_and_what_stays(own: Experiment) -> None:
-    run = Run.create(config.load(own.config), own.folder / "run")
-    state = run.training().first_state()
-    path = run.save(replace(state, round=4))
-    _, provenance = load(path)
-    digest = file_digest(own.folder / "mine.py")
-    assert provenance.model.architecture == f"{digest}.py:TwistedGRU"
-    assert provenance.model.options == {"scale": 2.5}
-    assert provenance.frozen == build(40, run.config.model).frozen_digest
-    assert same(run.load(path), replace(state, round=4))
-    other = save(run.path / "checkpoints", replace(state, round=6), replace(run.provenance, frozen="0" * 64))
-    with pytest.raises(InputError, match=r"a checkpoint of another model .* frozen 000000000000"):
-        run.load(other)
 
 
 def test_results_are_read_without_running_the_code(own: Experiment) -> None:

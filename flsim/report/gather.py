@@ -53,16 +53,16 @@ class RunView:
 
     @cached_property
     def _over_rounds(self) -> "dict[str, pd.Series[float]]":
-        found: dict[str, pd.Series[float]] = {}
+        series: dict[str, pd.Series[float]] = {}
         for quantity in shown(quantities_of([self.results]), "report"):
             if quantity.of_canaries and len(values := self.of_canaries(quantity.name)):
-                found[quantity.name] = (
+                series[quantity.name] = (
                     (values == 1).sum(axis=1).astype("float64") if quantity.is_flag else values.mean(axis=1)
                 )
         rows = self.results.rows
         for metric, of in rows[(rows["canary"] == "") & np.isfinite(rows["value"])].groupby("metric"):
-            found[str(metric)] = of.set_index("round")["value"].sort_index()
-        return found
+            series[str(metric)] = of.set_index("round")["value"].sort_index()
+        return series
 
     def over_rounds(self, metric: str) -> "pd.Series[float]":
         """By round: the count of a flag, the mean over canaries of a number, or a finite metric of the model."""

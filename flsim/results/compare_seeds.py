@@ -46,8 +46,8 @@ def counts_over_seeds(
     """
     pairs = [paired_canaries(run_a, run_b, round, epoch).canaries for _, run_a, run_b in pairs_of_seeds(a, b)]
     names = [flag.name for flag in flags(compared_in([*a, *b]))]
-    found = {metric: [counts_of(canaries, metric) for canaries in pairs] for metric in names}
-    return {metric: _over([each for each in counts if each]) for metric, counts in found.items() if all(counts)}
+    counted = {metric: [counts_of(canaries, metric) for canaries in pairs] for metric in names}
+    return {metric: _over([each for each in counts if each]) for metric, counts in counted.items() if all(counts)}
 
 
 def _over(counts: Sequence[PairedCounts]) -> CountsOverSeeds:

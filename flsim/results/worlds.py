@@ -83,8 +83,8 @@ def paired_over_seeds(
     """
     pairs = pairs_of_seeds(a, b)
     seeds = [seed for seed, _, _ in pairs]
-    found = [paired_exposure(run_a, run_b, round, epoch, quantity).mean_difference for _, run_a, run_b in pairs]
-    differences = np.round(found, ROUNDING)
+    means = [paired_exposure(run_a, run_b, round, epoch, quantity).mean_difference for _, run_a, run_b in pairs]
+    differences = np.round(means, ROUNDING)
     mean, low, high, p = t_test_over_seeds(differences)
     return PairedOverSeeds(
         a=a[0].setting,
