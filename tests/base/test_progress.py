@@ -9,7 +9,7 @@ import sys
 import termios
 
 LONG_JOB = """
-from flsim import progress
+from flsim.base import progress
 progress.LINES_EVERY = 0
 with progress.progress("counting words", 1_000, start=100, unit="sentences") as advance:
     for done in range(101, 1_001):
@@ -53,7 +53,7 @@ def test_time_left_is_of_what_was_done_now() -> None:
     """Half of what was left when a job was taken up again took a second: the other half takes another."""
     code = """
 import time
-from flsim import progress
+from flsim.base import progress
 now = 7.0
 time.monotonic = lambda: now
 with progress.progress("again", 1_000, start=900) as advance:

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from faulty import fill, small_disk
 from helpers import PRIVATE, Experiment
+from tracked import ALL, FOLDERS, of_mlflow, of_tensorboard, of_wandb
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
@@ -30,9 +30,6 @@ from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
-ALL = ("tensorboard", "mlflow", "wandb")
-FOLDERS = set(ALL)
-Scalars = dict[str, dict[int, list[float]]]  # tag -> round -> values, each as often as it is there
 WAIT = 60.0  # seconds
 
 
@@ -119,64 +116,6 @@ def expected(run: Path) -> dict[str, dict[int, float]]:
             if column in row:
                 found.setdefault(f"eval/{name}", {})[round_] = float(row[column])
     return found
-
-
-def of_tensorboard(run: Path) -> Scalars:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found: Scalars = {}
-    if (run / "tensorboard").exists():
-        events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-        for tag in events.Tags()["scalars"]:
-            for each in events.Scalars(tag):
-                found.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
-    return found
-
-
-def of_mlflow(run: Path) -> Scalars:
-    from mlflow import MlflowClient
-
-    found: Scalars = {}
-    if (run / "mlflow" / "run_id").exists():
-        client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
-        known = client.get_run((run / "mlflow" / "run_id").read_text())
-        for tag in known.data.metrics:
-            for each in client.get_metric_history(known.info.run_id, tag):
-                found.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
-    return found
-
-
-def of_wandb(run: Path) -> Scalars:
-    """The history in the one folder that would be synchronized."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    found: Scalars = {}
-    folders = list((run / "wandb").glob("offline-run-*"))
-    for record in records(next(folders[0].glob("*.wandb"))) if folders else ():
-        history = Record.FromString(record).history
-        items = {(each.key or ".".join(each.nested_key)): json.loads(each.value_json) for each in history.item}
-        for tag, value in items.items():
-            if "/" in tag:
-                found.setdefault(tag, {}).setdefault(items["round"], []).append(float(value))
-    assert len(folders) <= 1
-    return found
-
-
-def records(path: Path) -> Iterator[bytes]:
-    """Of a LevelDB log: blocks of 32 KiB, of chunks with a header of checksum, length and type."""
-    data, at, whole = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        if 2**15 - at % 2**15 < 7:
-            at += 2**15 - at % 2**15
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        if not kind:  # not written yet
-            return
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # the whole, or the last part
-            yield whole
-            whole = b""
 
 
 def assert_says(run: Path, kinds: Sequence[str] = ALL) -> None:
