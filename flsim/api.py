@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -22,10 +22,7 @@ from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
-from flsim.report.page import write_report as write_page
-from flsim.results.compare_runs import RunsCompared, compare_runs
 from flsim.results.frames import frames
-from flsim.results.plots import plot_rounds
 from flsim.results.rows import frame
 from flsim.results.store import read_run
 from flsim.results.sweeps import read_shown
@@ -39,6 +36,9 @@ from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.hparams import LocalHParams as LocalSGD
 from flsim.training.state import State
 from flsim.training.threads import threads as threads_of_torch
+
+if TYPE_CHECKING:
+    from flsim.results.compare_runs import RunsCompared
 
 __all__ = [
     "Canaries",
@@ -243,20 +243,26 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
     Raises:
         InputError: not runs, or another kind of file.
     """
+    from flsim.results.plots import plot_rounds  # matplotlib, which nothing else here needs
+
     plot_rounds(list(read_shown(_paths(runs)).values()), Path(out), over_seeds)
 
 
 def write_report(*runs: Path | str, out: Path | str) -> None:
     """Write one HTML file about runs or a sweep. Raises InputError where there are none."""
+    from flsim.report.page import write_report as write_page  # matplotlib, too
+
     write_page(_paths(runs), Path(out))
 
 
-def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> RunsCompared:
+def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "RunsCompared":
     """Compare two runs over the same canaries, at a round or after so many epochs; default each run's last evaluation.
 
     Raises:
         InputError: not runs, or runs over other canaries.
     """
+    from flsim.results.compare_runs import compare_runs  # scipy
+
     return compare_runs(read_run(Path(a)), read_run(Path(b)), round, epoch)
 
 

@@ -54,7 +54,7 @@ def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None)
     stop, stop_file = Stop(), StopFile(run.path)
     stop_file.remove()
     with cluster(address, cpus, head), stopping(stop):
-        Nodes(run.path, run.config.data.corpus).check()
+        Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
         refuse_what_does_not_fit(run.central.system, gpus, nodes())
         try:
             with supervised(run, evaluation_gpus, stop=stop) as evaluations:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray._common.utils import get_default_ray_temp_dir
-from ray._private import ray_constants, services, utils, worker
+from ray._private import node, ray_constants, services, utils, worker
 
 if TYPE_CHECKING:  # central training starts without Flower
     from flwr.app import Message
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # central training starts without Flower
 RAY_WITHOUT_CLIENTS = (
     "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
 )
+SERVICES = ("start_api_server", "start_monitor", "start_log_monitor")  # methods of Ray's `Node`
 
 
 def temporary_folder() -> Path:
@@ -36,8 +37,8 @@ def logs_folder() -> Path | None:
 
     No public function names it.
     """
-    node = worker.global_worker.node
-    return Path(node.get_logs_dir_path()) if node else None
+    this = worker.global_worker.node
+    return Path(this.get_logs_dir_path()) if this else None
 
 
 def arguments_of_own_processes() -> set[str]:
@@ -45,8 +46,8 @@ def arguments_of_own_processes() -> set[str]:
 
     No public function says which processes are Ray's own.
     """
-    node = worker.global_worker.node
-    return {f"--raylet_socket_name={node.raylet_socket_name}", f"--session-name={node.session_name}"}
+    this = worker.global_worker.node
+    return {f"--raylet_socket_name={this.raylet_socket_name}", f"--session-name={this.session_name}"}
 
 
 @contextmanager
@@ -61,6 +62,23 @@ def no_handler_of_sigterm() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = set_handler
+
+
+@contextmanager
+def without_services() -> Iterator[None]:
+    """Keep Ray from starting a dashboard, an autoscaler and a reader of logs in the block.
+
+    A local cluster that nobody else joins needs none of them, and they take a tenth of a short run's processor time.
+    `ray.init(include_dashboard=False)` starts a process all the same, and has no option against the other two.
+    """
+    kept = {name: getattr(node.Node, name) for name in SERVICES}
+    for name in SERVICES:
+        setattr(node.Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, start in kept.items():
+            setattr(node.Node, name, start)
 
 
 @contextmanager

@@ -67,17 +67,19 @@ class Nodes:
     A node that leaves is never asked again; one that comes back is another node to Ray.
     """
 
-    def __init__(self, run: Path, corpus: Path | str) -> None:
+    def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
         """Nothing is asked yet.
 
         Args:
             run, corpus: their folders, which all nodes are to see; or the URI of a corpus.
+            is_local: this process has started the cluster, for itself alone. So its one node runs this code and sees
+                these files, and is not asked: a process that answers takes as long to start as a client.
         """
         self._paths = run.resolve(), located(corpus)
         self._here = about(*self._paths)
         self._asked: dict[ray.ObjectRef, str] = {}  # reply to be -> node
-        self._known: dict[str, str] = {}  # node that was asked -> address
-        self._good: set[str] = set()
+        self._known = {node: str(what["NodeManagerAddress"]) for node, what in _alive().items() if is_local}
+        self._good = {*self._known}
         self._lost: set[str] = set()  # nodes whose process died before it could answer
 
     def check(self) -> None:

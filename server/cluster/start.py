@@ -81,7 +81,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
     if address and "://" in address:
         raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
     if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
-        with starting(), internals.loopback():
+        with starting(), internals.loopback(), internals.without_services():
             quiet = options | {"logging_level": logging.CRITICAL}  # why it does not start is said in a line of ours
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
         logging.getLogger("ray").setLevel(options["logging_level"])

@@ -40,7 +40,7 @@ def simulate(
         share = ClientShare(system.cpus_per_client, client_gpus)
         _refuse_what_does_not_fit(share)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
-        machines = Nodes(run.path, run.config.data.corpus)
+        machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
         with ray_grid("clients.app:app", system.shards, share, machines) as grid:
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
