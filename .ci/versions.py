@@ -1,7 +1,7 @@
 """Hold another checkout of the project against this one: its benchmarks and commands in turns, and its size.
 
 git worktree add ../before COMMIT
-.venv/bin/python .ci/versions.py ../before --turns 3 bench central
+.venv/bin/python .ci/versions.py --turns 3 ../before bench central
 .venv/bin/python .ci/versions.py ../before size
 """
 
