@@ -202,12 +202,9 @@ class EvaluationService:
     def _dispatch(self) -> None:
         """Give idle processes what waits, and start as many as there may be; the runs take turns."""
         while self._waiting:
-            if idle := self._pool.idle():
-                actor = idle[0]
-            elif len(self._pool) < self._hparams.evaluators:
-                actor = self._start()
-            else:
+            if not self._pool.idle() and len(self._pool) == self._hparams.evaluators:
                 return
+            actor = next(iter(self._pool.idle()), None) or self._start()
             run = next(iter(self._waiting))
             jobs = self._waiting.pop(run)
             job = jobs.popleft()

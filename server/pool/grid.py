@@ -11,8 +11,8 @@ messages and ServerApp are the same on Flower's own runtimes, and results are eq
 import importlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -252,14 +252,9 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         return {"machine": process.machine, "processes": len(ready), "machines": len(set(ready))}
 
 
-@contextmanager
-def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes) -> Iterator[RayGrid]:
+def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes) -> closing[RayGrid]:
     """A `RayGrid` whose processes end with the block."""
-    grid = RayGrid(app, shards, share, machines)
-    try:
-        yield grid
-    finally:
-        grid.close()
+    return closing(RayGrid(app, shards, share, machines))
 
 
 def _about(message: Message) -> dict[str, Any]:
