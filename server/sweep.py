@@ -159,7 +159,7 @@ def train_all(
 
 
 def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable[[], None]) -> Iterator[Ended]:
-    """`train_all` on the cluster that is connected."""
+    """`train_all` on the cluster that is connected; by tasks, as an actor would cost each run a new process."""
     shares = {job.name: share(job.config, nodes()) for job in jobs}
     for job in jobs:
         _refuse_what_does_not_fit(job, *shares[job.name])

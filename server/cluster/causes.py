@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from flsim.base.errors import InputError, RunFailed
 from server.cluster.internals import logs_folder
@@ -44,6 +44,11 @@ def said(error: BaseException) -> str:
     """One line: what an exception says, and of which type it is unless it is one of ours."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (InputError, RunFailed)) else f"{type(error).__name__}: {text}"
+
+
+def reason_of(error: RayError) -> str:
+    """Return, in one line, what code in a process of Ray raised, or how that process died."""
+    return said(error.cause or error) if isinstance(error, RayTaskError) else death(error)
 
 
 def named_in(*texts: str | Path) -> str | None:

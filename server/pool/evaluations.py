@@ -9,10 +9,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any
 
 import ray
 import torch
@@ -21,7 +20,8 @@ from ray.exceptions import RayError, RayTaskError
 from flsim.base.errors import Diverged, InputError, RunFailed, at_least_one, is_out_of_memory
 from flsim.base.progress import say
 from flsim.results.evaluations import Evaluation, Outcome, log_evaluation
-from server.cluster.causes import death, said
+from server.cluster.causes import reason_of
+from server.pool.actors import Actor, Actors
 
 NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 19, the lowest priority there is
 START_DEADLINE = 600.0  # seconds until a new process runs: it may have to wait for its share of a GPU
@@ -69,7 +69,7 @@ class _Evaluator:
     def ready(self) -> None:
         """Return once the process runs."""
 
-    def evaluate(self, run: Path, checkpoint: Path) -> tuple[float, float, float]:
+    def evaluate(self, run: Path, checkpoint: Path, _ready: None) -> tuple[float, float, float]:
         """Seconds it took, when it ended, and seconds of the processor since the one before, or since it started."""
         began = time.monotonic()
         self._work(run, checkpoint)
@@ -82,18 +82,6 @@ class _Job:
     run: Path
     checkpoint: Path
     attempt: int = 1
-
-
-@dataclass
-class _Process:
-    """An evaluator, and what it works on."""
-
-    actor: Any
-    ready: Any
-    is_ready: bool = False
-    job: _Job | None = None
-    reply: Any = None
-    since: float = field(default_factory=time.monotonic)
 
 
 class EvaluationService:
@@ -123,7 +111,7 @@ class EvaluationService:
             hparams: how many at a time, how long, how often.
         """
         self._work, self._hparams = work, hparams
-        self._pool: list[_Process] = []
+        self._pool = Actors[_Job]()
         self._waiting: dict[Path, deque[_Job]] = {}  # by run, in the order of their turns
         self._ended: dict[Path, list[Evaluation]] = {}  # by run, until it asks
         self._lock = RLock()
@@ -169,7 +157,7 @@ class EvaluationService:
         ended = self.poll(run)
         while self.pending(run) and (left := until - time.monotonic()) > 0:
             with self._lock:
-                replies = [process.reply for process in self._pool if process.job]
+                replies = [actor.reply for actor, _ in self._pool.busy()]
             if replies:  # several runs may share the pool: any reply moves the queue on
                 ray.wait(replies, timeout=min(LOOK, left))
             ended += self.poll(run)
@@ -178,25 +166,22 @@ class EvaluationService:
     def forget(self, run: Path) -> None:
         """End what of a run is being evaluated, and forget what is pending; other runs go on."""
         with self._lock:
-            for process in [process for process in self._pool if process.job and process.job.run == run]:
-                ray.kill(process.actor)
-                self._pool.remove(process)
+            for actor, job in self._pool.busy():
+                if job.run == run:
+                    self._pool.end(actor)
             self._waiting.pop(run, None)
             self._ended.pop(run, None)
 
     def close(self) -> None:
         """End all processes, and forget what is pending."""
         with self._lock:
-            for process in self._pool:
-                ray.kill(process.actor)
-            self._pool.clear()
+            self._pool.close()
             self._waiting.clear()
             self._ended.clear()
 
     def _jobs(self, run: Path) -> list[_Job]:
         """What of a run waits or is being evaluated."""
-        evaluated = [process.job for process in self._pool if process.job and process.job.run == run]
-        return [*self._waiting.get(run, ()), *evaluated]
+        return [*self._waiting.get(run, ()), *(job for _, job in self._pool.busy() if job.run == run)]
 
     def _wait(self, job: _Job) -> None:
         self._waiting.setdefault(job.run, deque()).append(job)
@@ -204,87 +189,75 @@ class EvaluationService:
     def _advance(self) -> None:
         """See what ended or takes too long, and hand out what waits."""
         _refuse_without_ray()
-        for process, job in [(process, process.job) for process in self._pool if process.job]:
-            if ray.wait([process.reply], timeout=0)[0]:
-                self._conclude(process, job)
-            elif late := self._late(process):
-                self._lose(process, job, late)
+        for actor, job, outcome in self._pool.ended():
+            self._conclude(actor, job, outcome)
+        for actor, error in self._pool.started():
+            if error is None:
+                actor.since = time.monotonic()  # the time of its job begins now
+        for actor, job in self._pool.busy():
+            if late := self._late(actor):
+                self._lose(actor, job, late)
         self._dispatch()
 
     def _dispatch(self) -> None:
         """Give idle processes what waits, and start as many as there may be; the runs take turns."""
         while self._waiting:
-            process = next((process for process in self._pool if process.job is None), None)
-            if process is None and len(self._pool) == self._hparams.evaluators:
+            if not self._pool.idle() and len(self._pool) == self._hparams.evaluators:
                 return
-            if process is None:
-                process = self._start()
-                self._pool.append(process)
+            actor = next(iter(self._pool.idle()), None) or self._start()
             run = next(iter(self._waiting))
             jobs = self._waiting.pop(run)
-            process.job, process.since = jobs.popleft(), time.monotonic()
-            process.reply = process.actor.evaluate.remote(process.job.run, process.job.checkpoint)
+            job = jobs.popleft()
+            # The reply of `ready` is an argument, so that no work begins before this process can know that the actor
+            # runs: an actor that froze in between would have the time in which processes start.
+            self._pool.send(actor, job, "evaluate", job.run, job.checkpoint, actor.ready)
             if jobs:
                 self._waiting[run] = jobs  # at the end
 
-    def _start(self) -> _Process:
-        _refuse_without_ray()
+    def _start(self) -> Actor[_Job]:
         # num_cpus=0: client processes are counted by all the CPUs of a machine (`RayGrid`, and Flower's simulation),
-        # and one for which an evaluator held a CPU would wait for ever. Ray restarts and retries nothing: it keeps no
-        # order among the tasks that it retries, and would not report them.
-        options = {"num_cpus": 0, "num_gpus": self._hparams.num_gpus, "max_restarts": 0, "max_task_retries": 0}
-        actor = ray.remote(_Evaluator).options(**options).remote(self._work, self._hparams.num_gpus)
-        return _Process(actor, actor.ready.remote())
+        # and one for which an evaluator held a CPU would wait for ever.
+        gpus = self._hparams.num_gpus
+        return self._pool.start(_Evaluator, self._work, gpus, num_cpus=0, num_gpus=gpus)
 
-    def _late(self, process: _Process) -> str | None:
+    def _late(self, actor: Actor[_Job]) -> str | None:
         """What to say of an attempt that takes too long."""
-        now = time.monotonic()
-        if not process.is_ready and ray.wait([process.ready], timeout=0)[0]:
-            process.is_ready, process.since = True, now  # its own time begins now
-        if process.is_ready:
+        if actor.is_ready:
             limit, what = self._hparams.deadline, "no result within {:g} s"
         else:
             limit, what = START_DEADLINE, "no process for it within {:g} s; is its share of the GPUs left over?"
-        return what.format(limit) if now - process.since > limit else None
+        return what.format(limit) if time.monotonic() - actor.since > limit else None
 
-    def _conclude(self, process: _Process, job: _Job) -> None:
+    def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
         """An attempt ended, one way or another."""
-        try:
-            took = ray.get(process.reply)
-        except RayError as error:
-            cause = error.cause if isinstance(error, RayTaskError) and error.cause else error
-            if not isinstance(error, RayTaskError):
-                self._lose(process, job, death(error))
-            elif is_out_of_memory(cause):
-                self._lose(process, job, said(cause))
-            else:
-                self._end(process, job, "diverged" if isinstance(cause, Diverged) else "failed", said(cause))
+        if not isinstance(outcome, RayError):
+            self._end(actor, job, "stored", took=outcome)
+        elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
+            self._lose(actor, job, reason_of(outcome))
         else:
-            self._end(process, job, "stored", took=took)
+            self._end(actor, job, "diverged" if isinstance(outcome.cause, Diverged) else "failed", reason_of(outcome))
 
-    def _lose(self, process: _Process, job: _Job, reason: str) -> None:
+    def _lose(self, actor: Actor[_Job], job: _Job, reason: str) -> None:
         """The process is gone, or is no good any more."""
-        ray.kill(process.actor)
-        self._pool.remove(process)
+        self._pool.end(actor)
         if job.attempt > self._hparams.retries:
             tries = f" {job.attempt} times, last with" if job.attempt > 1 else ""
-            self._end(process, job, "failed", f"it failed{tries}: {reason}")
+            self._end(actor, job, "failed", f"it failed{tries}: {reason}")
             return
-        self._end(process, job, "retried", reason)
+        self._end(actor, job, "retried", reason)
         said = f"{job.run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}"
         say(said, file=job.checkpoint.name, attempt=job.attempt)
         self._wait(replace(job, attempt=job.attempt + 1))
 
     def _end(
         self,
-        process: _Process,
+        actor: Actor[_Job],
         job: _Job,
         outcome: Outcome,
         reason: str | None = None,
         took: tuple[float, float, float] | None = None,
     ) -> None:
-        process.job = None
-        seconds, ended, cpu = took or (time.monotonic() - process.since, time.time(), None)
+        seconds, ended, cpu = took or (time.monotonic() - actor.since, time.time(), None)
         about = Evaluation(job.checkpoint.name, outcome, job.attempt, round(seconds, 3), round(ended, 3), cpu, reason)
         log_evaluation(job.run, about)
         if outcome != "retried":

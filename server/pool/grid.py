@@ -11,23 +11,22 @@ messages and ServerApp are the same on Flower's own runtimes, and results are eq
 import importlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import ray
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.base.errors import RunFailed
 from flsim.base.logs import log
-from server.cluster.causes import death, said
+from server.cluster.causes import reason_of
 from server.cluster.internals import numbered, send_as
 from server.cluster.nodes import Nodes
+from server.pool.actors import Actor, Actors
 
 LOOK = 1.0  # seconds between two looks at the machines
 SERVER = 0  # the node that sends
@@ -66,22 +65,6 @@ class _Client:
         return self._app(message, context)
 
 
-@dataclass(eq=False)
-class _Process:
-    """A client process, and what it works on."""
-
-    machine: str
-    actor: Any
-    ready: Any
-    is_ready: bool = False
-    message: Message | None = None
-    reply: Any = None
-
-    @property
-    def is_idle(self) -> bool:
-        return self.is_ready and self.message is None
-
-
 class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     """Flower nodes 0 to shards - 1, each the name of a shard, and the processes that serve them.
 
@@ -104,10 +87,10 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             machines: the Ray nodes that may be used.
         """
         self._app, self._shards, self._share, self._machines = app, shards, share, machines
-        self._processes: list[_Process] = []
+        self._processes = Actors[Message]()
         self._waiting: deque[Message] = deque()
         self._replies: dict[str, Message] = {}
-        self._served_by: dict[int, _Process] = {}  # the last one, by node
+        self._served_by: dict[int, Actor[Message]] = {}  # the last one, by node
         self._patient_until: float | None = None
         self._numbers = count(1)
         self._looked, self._failed_starts = -LOOK, 0
@@ -170,7 +153,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
     def close(self) -> None:
         """End all processes."""
-        for process in list(self._processes):
+        for process in [*self._processes]:
             self._end(process)
         self._waiting.clear()
 
@@ -179,79 +162,66 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         if time.monotonic() - self._looked >= LOOK:
             self._look()
             self._looked = time.monotonic()
-        self._see_who_started()
-        busy = {process.reply: process for process in self._processes if process.message}
-        for reply in _ended(busy):
-            self._conclude(busy[reply], busy[reply].message)
+        for process, error in self._processes.started():
+            self._see_start(process, error)
+        for process, message, outcome in self._processes.ended():
+            self._conclude(process, message, outcome)
         self._dispatch()
 
     def _look(self) -> None:
         """Processes follow the machines."""
         room = {machine["NodeID"]: self._share.fits(machine["Resources"]) for machine in self._machines.usable()}
         for process in [process for process in self._processes if process.machine not in room]:
-            if process.message:
-                about = _about(process.message) | {"machine": process.machine, "failure": "machine left"}
+            if process.job is not None:
+                about = _about(process.job) | {"machine": process.machine, "failure": "machine left"}
                 log.warning("machine left", extra=about)
-                self._waiting.appendleft(process.message)
+                self._waiting.appendleft(process.job)
             self._end(process)
         for process in self._processes:
             room[process.machine] -= 1
         while len(self._processes) < self._shards and any(left > 0 for left in room.values()):
             machine = max(room, key=lambda each: room[each])  # the emptiest
             room[machine] -= 1
-            self._processes.append(self._start(machine))
+            cpus, gpus = self._share.cpus, self._share.gpus
+            self._processes.start(_Client, self._app, machine=machine, num_cpus=cpus, num_gpus=gpus)
 
-    def _start(self, machine: str) -> _Process:
-        options = {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus, "max_restarts": 0, "max_task_retries": 0}
-        where = NodeAffinitySchedulingStrategy(machine, soft=False)
-        actor = ray.remote(_Client).options(**options, scheduling_strategy=where).remote(self._app)
-        return _Process(machine, actor, actor.ready.remote())
+    def _see_start(self, process: Actor[Message], error: RayError | None) -> None:
+        """A process runs, or never will."""
+        if error is None:
+            self._failed_starts = 0
+            log.info("client process started", extra=self._room(process))
+            return
+        self._end(process)
+        self._failed_starts += 1
+        about = {"machine": process.machine, "failure": "client did not start", "reason": reason_of(error)}
+        log.warning("client process did not start", extra=about)
+        if self._failed_starts >= STARTS:
+            raise RunFailed(f"client processes do not start; the last one: {reason_of(error)}") from error
 
-    def _see_who_started(self) -> None:
-        starting = {process.ready: process for process in self._processes if not process.is_ready}
-        for ready in _ended(starting):
-            try:
-                ray.get(ready)
-            except RayError as error:
-                self._end(starting[ready])
-                self._failed_starts += 1
-                about = {"machine": starting[ready].machine, "failure": "client did not start"}
-                log.warning("client process did not start", extra=about | {"reason": _reason(error)})
-                if self._failed_starts >= STARTS:
-                    raise RunFailed(f"client processes do not start; the last one: {_reason(error)}") from error
-            else:
-                starting[ready].is_ready, self._failed_starts = True, 0
-                log.info("client process started", extra=self._room(starting[ready]))
-
-    def _conclude(self, process: _Process, message: Message) -> None:
+    def _conclude(self, process: Actor[Message], message: Message, reply: Message | RayError) -> None:
         """A reply is there, or will never be."""
-        process.message = None
-        try:
-            reply = ray.get(process.reply)
-        except RayError as error:
-            reply = Message(Error(CLIENT_FAILED, _reason(error)), reply_to=message)
-            lives = isinstance(error, RayTaskError)
-            about = {"reason": _reason(error), "failure": "client raised" if lives else "client died"}
+        if isinstance(reply, RayError):
+            lives = isinstance(reply, RayTaskError)
+            about = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
             log.warning("client failed", extra=_about(message) | {"machine": process.machine} | about)
             if not lives:
                 self._end(process)
+            reply = Message(Error(CLIENT_FAILED, about["reason"]), reply_to=message)
         self._replies[message.metadata.message_id] = reply
 
     def _dispatch(self) -> None:
         """Give what waits to who is idle."""
         for _ in range(len(self._waiting)):
-            idle = [process for process in self._processes if process.is_idle]
-            if not idle:
+            if not (idle := self._processes.idle()):
                 return
             message = self._waiting.popleft()
             node = message.metadata.dst_node_id
             before = self._served_by.get(node)
             process = before if before in idle else self._stranger(idle)
             self._served_by[node] = process
-            process.message = message
-            process.reply = process.actor.run.remote(message, self._context(node))
+            self._processes.send(process, message, "run", message, self._context(node))
 
-    def _stranger(self, idle: list[_Process]) -> _Process:
+    def _stranger(self, idle: list[Actor[Message]]) -> Actor[Message]:
         """Return an idle process, preferably one whose cached shard no queued message needs."""
         wanted = {self._served_by.get(message.metadata.dst_node_id) for message in self._waiting}
         return next((process for process in idle if process not in wanted), idle[0])
@@ -264,47 +234,28 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         """Forget what a node was asked before; a process that is still at it hangs."""
         self._waiting = deque(message for message in self._waiting if message.metadata.dst_node_id != node)
         self._replies = {key: reply for key, reply in self._replies.items() if reply.metadata.src_node_id != node}
-        for process in list(self._processes):
-            if process.message and process.message.metadata.dst_node_id == node:
-                about = _about(process.message) | {"machine": process.machine, "failure": "client hung"}
+        for process, message in self._processes.busy():
+            if message.metadata.dst_node_id == node:
+                about = _about(message) | {"machine": process.machine, "failure": "client hung"}
                 log.warning("client process ended, it gave no reply", extra=about)
                 self._end(process)
 
-    def _end(self, process: _Process) -> None:
-        ray.kill(process.actor)
-        self._processes.remove(process)
+    def _end(self, process: Actor[Message]) -> None:
+        self._processes.end(process)
         self._looked = -LOOK  # another one takes its place
         self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
         log.info("client process ended", extra=self._room(process))
 
-    def _room(self, process: _Process) -> dict[str, Any]:
+    def _room(self, process: Actor[Message]) -> dict[str, Any]:
         """For the log: its machine, how many processes are ready now, and on how many machines."""
         ready = [each.machine for each in self._processes if each.is_ready]
         return {"machine": process.machine, "processes": len(ready), "machines": len(set(ready))}
 
 
-@contextmanager
-def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes) -> Iterator[RayGrid]:
+def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes) -> closing[RayGrid]:
     """A `RayGrid` whose processes end with the block."""
-    grid = RayGrid(app, shards, share, machines)
-    try:
-        yield grid
-    finally:
-        grid.close()
-
-
-def _ended(references: Iterable[Any]) -> list[Any]:
-    """Which of them are there, or will never be; does not wait."""
-    left = list(references)
-    return list(ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]) if left else []
+    return closing(RayGrid(app, shards, share, machines))
 
 
 def _about(message: Message) -> dict[str, Any]:
     return {"round": int(message.metadata.group_id or 0), "shard": message.metadata.dst_node_id}
-
-
-def _reason(error: RayError) -> str:
-    """One line: what a client raised, or how its process died."""
-    if isinstance(error, RayTaskError):
-        return said(error.cause or error)
-    return death(error)

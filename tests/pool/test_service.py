@@ -64,6 +64,10 @@ def work(folder: Path, run: Path, checkpoint: Path) -> None:
         os._exit(1)
 
 
+def freeze(_run: Path, _checkpoint: Path) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def said(ended: Sequence[Evaluation]) -> list[tuple[str, str, int]]:
     return [(each.checkpoint, each.outcome, each.attempt) for each in ended]
 
@@ -268,6 +272,14 @@ def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
         while Path("/proc", pid).exists():
             assert time.monotonic() < deadline, f"{pid} lives on"
             time.sleep(0.01)
+    service.close()
+
+
+def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -> None:
+    """Three times: it was luck whether Ray's reply that the process runs had left before, and a start has minutes."""
+    service = EvaluationService(freeze, ServiceHParams(deadline=0.5, retries=2))
+    service.submit(run, run / "a")
+    assert said(service.drain(run, TIMEOUT)) == [("a", "failed", 3)]
     service.close()
 
 

@@ -1,0 +1,93 @@
+"""Ray actors that may die at any moment and work on one job at a time: what the grid and the evaluation service share.
+
+Who works on what, for how long, and whether it is tried again is up to the owner of the pool.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+Job = TypeVar("Job")
+Key = TypeVar("Key")
+
+
+@dataclass(eq=False)
+class Actor(Generic[Job]):
+    """An actor and what it works on."""
+
+    handle: Any
+    machine: str | None  # id of the Ray node that it is bound to
+    ready: Any  # reference of a reply that comes once its process runs
+    is_ready: bool = False  # whether that reply was seen
+    job: Job | None = None
+    reply: Any = None  # reference of the job's result
+    since: float = 0.0  # `time.monotonic` when it got the job
+
+
+class Actors(list[Actor[Job]], Generic[Job]):
+    """The actors that were started and not ended. Nothing here waits."""
+
+    def start(self, kind: type, *arguments: Any, machine: str | None = None, **options: Any) -> Actor[Job]:
+        """Start an actor of a class that has a method `ready`, which returns None.
+
+        It is bound to a `machine` (the id of a Ray node) where one is named; `options` are Ray's.
+        """
+        # Ray restarts and retries nothing: it keeps no order among tasks that it retries, and would not report them.
+        options |= {"max_restarts": 0, "max_task_retries": 0}
+        if machine is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(machine, soft=False)
+        handle = ray.remote(kind).options(**options).remote(*arguments)
+        self.append(Actor(handle, machine, handle.ready.remote()))
+        return self[-1]
+
+    def started(self) -> Iterator[tuple[Actor[Job], RayError | None]]:
+        """Yield actors that have become ready, and, with an error, those that never will."""
+        for actor, error in _outcomes({actor.ready: actor for actor in self if not actor.is_ready}):
+            actor.is_ready = error is None
+            yield actor, error
+
+    def idle(self) -> list[Actor[Job]]:
+        """Return actors that are ready and have no job."""
+        return [actor for actor in self if actor.is_ready and actor.job is None]
+
+    def busy(self) -> list[tuple[Actor[Job], Job]]:
+        """Return actors that have a job, ready or not, and their jobs."""
+        return [(actor, actor.job) for actor in self if actor.job is not None]
+
+    def send(self, actor: Actor[Job], job: Job, method: str, *arguments: Any) -> None:
+        """Have an actor, ready or not, work on a job by calling one of its methods."""
+        actor.reply = getattr(actor.handle, method).remote(*arguments)
+        actor.job, actor.since = job, time.monotonic()
+
+    def ended(self) -> Iterator[tuple[Actor[Job], Job, Any]]:
+        """Yield jobs that ended, with the result, the RayTaskError of a living actor, or the RayError of a dead one."""
+        for (actor, job), outcome in _outcomes({actor.reply: (actor, job) for actor, job in self.busy()}):
+            actor.job = None
+            yield actor, job, outcome
+
+    def end(self, actor: Actor[Job]) -> None:
+        """Kill an actor, whatever it does."""
+        ray.kill(actor.handle)
+        self.remove(actor)
+
+    def close(self) -> None:
+        """Kill all actors."""
+        for actor in [*self]:
+            self.end(actor)
+
+
+def _outcomes(pending: Mapping[Any, Key]) -> Iterator[tuple[Key, Any]]:
+    """Yield what stands beside references whose values are there or never will be, and the value or a RayError."""
+    if not pending:
+        return
+    for reference in ray.wait([*pending], num_returns=len(pending), timeout=0, fetch_local=False)[0]:
+        try:
+            outcome = ray.get(reference)
+        except RayError as error:
+            outcome = error
+        yield pending[reference], outcome
