@@ -1,7 +1,7 @@
 """Plant and train in this process, without Ray: what a notebook needs of the loop that `flsim run` shares.
 
     users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
-    for state in flsim.simulate(users, flsim.CIFG(32, 64), flsim.FedAvg(cohort=40), rounds=100):
+    for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
         ...
 
 A state is what a checkpoint holds; any of them can be the `start` of another simulation.

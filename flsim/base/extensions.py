@@ -166,7 +166,7 @@ def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFaile
             yield
     except (InputError, RunFailed):
         raise
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise failure(f"{name}: {error}; it needs {needs}") from error
 
 

@@ -58,12 +58,13 @@ class Entry:
 
     def event(self, sensitivity: Sensitivity) -> "DpEvent":
         """These rounds as dp_accounting's event, if one user changes the sum by S or by 2S."""
-        from dp_accounting import NonPrivateDpEvent
+        from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         sampled = partial(cohort_event, self.sampler, self.population, self.cohort)
         multiplier = self.noise_multiplier / (2 if sensitivity == "2S" else 1)
+        sampled(GaussianDpEvent(multiplier))  # raises where a sampler states nothing, whether the noise asks it or not
         return noise_event(self.noise, sampled, multiplier, self.rounds)
 
 

@@ -166,6 +166,11 @@ def _shapes(like: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Size]":
 def _refuse_other_shapes(
     name: str, slots: "Mapping[str, Params]", shapes: "dict[str, torch.Size]", failure: type[Exception]
 ) -> None:
+    import torch
+
     for slot, values in slots.items() if is_own(name) else ():
-        if not slot.isidentifier() or {key: getattr(value, "shape", None) for key, value in values.items()} != shapes:
-            raise failure(f"{name}: {slot!r} has other names or shapes than the model's parameters")
+        are_tensors = all(isinstance(value, torch.Tensor) for value in values.values())
+        if not (slot.isidentifier() and are_tensors and _shapes(values) == shapes):
+            raise failure(
+                f"{name}: {slot!r} holds other than tensors of the names and shapes of the model's parameters"
+            )
