@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import Own, is_own, refuse_unknown
+from flsim.base.extensions import Own, refuse_unknown
 from flsim.base.rng import stream
 from flsim.models.language_model import Params
 from flsim.privacy.noise import NOISES
@@ -74,9 +74,9 @@ class PrivacyHParams:
             raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
         if self.target_quantile is None and self.count_noise is not None:
             raise InputError("count_noise is for a clip that adapts; set target_quantile, or remove it")
-        if kind != "dp" and is_own(self.noise):
+        if kind != "dp" and self.noise != "independent":
             raise InputError(f'mechanism "{kind}" adds no noise; remove privacy.noise, or use "dp"')
-        if self.target_quantile is not None and is_own(self.noise):  # z_Delta is of noise without memory
+        if self.target_quantile is not None and self.noise != "independent":  # z_Delta is of noise without memory
             raise InputError("a clip that adapts takes independent noise; remove privacy.noise or target_quantile")
 
     def delta_for(self, population: int) -> float:

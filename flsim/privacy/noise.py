@@ -8,10 +8,10 @@ own process, ``path/to/file.py:NAME``, is a class like `Independent`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import calling_own, is_own, resolve
+from flsim.base.extensions import calling_own, is_own, resolve, short_name
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # each takes half a second or more, which accounting or every process of a run would pay
@@ -30,10 +30,12 @@ class Noise(ABC):
     Attributes:
         seed: the experiment's.
         shapes: of the parameters, by name.
+        label: in the name of a table's row; "" for none. A user's own goes by its NAME.
     """
 
     seed: int
     shapes: "Mapping[str, torch.Size]"
+    label: ClassVar[str] = ""
 
     def init(self) -> "dict[str, Params]":
         """Return the state before the first round: slot -> parameter -> tensor of its shape; nothing by default."""
@@ -98,6 +100,11 @@ def noise_class(name: str) -> type[Noise]:
     return kind
 
 
+def label_of(name: str) -> str:
+    """Return what a table's row says of a process, without a user's file being executed."""
+    return short_name(name) if is_own(name) else NOISES[name].label
+
+
 def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
     """Return what rounds with a process's noise spend together; arguments as `Noise.event`.
 
@@ -115,21 +122,21 @@ def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multip
     return event
 
 
-def init(
-    name: str, seed: int, like: "Mapping[str, torch.Tensor]", failure: type[InputError] | type[RunFailed] = InputError
-) -> "dict[str, Params]":
+def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str, Params]":
     """Return a process's state before the first round, by slots as a state of training names them.
 
     Args:
         name: a key of `NOISES`, or a user's own.
         seed: the experiment's.
         like: tensors of the parameters' names and shapes.
-        failure: the type of the error where a user's own fails.
+
+    Raises:
+        InputError: a user's own process failed, or its state is not of these names and shapes.
     """
     shapes, kind = _shapes(like), noise_class(name)
-    with calling_own(name, "init()", failure):
+    with calling_own(name, "init()", InputError):
         state = kind(seed, shapes).init()
-        _refuse_other_shapes(name, state, shapes, failure)
+        _refuse_other_shapes(name, state, shapes, InputError)
     return {SLOT + slot: values for slot, values in state.items()}
 
 
@@ -148,6 +155,9 @@ def step(
         moments: slots of a state of training; those of others are left out.
         round_: the round, from 0.
         failure: the type of the error where a user's own fails; InputError before training.
+
+    Raises:
+        RunFailed: a user's own process failed, or what it returned is not of these names and shapes.
     """
     shapes, kind = _shapes(like), noise_class(name)
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}

@@ -117,17 +117,15 @@ class FederatedConfig(Config):
         algorithm = {"none": label, "clip": f"{label}+Clip", "dp": f"DP-{label}"}[privacy.mechanism]
         if training.server_label:
             algorithm += f"+{training.server_label}"
-        parts = [algorithm, *filter(None, [self.model.label])]
+        parts = [algorithm, self.model.label]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:
             parts.append(f"S={privacy.clip:g}")
         if privacy.noise_multiplier:
             parts.append(f"z={privacy.noise_multiplier:g}")
-        if is_own(privacy.noise):
-            parts.append(short_name(privacy.noise))
-        parts += [f"b_u={training.cohort}", *filter(None, [sampling.label_of(training.sampler)])]
-        return ", ".join(parts)
+        parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampling.label_of(training.sampler)]
+        return ", ".join(filter(None, parts))
 
     @property
     def sampler(self) -> str:
@@ -140,7 +138,7 @@ class FederatedConfig(Config):
     def optimizer_slots(self, vocabulary_size: int) -> int:
         slots = len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
         slots += len(algorithm_named(self.training.algorithm).slots)
-        if is_own(self.privacy.noise):
+        if self.privacy.mechanism == "dp":
             like = build(vocabulary_size, self.model).trainable
             slots += 2 * len(noise.init(self.privacy.noise, self.seed, like))  # in float64
         return slots

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import is_own
 from flsim.data.records import Records, RecordSource
 from flsim.models.architectures import class_of, restore, with_low_precision
 from flsim.models.cifg import CIFGLanguageModel
@@ -110,8 +109,8 @@ class CentralTask:
             raise InputError('order "sequence" has no privacy accounting; with clip or noise use order "iid"')
         if self.privacy.target_quantile is not None:
             raise InputError("target_quantile adapts the clip of users' updates; central training has a fixed clip")
-        if is_own(self.privacy.noise):
-            raise InputError("privacy.noise of one's own is for users' updates; remove it, or train federated")
+        if self.privacy.noise != "independent":
+            raise InputError("privacy.noise is for users' updates; remove it, or train federated")
         for name in ("gradient_clip", "dropout"):
             if getattr(self.hparams, name):
                 raise InputError(f"{name} is not for DP-SGD, which clips each record's gradient; remove it")
