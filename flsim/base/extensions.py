@@ -164,9 +164,9 @@ def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFaile
     try:
         with naming_own_code(failure):
             yield
-    except (InputError, RunFailed):
-        raise
     except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, InputError) or not is_own(name):
+            raise
         raise failure(f"{name}: {error}; it needs {needs}") from error
 
 
