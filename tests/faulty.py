@@ -18,7 +18,7 @@ from helpers import PRIVATE, Experiment, assert_same, finish, start, wait_for_ro
 import clients.app
 from flsim.algorithms.checkpoint import digest_of, latest, load
 
-SETTINGS = (*PRIVATE, "training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5")
+SETTINGS = (*PRIVATE, "training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5", "system.shards=2")
 OPTIONS = tuple(part for text in SETTINGS for part in ("--set", text))
 FURTHER = 5  # rounds
 

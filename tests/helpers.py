@@ -181,6 +181,7 @@ every = 2
 references = 200
 [system]
 checkpoint_every = 1
+shards = 1
 """
 
 PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger; cohorts of any size

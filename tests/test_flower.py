@@ -84,7 +84,7 @@ def test_the_seed_decides_everything_and_shards_and_workers_nothing(experiment: 
 def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: Experiment) -> None:
     """Expected cohort 1: about a third of the rounds are of nobody, and still add noise and spend."""
     settings = (*PRIVATE, "training.cohort=1", "privacy.count_noise=0.5", "training.rounds=8", "evaluation.every=8")
-    path = experiment.run("run", *settings)
+    path = experiment.run("run", *settings, "system.shards=2")
     expected = train_without_flower(Run.open(path), 8)
     state = final_state(path)
     assert all(torch.equal(value, expected.params[name]) for name, value in state.params.items())
@@ -118,8 +118,8 @@ def two_ray_nodes() -> Iterator[str]:
 def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(
     experiment: Experiment, trained: Trained, two_ray_nodes: str
 ) -> None:
-    joined = experiment.run("joined", options=["--address", two_ray_nodes])
-    assert_same(joined, trained())
+    joined = experiment.run("joined", "system.shards=2", options=["--address", two_ray_nodes])
+    assert_same(joined, trained("system.shards=2"))
     log = (joined / "rounds.jsonl").read_text().splitlines()
     nodes = {worker.split("/")[0] for line in log for worker in json.loads(line)["workers"]}
     assert len(nodes) == 2

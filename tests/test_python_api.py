@@ -26,6 +26,8 @@ site = {name.split(".")[0] for name in sys.modules}  # what an environment loads
 import flsim
 assert {name.split(".")[0] for name in sys.modules} <= {"flsim", *sys.stdlib_module_names, "__main__", *site}
 assert set(flsim.__all__) <= set(dir(flsim))
+import flsim.cli  # what `flsim --help` loads
+assert not {"matplotlib", "numpy", "pandas", "scipy", "torch"} & set(sys.modules)
 flsim.simulate, flsim.evaluate
 assert not {"ray", "flwr"} & set(sys.modules)
 """

@@ -1,6 +1,5 @@
 """How many samples of the model are the canary; see `flsim.memorization.generation`."""
 
-from flsim.base.rng import stream
 from flsim.measures.measure import Measure, Probe
 from flsim.measures.quantity import Quantity
 
@@ -18,6 +17,7 @@ HITS = Quantity(
 
 def generation(probe: Probe) -> dict[str, float]:
     """Sample continuations from the model."""
+    from flsim.base.rng import stream
     from flsim.memorization.generation import GenerationHParams, generative_sampling
 
     rng = stream(probe.seed, "generation", probe.canary.id)

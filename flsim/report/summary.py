@@ -14,8 +14,7 @@ from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
-FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
-FIRST = FLAGS[0]
+FIRST = flags(QUANTITIES.values())[0]
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,10 @@ class Tile:
 
 
 def tiles(of: Gathered) -> list[Tile]:
-    """RS, BS and exposure in both worlds where they can be told apart, else over all settings; and the runs."""
+    """Flags and exposure in both worlds where they can be told apart, else over all settings; and the runs."""
     found = []
     worlds = _worlds(of.pairs)
-    for flag in FLAGS:
+    for flag in flags(of.quantities):
         name = f"{flag.outcome.capitalize()} ({flag.heading})"
         shares = [_mean([_share(setting, flag.name) for setting in settings]) for settings in worlds or [of.settings]]
         if all(share is not None for share in shares):
@@ -55,9 +54,9 @@ def paragraph(of: Gathered, found: pd.DataFrame) -> list[str]:
     measured = [setting for setting in of.settings if setting.shown and setting.mean(PRIMARY.name) is not None]
     pairs = [line for line in of.pairs if all(setting.mean(FIRST.name) is not None for setting in line.settings)]
     if pairs:
-        sentences = [*_compared(pairs), *_agreement(pairs), *_chance(found)]
+        sentences = [*_compared(of, pairs), *_agreement(pairs), *_chance(found)]
     elif any(setting.mean(FIRST.name) is not None for setting in of.settings):
-        sentences = _ranges([setting for setting in of.settings if setting.mean(FIRST.name) is not None])
+        sentences = _ranges(of, [setting for setting in of.settings if setting.mean(FIRST.name) is not None])
     elif measured:
         ends = sorted((setting.mean(PRIMARY.name) or 0.0, setting.label) for setting in measured)
         sentences = [f"Mean exposure is {ends[0][0]:.1f} to {ends[-1][0]:.1f} bits."]
@@ -66,10 +65,10 @@ def paragraph(of: Gathered, found: pd.DataFrame) -> list[str]:
     return [*sentences, *_missing(of)]
 
 
-def _compared(pairs: Sequence[Line]) -> list[str]:
+def _compared(of: Gathered, pairs: Sequence[Line]) -> list[str]:
     iid, other = _worlds(pairs)
     sentences = []
-    for flag in FLAGS:
+    for flag in flags(of.quantities):
         metric = flag.name
         shares = [_mean([_share(setting, metric) for setting in settings]) for settings in (iid, other)]
         if shares[0] is not None and shares[1] is not None:
@@ -117,9 +116,9 @@ def _chance(found: pd.DataFrame) -> list[str]:
     return [f"Exposure differs by more than chance in {count} settings ({corrected}).{more}"]
 
 
-def _ranges(settings: Sequence[Setting]) -> list[str]:
+def _ranges(of: Gathered, settings: Sequence[Setting]) -> list[str]:
     sentences = []
-    for flag in FLAGS:
+    for flag in flags(of.quantities):
         metric = flag.name
         found = [(value, setting) for setting in settings if (value := setting.mean(metric)) is not None]
         if not found:

@@ -1,4 +1,4 @@
-"""The trace as a figure: exposure of each canary against rounds, above the rounds in which a sharer took part."""
+"""The trace as a figure: numbers of each canary against rounds, above the rounds in which a sharer took part."""
 
 import math
 from pathlib import Path
@@ -13,12 +13,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
-from flsim.measures.quantity import flags
+from flsim.measures.quantity import Quantity, flags, shown
+from flsim.results.columns import quantities_in
 from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, user_share
 
-ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of the lines above, width of both
+ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of lines of a number, width of both
 BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
 PIXELS = 1500  # of a row: ticks that are closer are one
 GREY = "#555555"
@@ -41,49 +42,57 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
 
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
-    """A panel for each configuration, and below it a row for each of its canaries, which is its legend too.
+    """Panels for each configuration, and below them a row for each of its canaries, which is their legend too.
 
-    Lines are told apart by marker and dashes, which stand beside the canary's id. A marker is filled where Random
-    Sampling says memorized, and has a ring where Beam Search does.
+    The first panel is of exposure; each quantity of a user's own that traces show has one more. Lines are told apart by
+    marker and dashes, which stand beside the canary's id. A marker is filled where Random Sampling says memorized, and
+    has a ring where Beam Search does.
     """
-    shown = run.roster[run.roster["canary"].isin(table["canary"])]
-    of_copies = ["planned_insertions"] if shown["p_u"].isna().any() else []
-    groups: list[tuple[Any, pd.DataFrame]] = list(shown.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
+    traced = run.roster[run.roster["canary"].isin(table["canary"])]
+    of_copies = ["planned_insertions"] if traced["p_u"].isna().any() else []
+    groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
+    own = [each for each in shown(quantities_in(table), "trace") if each.of_canaries and not each.is_standard]
+    quantities = [PRIMARY, *own]
     columns = _columns([(p_u, p_e) for (p_u, p_e, *_), _ in groups])
     rows, longest = math.ceil(len(groups) / columns), max(len(group) for _, group in groups)
     strip_height = ROW * longest
-    block = TITLE + PANEL + GAP + strip_height + BELOW
+    block = TITLE + len(quantities) * (PANEL + GAP) + strip_height + BELOW
     figure = Figure(figsize=(max(2, columns) * (BESIDE + WIDTH) + GAP, TOP + rows * block + LEGEND))
     FigureCanvasAgg(figure)
     figure.suptitle(plain(f"{run.setting} [{run.name}]"), y=1 - 0.4 * TOP / figure.get_figheight())
-    first: Axes | None = None
+    panels: dict[Quantity, list[Axes]] = {quantity: [] for quantity in quantities}
     for index, ((p_u, p_e, *number), group) in enumerate(groups):
         row, column = divmod(index, columns)
         x, y = BESIDE + column * (BESIDE + WIDTH), LEGEND + (rows - row - 1) * block + BELOW
-        lines = _axes(figure, x, y + strip_height + GAP, PANEL, first)
-        strip = _axes(figure, x, y, strip_height, None)
-        strip.sharex(lines)
-        first = first or lines
+        for below, quantity in zip(reversed(range(len(quantities))), quantities, strict=True):
+            like = panels[quantity][0] if panels[quantity] else None
+            panel = _axes(figure, x, y + strip_height + GAP + below * (PANEL + GAP), PANEL, like)
+            panel.set_ylabel(plain(quantity.phrase.lower() if quantity.is_standard else quantity.phrase))
+            panel.tick_params(labelbottom=False)
+            if quantity.is_flag:
+                panel.set_yticks([0, 1], ["no", "yes"])
+            panels[quantity].append(panel)
+        strip = _axes(figure, x, y, strip_height)
         title = copies(*number) if number else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
-        lines.set_title(title, loc="left", fontsize=10)
-        lines.set_ylabel(PRIMARY.phrase.lower())
-        lines.tick_params(labelbottom=False)
+        panels[PRIMARY][-1].set_title(title, loc="left", fontsize=10)
         for place, canary in enumerate(group["canary"]):
             of = table[table["canary"] == canary]
-            _line(lines, place, of)
+            for quantity in quantities:
+                _line(panels[quantity][-1], place, of, quantity)
             _ticks(strip, place, of)
         _name(strip, group, longest)
         if index + columns >= len(groups):
             strip.set_xlabel(ROUNDS)
-    if first is not None:
-        _finish(figure, first, run, int(table["round"].max()))
+        _scale([*(panels[quantity][-1] for quantity in quantities), strip], int(table["round"].max()))
+    if groups:
+        _finish(figure, panels[PRIMARY], run)
     return figure
 
 
-def _axes(figure: Figure, x: float, y: float, height: float, like: Axes | None) -> Axes:
+def _axes(figure: Figure, x: float, y: float, height: float, like: Axes | None = None) -> Axes:
     """Axes at a place in inches. A layout engine's solution would depend on where things lie in memory."""
     width, whole = figure.get_size_inches()
-    return figure.add_axes((x / width, y / whole, WIDTH / width, height / whole), sharex=like, sharey=like)
+    return figure.add_axes((x / width, y / whole, WIDTH / width, height / whole), sharey=like)
 
 
 def _columns(pairs: list[tuple[float, float]]) -> int:
@@ -100,8 +109,8 @@ def _style(row: int) -> dict[str, Any]:
     }
 
 
-def _line(panel: Axes, row: int, measured: pd.DataFrame) -> None:
-    """A canary's exposure; hollow markers, filled ones over them, rings around."""
+def _line(panel: Axes, row: int, measured: pd.DataFrame, quantity: Quantity) -> None:
+    """A number of a canary; hollow markers, filled ones over them, rings around."""
     style = _style(row)
     hollow: dict[str, Any] = {"markerfacecolor": "white", "markersize": 5, "clip_on": False, "zorder": 3}
     filled = hollow | {"markerfacecolor": style["color"], "linestyle": "none", "zorder": 4}
@@ -111,7 +120,7 @@ def _line(panel: Axes, row: int, measured: pd.DataFrame) -> None:
     }
     for flag, change in zip((None, *FLAGS), (hollow | {"linewidth": 1}, filled, ring), strict=True):
         of = measured if flag is None else measured[measured[flag.name] == 1]
-        [line] = panel.plot(of["round"], of[PRIMARY.name], **(style | change))
+        [line] = panel.plot(of["round"], of[quantity.name], **(style | change))
         line.set_in_layout(False)  # an unclipped line without points would take the whole figure
 
 
@@ -142,10 +151,15 @@ def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
     strip.spines["left"].set_visible(False)
 
 
-def _finish(figure: Figure, panel: Axes, run: RunResults, last: int) -> None:
-    """Scales that all panels share, and what the marks mean."""
-    panel.set_xlim(0, 1.015 * last)  # a tick at the end stays whole
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+def _scale(column: list[Axes], last: int) -> None:
+    """Rounds, the same in panels and the strip below them."""
+    for axes in column:
+        axes.set_xlim(0, 1.015 * last)  # a tick at the end stays whole
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def _finish(figure: Figure, panels: list[Axes], run: RunResults) -> None:
+    """What exposure can be at most, and what the marks mean."""
     labels = [f"{flag.outcome} ({flag.heading})" for flag in FLAGS]
     handles = [
         Line2D([], [], color=GREY, marker="o", markersize=5, markerfacecolor="white", label="not memorized"),
@@ -158,11 +172,11 @@ def _finish(figure: Figure, panel: Axes, run: RunResults, last: int) -> None:
     references = run.references(run.evaluated[-1])
     if references:
         ceiling = math.log2(references + 1)
-        for lines in figure.axes[::2]:
-            lines.axhline(ceiling, color=GREY, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
+        for panel in panels:
+            panel.axhline(ceiling, color=GREY, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
         label = f"most that |R| = {references:,.0f} can show"
         handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=1, label=label))
-        panel.set_ylim(0, 1.04 * ceiling)
+        panels[0].set_ylim(0, 1.04 * ceiling)
     else:
-        panel.set_ylim(bottom=0)
+        panels[0].set_ylim(bottom=0)
     figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=9)

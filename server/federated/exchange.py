@@ -20,6 +20,7 @@ from server.federated.failures import ShardFailed
 from server.stopping import Stop
 
 POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
+START_POLL = 0.02  # while client processes start, which need the processor
 PATIENT_POLL = 0.1  # seconds, where replies take long
 NODES_DEADLINE = 120.0  # seconds
 WORTH_SAYING = 60.0  # seconds without a client
@@ -128,5 +129,5 @@ def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[
         if waited > WORTH_SAYING and not is_told:
             say(f"no client runs; waits for one, for {seconds:g} s at most")
             is_told = True
-        time.sleep(POLL)
+        time.sleep(START_POLL)
     return nodes[:shards]

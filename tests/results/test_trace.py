@@ -15,7 +15,9 @@ from matplotlib.collections import LineCollection
 
 from flsim import cli
 from flsim.base.errors import InputError
+from flsim.measures.quantity import Quantity
 from flsim.results.plots import refuse_other_than_figure
+from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
 from flsim.results.trace import to_csv, to_json, to_text, trace
 from flsim.results.trace_plot import draw_trace, plot_trace
@@ -162,6 +164,28 @@ def test_the_figure_says_what_the_table_says(run: RunResults) -> None:
         assert np.asarray(mark.get_data(), float).T.tolist() == [[20, 6]]
     assert lines.get_ylabel() == "exposure, bits"
     assert figure.axes[-1].get_xlabel() == "completed rounds (central: steps)"
+
+
+def test_own_quantities_have_a_panel_each(make_run: MakeRun) -> None:
+    folder = make_run(name="own")
+    own = [
+        Quantity(name="nats", unit="nats", description="Nats of a canary."),
+        Quantity(name="seen", kind="flag", description="Whether it was seen."),
+    ]
+    for round_ in (10, 20):
+        values = {"exposure": 2.0, "nats": 5.0 + round_, "seen": float(round_ == 20)}
+        rows = [Row("own", round_, name, f"c{i:02d}", value) for name, value in values.items() for i in range(9)]
+        write_rows(folder, round_, rows, own)
+    figure = draw_trace(read_run(folder), trace(read_run(folder), frame(EVENTS), ["c00", "c01"]))
+    exposure, seen, nats, strip = figure.axes[:4]
+    assert [axes.get_ylabel() for axes in (exposure, seen, nats)] == ["exposure, bits", "seen", "nats, nats"]
+    drawn = [np.asarray(axes.get_lines()[0].get_data(), float).tolist() for axes in (exposure, seen, nats)]
+    assert drawn == [[[10, 20], [2, 2]], [[10, 20], [0, 1]], [[10, 20], [15, 25]]]
+    assert [label.get_text() for label in seen.get_yticklabels()] == ["no", "yes"]
+    assert {axes.get_xlim() for axes in figure.axes} == {strip.get_xlim()}
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not [1 for i, box in enumerate(boxes) for other in boxes[:i] if box and other and box.overlaps(other)]
 
 
 def test_nothing_in_the_figure_overlaps_and_lines_differ_without_colour(make_run: MakeRun) -> None:

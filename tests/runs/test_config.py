@@ -242,7 +242,7 @@ def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:
 
 def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        read_any(tmp_path, TINY + "shards = 1\n", "training.kind=central")
+        read_any(tmp_path, TINY, "training.kind=central")
     assert str(caught.value).removeprefix(f"{tmp_path / 'run.toml'}: ") == (
         "training.rounds, training.cohort, local, system.shards: of federated training, but training.kind is "
         '"central"; remove what does not belong to it'

@@ -1,0 +1,112 @@
+"""Hold another checkout of the project against this one: its benchmarks and commands in turns, and its size.
+
+git worktree add ../before COMMIT
+.venv/bin/python .ci/versions.py --turns 3 ../before bench central
+.venv/bin/python .ci/versions.py ../before size
+"""
+
+import argparse
+import ast
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parents[1]
+PRODUCT = ("flsim", "clients", "server", "experiments")
+
+
+def main() -> None:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="a checkout of the other version")
+    parser.add_argument("--turns", type=int, default=3, help="of each version, one after the other")
+    parser.add_argument(
+        "what", nargs=argparse.REMAINDER, help="size; bench with options of `flsim bench`; time with those of `flsim`"
+    )
+    given = parser.parse_args()
+    sides = (given.before.resolve(), HERE)
+    if given.what == ["size"]:
+        before, now = map(size, sides)
+        print("| | before | now |\n|---|---:|---:|")
+        for name, value in before.items():
+            print(f"| {name} | {value:,} | {now[name]:,} |")
+        return
+    measured: tuple[list[dict[str, float]], ...] = ([], [])
+    for turn in range(given.turns):
+        for index in (0, 1) if turn % 2 == 0 else (1, 0):
+            measured[index].append(measure(sides[index], *given.what))
+    print(f"| {' '.join(given.what)} | before | now | now / before, by turn |\n|---|---:|---:|---|")
+    for name in measured[0][0]:
+        one, other = ([turn[name] for turn in side if name in turn] for side in measured)
+        ratios = ", ".join(f"{now / before:.2f}" for before, now in zip(one, other, strict=False) if before)
+        if ratios:
+            print(f"| {name} | {statistics.median(one):.4g} | {statistics.median(other):.4g} | {ratios} |")
+
+
+def measure(checkout: Path, kind: str, *arguments: str) -> dict[str, float]:
+    """Return figures by their names: what a benchmark measures, or the seconds that a command takes."""
+    if kind == "bench":
+        return dict(figures(json.loads(flsim(checkout, "bench", *arguments, "--json"))))
+    began = time.monotonic()
+    flsim(checkout, *arguments)
+    return {"seconds": time.monotonic() - began}
+
+
+def flsim(checkout: Path, *arguments: str) -> str:
+    """Return what `flsim` of a checkout prints."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}  # before the installed one
+    command = [sys.executable, "-m", "flsim", *arguments]
+    return subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def figures(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in what JSON says, by their path."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from figures(part, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from figures(part, f"{name}[{index}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, float(value)
+
+
+def size(checkout: Path) -> dict[str, int]:
+    """Return lines and files of the product, its rooms, and how many of these import how many others.
+
+    A room is what lies in flsim/, server/ and so on: a folder, or a module beside them.
+    """
+    files = sorted(path for name in PRODUCT for path in (checkout / name).rglob("*.py"))
+    names = {
+        path: ".".join(path.relative_to(checkout).with_suffix("").parts).removesuffix(".__init__") for path in files
+    }
+    modules = set(names.values())
+    arrows = set()
+    for path, name in names.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported = {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+            else:
+                imported = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            arrows |= {(room_of(name), room_of(module)) for module in imported & modules}
+    return {
+        "lines of Python": sum(len(path.read_text().splitlines()) for path in files),
+        "files": len(files),
+        "rooms": len({room_of(name) for name in modules}),
+        "arrows between rooms": sum(here != there for here, there in arrows),
+    }
+
+
+def room_of(module: str) -> str:
+    """Return the first two parts of a module's name."""
+    return ".".join(module.split(".")[:2])
+
+
+if __name__ == "__main__":
+    main()
