@@ -1,7 +1,7 @@
 """Plant and train in this process, without Ray: what a notebook needs of the loop that `flsim run` shares.
 
     users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
-    for state in flsim.simulate(users, flsim.CIFG(32, 64), flsim.FedAvg(cohort=40), rounds=100):
+    for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
         ...
 
 A state is what a checkpoint holds; any of them can be the `start` of another simulation.
@@ -24,7 +24,6 @@ from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.sampling import Sampler
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
 from flsim.training.hparams import LocalHParams
@@ -87,7 +86,8 @@ class FedAvg:
     Attributes:
         cohort: users per round; the expected number, where the sampler is "poisson".
         algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
-        sampler: "fixed-size" draws that many users without replacement; "poisson" each user independently.
+        sampler: "fixed-size" draws that many users without replacement; "poisson" each user independently; or one's own
+            as ``path/to/file.py:NAME``, see docs/privacy.md.
         local: local training.
         server: the server's optimizer; by default the average is the step.
         privacy: clip and noise; by default neither.
@@ -97,7 +97,7 @@ class FedAvg:
 
     cohort: int = 500
     algorithm: str = "fedavg"
-    sampler: Sampler = "fixed-size"
+    sampler: str = "fixed-size"
     local: LocalHParams = field(default_factory=LocalHParams)
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)

@@ -53,9 +53,7 @@ class Provenance:
     @property
     def by_content(self) -> "Provenance":
         """Return it with a user's own network named by its content, which is the same wherever the file lies."""
-        model = self.model
-        is_ours = not is_own(model.architecture)
-        return self if is_ours else replace(self, model=replace(model, architecture=by_content(model.architecture)))
+        return replace(self, model=replace(self.model, architecture=by_content(self.model.architecture)))
 
     @property
     def sizes(self) -> str:

@@ -14,14 +14,16 @@ from flsim.algorithms.algorithm import split
 from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import Diverged, at_least_one
-from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.extensions import Own, by_content, refuse_unknown
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.privacy import noise
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
-from flsim.privacy.sampling import Sampler
+from flsim.privacy.sampling import SAMPLERS
 from flsim.training.divergence import refuse_absurd_loss
-from flsim.training.state import State
+from flsim.training.state import Moments, State
 from flsim.training.update import UpdateSum
 
 
@@ -35,18 +37,24 @@ class FedAvgHParams(ServerOptimizerHParams):
         rounds: number of rounds.
         cohort: users per round; the expected number, where the sampler is "poisson".
         sampler: "fixed-size" draws exactly that many users without replacement, as the paper; "poisson" takes each user
-            with probability cohort / N, independently.
+            with probability cohort / N, independently; or one's own as ``path/to/file.py:NAME``, see docs/privacy.md.
     """
 
     rounds: int = 8_000
     cohort: int = 500
-    sampler: Sampler = "fixed-size"
+    sampler: Annotated[str, Own("sampler")] = "fixed-size"
     algorithm: Annotated[str, Own("algorithm")] = "fedavg"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unknown(self.algorithm, ALGORITHMS, "training.algorithm")
+        refuse_unknown(self.sampler, SAMPLERS, "sampler")
         at_least_one(rounds=self.rounds, cohort=self.cohort)
+
+    def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
+        """Return what so many rounds release, of a population of that many users."""
+        multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
+        return Entry(by_content(self.sampler), population, self.cohort, multiplier, rounds, process)
 
 
 def init(
@@ -61,6 +69,8 @@ def init(
     params = {name: value.detach() for name, value in network.trainable.items()}
     server = training or FedAvgHParams()
     moments = server_optimizers.init(params, server) | algorithm_named(server.algorithm).init(params)
+    if privacy and privacy.mechanism == "dp":
+        moments |= noise.init(privacy.noise, seed, params)
     return State(0, params, moments, _values(privacy.clip if privacy else None))
 
 
@@ -96,23 +106,28 @@ def apply(
     _refuse_divergence(state, total, vocabulary_size)
     mean, clip, algorithm = None, state.clip, algorithm_named(hparams.algorithm)
     delta, summed = split(total.delta, state.params)
+    drawn: Params | None = None
+    of_noise: Moments = {}
+    if privacy.mechanism == "dp":
+        drawn, of_noise = noise.step(privacy.noise, seed, delta, state.moments, state.round)
     if clip is not None:
-        mean = noisy_mean(delta, clip, privacy, hparams.cohort, seed, state.round)
+        mean = noisy_mean(delta, clip, privacy, hparams.cohort, drawn)
         clip = next_clip(clip, total.within, total.users, privacy, hparams.cohort, seed, state.round)
     elif total.weight:
         mean = {name: 1 / total.weight * value for name, value in delta.items()}
     own = {slot: state.moments[slot] for slot in algorithm.slots}
-    params, moments = state.params, {slot: of for slot, of in state.moments.items() if slot not in own}
+    others, params = own.keys() | of_noise.keys(), state.params
+    moments = {slot: of for slot, of in state.moments.items() if slot not in others}
     if mean is not None:
         rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
         params, moments = server_optimizers.apply(params, mean, moments, hparams, rate)
-    moments = moments | algorithm.step(own, summed, total.users, population)
+    moments = moments | algorithm.step(own, summed, total.users, population) | of_noise
     if not all(bool(torch.isfinite(value).all()) for kept in (params, *moments.values()) for value in kept.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
-    spent = Entry(hparams.sampler, population, hparams.cohort, privacy.noise_multiplier, rounds=1)
-    return State(state.round + 1, params, moments, _values(clip), state.ledger.record(spent))
+    ledger = state.ledger.record(hparams.releases(privacy, population, rounds=1))
+    return State(state.round + 1, params, moments, _values(clip), ledger)
 
 
 def _values(clip: float | None) -> dict[str, float]:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from flsim.base.progress import tracked
 from flsim.canaries.population import Population
-from flsim.privacy.sampling import Sampler, draw_cohort
+from flsim.privacy.sampling import draw_cohort
 from flsim.training.central.records import Order, poisson_lot, positions_at, steps_per_epoch
 
 Ints = NDArray[np.int64]
@@ -19,7 +19,7 @@ def holders(users: Population) -> Ints:
     return np.searchsorted(users.user_offsets, users.overlay.records, side="right") - 1
 
 
-def of_cohorts(users: Population, seed: int, cohort: int, sampler: Sampler, rounds: int) -> Meetings:
+def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: int) -> Meetings:
     """(round from 1, canary, user), int64 [n] each, of every sharer in every cohort."""
     pairs = np.unique(np.stack([holders(users), users.overlay.canaries.astype(np.int64)]), axis=1)
     user, canary = pairs

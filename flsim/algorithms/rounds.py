@@ -21,10 +21,13 @@ from flsim.algorithms.built_in import algorithm_named
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
+from flsim.base.extensions import is_own
 from flsim.data.records import Users
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
+from flsim.privacy import noise, report
+from flsim.privacy.ledger import Ledger
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import check_cohort, draw_cohort, shard_ranges
 from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
@@ -115,8 +118,8 @@ class FederatedTraining:
         user_states: what users keep between rounds, where the algorithm has them keep something.
 
     Raises:
-        InputError: there is no such cohort, there are more shards than users, the model has not the precision, or
-            a user's own optimizer fails.
+        InputError: there is no such cohort, there are more shards than users, the model has not the precision, a user's
+            own optimizer, sampler or noise fails, or what these release cannot be accounted and should be.
     """
 
     users: Users
@@ -150,6 +153,19 @@ class FederatedTraining:
             )
         if method.has_own_steps and self.local.precision != "float32":
             raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to it")
+        self._refuse_own_privacy()
+
+    def _refuse_own_privacy(self) -> None:
+        """Try a user's own sampler and noise, before anything is trained with them."""
+        sampler, privacy, users = self.algorithm.sampler, self.privacy, len(self.users)
+        if is_own(sampler):
+            draw_cohort(self.seed, 0, users, self.algorithm.cohort, sampler, InputError)
+        if is_own(privacy.noise):
+            like = build(self.users.layout.vocabulary_size, self.model).trainable
+            noise.step(privacy.noise, self.seed, like, noise.init(privacy.noise, self.seed, like), 0, InputError)
+        if privacy.mechanism == "dp" and (is_own(sampler) or is_own(privacy.noise)):
+            spent = self.algorithm.releases(privacy, users, self.length or self.algorithm.rounds)
+            report.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
     @property
     def method(self) -> Algorithm:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import Own, is_own, naming_own_code, parts, refuse_unknown, resolve
+from flsim.base.extensions import Own, calling_own, is_own, naming_own_code, parts, refuse_unknown, resolve
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -222,17 +222,10 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     x = {key: _exact(value.detach()) for key, value in build(vocabulary_size, model).trainable.items()}
     update = {key: torch.ones_like(value) for key, value in x.items()}
     optimizer = _optimizer_of(hparams)
-    try:
-        with naming_own_code(InputError):
-            moments = optimizer.init(x, hparams)
-            stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
-            slots, kept = sorted(moments), sorted(after)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{name}: {error}; it needs init(x, settings) and apply(x, D, moments, eta, settings)"
-        ) from error
+    with calling_own(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
+        moments = optimizer.init(x, hparams)
+        stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
+        slots, kept = sorted(moments), sorted(after)
     if slots != kept:
         raise InputError(f"{name}: its step turns slots {slots} into {kept}; keep the same ones")
     shapes = {key: value.shape for key, value in x.items()}

@@ -20,6 +20,7 @@ from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
 _modules: dict[str, ModuleType] = {}  # by sha256 of the source
+_places: dict[str, Path] = {}  # where files lie that were named by content, by sha256 of the source
 _files: set[str] = set()  # all that were executed, as frames of a traceback name them
 _lock = RLock()
 
@@ -61,7 +62,7 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     A file is executed once per process and content.
 
     Args:
-        name: a key of `built_in`, or ``path/to/file.py:NAME``.
+        name: a key of `built_in`, ``path/to/file.py:NAME``, or what `by_content` returned in this process.
         built_in: the built-in things by name.
         kind: what they are, for messages.
 
@@ -72,16 +73,17 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     if not is_own(name):
         return built_in[name]
     path, attribute = parts(name)
-    source = _read(path)
     with _lock:
-        digest = sha256(source).hexdigest()
-        if digest not in _modules:
-            _modules[digest] = _execute(path, source)
-        module = _modules[digest]
+        module = _modules.get(path.stem) or _module_of(path)
     if not hasattr(module, attribute):
         raise InputError(f"{path}: defines no {attribute}; correct the name of the {kind}")
     thing: Thing = getattr(module, attribute)
     return thing
+
+
+def short_name(name: str) -> str:
+    """Return NAME of ``path/to/file.py:NAME``, and a built-in name as it is. No code is executed."""
+    return parts(name)[1] if is_own(name) else name
 
 
 def source_digest(name: str) -> str:
@@ -100,10 +102,17 @@ def source_digest(name: str) -> str:
 def by_content(name: str) -> str:
     """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, which says the same wherever the file lies.
 
+    A built-in name, and one that is by content already, stays as it is.
+
     Raises:
         InputError: the file cannot be read.
     """
-    return f"{source_digest(name)}.py:{parts(name)[1]}"
+    path, attribute = parts(name)
+    if not is_own(name) or path.stem in _places:
+        return name
+    digest = source_digest(name)
+    _places[digest] = path
+    return f"{digest}.py:{attribute}"
 
 
 def execute(path: Path) -> ModuleType:
@@ -141,6 +150,36 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = RunFailed) -> 
         if where is None or is_out_of_memory(error):
             raise
         raise failure(f"{where}: {_described(error)}") from error
+
+
+@contextmanager
+def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFailed] = RunFailed) -> Iterator[None]:
+    """As `naming_own_code`, and turn an error of a call that a user's own thing does not fit into one line too.
+
+    Args:
+        name: of the thing.
+        needs: the calls that it must allow, for the message.
+        failure: as `naming_own_code`.
+    """
+    try:
+        with naming_own_code(failure):
+            yield
+    except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, InputError) or not is_own(name):
+            raise
+        raise failure(f"{name}: {error}; it needs {needs}") from error
+
+
+def _module_of(path: Path) -> ModuleType:
+    """Return the module of a file's content, which is executed where it is new."""
+    lies = _places.get(path.stem, path)
+    source = _read(lies)
+    digest = sha256(source).hexdigest()
+    if lies != path and digest != path.stem:
+        raise InputError(f"{lies}: changed since it was named; restore it")
+    if digest not in _modules:
+        _modules[digest] = _execute(lies, source)
+    return _modules[digest]
 
 
 def _read(path: Path) -> bytes:

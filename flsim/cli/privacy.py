@@ -1,7 +1,6 @@
 """`flsim privacy`: epsilon of a planned or a finished run, or the noise for an epsilon, under every convention."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,14 +14,7 @@ if TYPE_CHECKING:
     from flsim.privacy.table import Line
 
 OF_RECORDS = "Record-level: epsilon of one record, not of its author. Below, a user is a record."
-
-
-class Sampling(StrEnum):
-    """Whose conventions to show."""
-
-    fixed_size = "fixed-size"
-    poisson = "poisson"
-    both = "both"
+BOTH = "both"  # samplers that are built in
 
 
 def privacy(
@@ -35,7 +27,9 @@ def privacy(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Instead of z: show the z that keeps within it.")] = None,
     delta: Annotated[float | None, typer.Option(help="Of (epsilon, delta); of a run, default its own.")] = None,
-    sampler: Annotated[Sampling, typer.Option(help="How cohorts are drawn.")] = Sampling.both,
+    sampler: Annotated[
+        str, typer.Option(help="How cohorts are drawn: fixed-size, poisson, both, or path/to/file.py:NAME.")
+    ] = BOTH,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
     """Account user-level differential privacy, under every convention side by side.
@@ -49,7 +43,7 @@ def privacy(
     aim = {"--noise-multiplier": noise_multiplier, "--epsilon": epsilon}
     if run is not None:
         twice = [name for name, value in {**plan, **aim}.items() if value is not None]
-        twice += [] if sampler is Sampling.both else ["--sampler"]
+        twice += [] if sampler == BOTH else ["--sampler"]
         if twice:
             raise InputError(f"{', '.join(twice)}: {run} has its own; name a run or describe a plan, not both")
         lines, unit = _spent(run, delta)
@@ -75,17 +69,16 @@ def _planned(
     noise_multiplier: float | None,
     epsilon: float | None,
     delta: float,
-    sampler: Sampling,
+    sampler: str,
 ) -> "list[Line]":
     from flsim.privacy.ledger import Entry, Ledger
     from flsim.privacy.sampling import SAMPLERS
     from flsim.privacy.table import calibrated, report
 
     lines = []
-    for name in SAMPLERS:
-        if sampler in (name, Sampling.both):
-            entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
-            lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
+    for name in SAMPLERS if sampler == BOTH else [sampler]:
+        entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
+        lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
     _warn(delta, users, "user")
     return lines
 

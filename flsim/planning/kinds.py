@@ -34,8 +34,7 @@ class Copy:
 def kind_of(config: Config) -> str:
     """Runs of one kind cost the same but for the size of their rounds and how many there are."""
     system, model, evaluation = config.system, config.model, config.evaluation
-    own = is_own(model.architecture)
-    named = f"{by_content(model.architecture)} {dict(model.options)}" if own else model.architecture
+    named = by_content(model.architecture) + (f" {dict(model.options)}" if is_own(model.architecture) else "")
     parts: list[object] = [config.privacy.mechanism, named, model.embedding, model.units, model.layers]
     if isinstance(config, FederatedConfig):
         local = config.local

@@ -69,12 +69,12 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
 
 
 def rdp_of(event: DpEvent, convention: Convention) -> RdpAccountant:
-    """Renyi DP of an event, at integer orders where users are drawn without replacement, else at dp_accounting's own.
+    """Renyi DP of an event, at integer orders where one is replaced, as without replacement, else dp_accounting's own.
 
     Raises:
         InputError: dp_accounting does not support the event under this relation.
     """
-    orders = INTEGER_ORDERS if convention.sampler == "fixed-size" else None
+    orders = INTEGER_ORDERS if convention.relation == "replace-one" else None
     return _compose(RdpAccountant(orders, _relation(convention)), event, convention)
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flsim.base.errors import InputError
-from flsim.privacy.sampling import Sampler
+from flsim.base.extensions import is_own, short_name
+from flsim.privacy.sampling import Relation, sampler_class
 
-Relation = Literal["replace-one", "add-or-remove-one"]
 Sensitivity = Literal["S", "2S"]
 Accountant = Literal["rdp", "pld", "rdp-opacus", "prv-opacus"]
 Conversion = Literal["mironov-proposition-3", "tight"]
@@ -24,7 +24,7 @@ class Convention:
     """How an epsilon comes about.
 
     Attributes:
-        sampler: how cohorts are drawn.
+        sampler: how cohorts are drawn; of a user's own sampler its NAME.
         relation: neighbours differ in one user's data ("replace-one", the number of users is public) or in whether one
             user is there ("add-or-remove-one").
         sensitivity: the most that the sum of clipped updates differs between neighbours, S being the clip norm.
@@ -34,7 +34,7 @@ class Convention:
         name: short name.
     """
 
-    sampler: Sampler
+    sampler: str
     relation: Relation
     sensitivity: Sensitivity
     accountant: Accountant
@@ -50,7 +50,13 @@ class Convention:
     def __str__(self) -> str:
         return f'convention "{self.name}"'
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether the sensitivity is what the relation allows: exchanging a user moves the sum by up to 2S."""
+        return self.sensitivity == SENSITIVITY[self.relation]
 
+
+SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-one": "S"}
 PAPER = Convention("fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "paper")
 CONVENTIONS = (
     PAPER,
@@ -62,3 +68,19 @@ CONVENTIONS = (
     Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
     Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
 )
+
+
+def conventions_of(sampler: str) -> tuple[Convention, ...]:
+    """Return the conventions that are about a sampler; of a user's own, those of the relation that it declares.
+
+    Raises:
+        InputError: a user's own sampler failed.
+    """
+    if not is_own(sampler):
+        return tuple(convention for convention in CONVENTIONS if convention.sampler == sampler)
+    name, relation = short_name(sampler), sampler_class(sampler).relation
+    about = name, relation, SENSITIVITY[relation]
+    return (
+        Convention(*about, "rdp", "tight", f"own-{relation}-rdp"),
+        Convention(*about, "pld", None, f"own-{relation}-pld"),
+    )

@@ -7,12 +7,15 @@ later, once per convention.
 import json
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import refuse_unknown, short_name
 from flsim.base.files import from_json
 from flsim.privacy.conventions import Convention, Sensitivity
-from flsim.privacy.sampling import Sampler, check_cohort, cohort_event
+from flsim.privacy.noise import NOISES, noise_event
+from flsim.privacy.sampling import check_cohort, cohort_event
 
 if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
     from dp_accounting import DpEvent
@@ -20,27 +23,32 @@ if TYPE_CHECKING:  # it takes half a second, which every process of a run would 
 
 @dataclass(frozen=True)
 class Entry:
-    """Rounds of one kind: a sampled cohort's clipped updates are summed, and Gaussian noise is added to the sum.
+    """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum.
 
     Attributes:
-        sampler: how the cohort is drawn, see `flsim.privacy.sampling.draw_cohort`.
+        sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a user's own by content.
         population: users to draw from.
         cohort: users drawn; under Poisson sampling, their expected number.
         noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. Where a
             round releases more than the sum (adaptive clipping: a count), the value that is equivalent to all of it.
         rounds: number of such rounds.
+        noise: the process that the noise is from, see `flsim.privacy.noise`; a user's own by content.
 
     Raises:
         InputError: a value is out of range.
     """
 
-    sampler: Sampler
+    sampler: str
     population: int
     cohort: int
     noise_multiplier: float
     rounds: int
+    noise: str = "independent"
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.sampler, str) and isinstance(self.noise, str)):
+            raise InputError("sampler and noise must be names")
+        refuse_unknown(self.noise, NOISES, "noise")
         if not all(type(count) is int and count < 2**63 for count in (self.population, self.cohort, self.rounds)):
             raise InputError("population, cohort and rounds must be whole numbers")
         at_least_one(population=self.population, rounds=self.rounds)
@@ -50,12 +58,14 @@ class Entry:
 
     def event(self, sensitivity: Sensitivity) -> "DpEvent":
         """These rounds as dp_accounting's event, if one user changes the sum by S or by 2S."""
-        from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+        from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
-        noise = GaussianDpEvent(self.noise_multiplier / (2 if sensitivity == "2S" else 1))
-        return SelfComposedDpEvent(cohort_event(self.sampler, self.population, self.cohort, noise), self.rounds)
+        sampled = partial(cohort_event, self.sampler, self.population, self.cohort)
+        multiplier = self.noise_multiplier / (2 if sensitivity == "2S" else 1)
+        sampled(GaussianDpEvent(multiplier))  # raises where a sampler states nothing, whether the noise asks it or not
+        return noise_event(self.noise, sampled, multiplier, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,12 @@ class Ledger:
         return ComposedDpEvent([entry.event(sensitivity) for entry in self.entries])
 
     def to_json(self) -> str:
-        return json.dumps([asdict(entry) for entry in self.entries])
+        """Return the entries; independent noise is not named, so that digests of states stay what they were."""
+        entries = [asdict(entry) for entry in self.entries]
+        for entry in entries:
+            if entry["noise"] == "independent":
+                del entry["noise"]
+        return json.dumps(entries)
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
@@ -115,7 +130,7 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
     """
     from flsim.privacy.accounting import epsilon_of
 
-    others = {entry.sampler for entry in ledger.entries} - {convention.sampler}
+    others = {short_name(entry.sampler) for entry in ledger.entries} - {convention.sampler}
     if others:
         raise InputError(
             f"{convention} is about {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "

@@ -1,21 +1,20 @@
-"""The Gaussian mechanism over a cohort's clipped updates: its settings, its noise, and the clip that adapts.
+"""The Gaussian mechanism over a cohort's clipped updates: its settings, its mean, and the clip that adapts.
 
 Thakkar et al. (2020), Algorithm 1; for the clip that adapts, Andrew, Thakkar, McMahan and Ramaswamy, "Differentially
 Private Learning with Adaptive Clipping" (2021), Algorithm 1.
 
-The noise is a function of (seed, round), so that a resumed run adds what it would have added. Who knows the seed can
-subtract it: that is right for a simulation. A deployment must draw it from a secret, cryptographic source.
+Where the noise comes from is in `flsim.privacy.noise`.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import Annotated, Literal
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import Own, refuse_unknown
 from flsim.base.rng import stream
 from flsim.models.language_model import Params
+from flsim.privacy.noise import NOISES
 
 Mechanism = Literal["none", "clip", "dp"]
 
@@ -34,6 +33,8 @@ class PrivacyHParams:
         clip_learning_rate: eta_C; a round changes the clip by a factor of about exp(eta_C) at most.
         count_noise: sigma_b, standard deviation of the noise on the count of users within the clip; by default a 20th
             of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
+        noise: the process that the noise on the sum comes from: "independent" from round to round, or one's own as
+            ``path/to/file.py:NAME``, see docs/privacy.md.
     """
 
     mechanism: Mechanism = "none"
@@ -43,6 +44,7 @@ class PrivacyHParams:
     target_quantile: float | None = None
     clip_learning_rate: float = 0.2
     count_noise: float | None = None
+    noise: Annotated[str, Own("noise")] = "independent"
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
@@ -57,6 +59,7 @@ class PrivacyHParams:
             raise InputError(f"clip_learning_rate must be above 0, found {self.clip_learning_rate}")
         if self.count_noise is not None and not 0 < self.count_noise < math.inf:
             raise InputError(f"count_noise must be above 0, found {self.count_noise}")
+        refuse_unknown(self.noise, NOISES, "noise")
         self._refuse_what_would_be_ignored()
 
     def _refuse_what_would_be_ignored(self) -> None:
@@ -71,6 +74,10 @@ class PrivacyHParams:
             raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
         if self.target_quantile is None and self.count_noise is not None:
             raise InputError("count_noise is for a clip that adapts; set target_quantile, or remove it")
+        if kind != "dp" and self.noise != "independent":
+            raise InputError(f'mechanism "{kind}" adds no noise; remove privacy.noise, or use "dp"')
+        if self.target_quantile is not None and self.noise != "independent":  # z_Delta is of noise without memory
+            raise InputError("a clip that adapts takes independent noise; remove privacy.noise or target_quantile")
 
     def delta_for(self, population: int) -> float:
         """The reported delta, for a population of that many users."""
@@ -103,7 +110,7 @@ class PrivacyHParams:
         return float((z**-2 - (2 * sigma) ** -2) ** -0.5)
 
 
-def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int, seed: int, round_: int) -> Params:
+def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int, noise: Params | None = None) -> Params:
     """(sum of clipped updates + noise) / qN, in float64.
 
     Args:
@@ -111,17 +118,12 @@ def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int,
         clip: S of this round.
         hparams: the mechanism, "clip" or "dp".
         cohort: qN, the expected number of users: a fixed denominator, or a user's presence would change all others'.
-        seed, round_: the experiment's, and the round from 0; the noise is a function of them.
+        noise: at unit scale, float64, by the same names; None for none.
     """
     deviation = hparams.update_noise_multiplier(cohort) * clip
-    mean = {}
-    for name, value in total.items():
-        noisy = value
-        if deviation:
-            noise = stream(seed, "noise", round_, name).normal(0.0, deviation, value.shape)
-            noisy = value + torch.from_numpy(noise)
-        mean[name] = noisy / cohort
-    return mean
+    return {
+        name: (value if noise is None else value + deviation * noise[name]) / cohort for name, value in total.items()
+    }
 
 
 def next_clip(

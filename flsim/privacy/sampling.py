@@ -1,68 +1,178 @@
-"""Which users take part in a round: a pure function of (seed, round, population). And what that draw is for privacy."""
+"""Samplers: each is one value, which draws the users of a round and says what that draw is for privacy.
 
+A draw is a pure function of (seed, round, population). A user's own sampler, ``path/to/file.py:NAME``, is a class like
+those of this file.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import calling_own, is_own, refuse_unknown, resolve, short_name
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
     from dp_accounting import DpEvent
 
-Sampler = Literal["fixed-size", "poisson"]
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+Relation = Literal["replace-one", "add-or-remove-one"]
 
 
-def draw_cohort(seed: int, round_: int, population: int, size: int, sampler: Sampler) -> NDArray[np.int64]:
-    """The users of a round, in ascending order: int64 [size], or [about size] under Poisson sampling.
+@dataclass(frozen=True)
+class Sampler(ABC):
+    """How the users of a round are drawn.
 
-    Under "poisson" each user takes part with probability size / population, whatever the others do: cohorts differ in
-    size, and an empty one is a draw like any other.
+    Attributes:
+        cohort: users per round; their expected number, where sizes differ. Sums of clipped updates are divided by it.
+        label: in the name of a table's row; "" for none. A user's own goes by its NAME.
+        relation: what neighbours differ in, for which `event` holds: in one user's data ("replace-one"), or in whether
+            one user is there ("add-or-remove-one").
+    """
+
+    cohort: int
+    label: ClassVar[str] = ""
+    relation: ClassVar[Relation] = "add-or-remove-one"
+
+    @abstractmethod
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return the users of a round (from 0), in ascending order: int64 [users], each in [0, population)."""
+
+    def sizes(self, population: int) -> tuple[int, int]:  # noqa: ARG002 (for others)
+        """Return the fewest and the most users that a cohort may have; `cohort` of them unless overridden."""
+        return self.cohort, self.cohort
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (for others)
+        """Return what a round spends that applies a mechanism to the sum over its users; None where nothing says it."""
+        return None
+
+
+class FixedSize(Sampler):
+    """So many different users, uniformly.
+
+    Thakkar et al. (2020), Algorithm 1: "sample without replacement qN users".
+    """
+
+    relation = "replace-one"
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return exactly `cohort` users."""
+        return np.sort(stream(seed, "cohort", round_).choice(population, self.cohort, replace=False))
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
+        """Return sampling without replacement."""
+        from dp_accounting import SampledWithoutReplacementDpEvent
+
+        return SampledWithoutReplacementDpEvent(population, self.cohort, mechanism)
+
+
+class Poisson(Sampler):
+    """Each user takes part with probability cohort / population, whatever the others do.
+
+    Cohorts differ in size, and an empty one is a draw like any other.
+    """
+
+    label = "Poisson"
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return about `cohort` users."""
+        return np.flatnonzero(stream(seed, "poisson-cohort", round_).random(population) < self.cohort / population)
+
+    def sizes(self, population: int) -> tuple[int, int]:
+        """Return nobody and everybody."""
+        return 0, population
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
+        """Return Poisson sampling."""
+        from dp_accounting import PoissonSampledDpEvent
+
+        return PoissonSampledDpEvent(self.cohort / population, mechanism)
+
+
+SAMPLERS: dict[str, type[Sampler]] = {"fixed-size": FixedSize, "poisson": Poisson}
+
+
+def sampler_class(name: str) -> type[Sampler]:
+    """Return a built-in sampler, or the one that ``path/to/file.py:NAME`` names.
+
+    Raises:
+        InputError: there is none of that name, or the file failed.
+    """
+    kind: object = resolve(name, SAMPLERS, "sampler")
+    if not (isinstance(kind, type) and issubclass(kind, Sampler)):
+        raise InputError(f"{name}: is no flsim.privacy.sampling.Sampler; derive a class from it")
+    return kind
+
+
+def label_of(name: str) -> str:
+    """Return what a table's row says of a sampler, without a user's file being executed."""
+    return short_name(name) if is_own(name) else SAMPLERS[name].label
+
+
+def draw_cohort(
+    seed: int,
+    round_: int,
+    population: int,
+    size: int,
+    sampler: str,
+    failure: type[InputError] | type[RunFailed] = RunFailed,
+) -> NDArray[np.int64]:
+    """Draw the users of a round, in ascending order: int64 [users].
+
+    Args:
+        seed: the experiment's.
+        round_: the round, from 0.
+        population: number of users to draw from.
+        size: users per round; the expected number, where sizes differ.
+        sampler: a key of `SAMPLERS`, or a user's own.
+        failure: the type of the error where a user's own fails; InputError before training.
 
     Raises:
         InputError: the cohort is larger than the population, or empty; or there is no such sampler.
+        RunFailed: a user's own sampler failed, or drew what is no cohort of a size that it promises.
     """
     check_cohort(population, size, sampler)
-    if sampler == "poisson":
-        return np.flatnonzero(stream(seed, "poisson-cohort", round_).random(population) < size / population)
-    return fixed_size_cohort(seed, round_, population, size)
+    kind = sampler_class(sampler)
+    with calling_own(sampler, "draw(seed, round_, population) and sizes(population)", failure):
+        drawn = kind(size)
+        cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
+    if is_own(sampler) and not (_are_users(cohort, population) and fewest <= len(cohort) <= most):
+        raise failure(
+            f"{sampler}: round {round_ + 1} drew no cohort of {fewest:,} to {most:,} users; return different numbers "
+            f"from 0 to {population - 1:,} in ascending order, int64, as many as sizes promises"
+        )
+    return cohort
 
 
-def cohort_event(sampler: Sampler, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
-    """What a round spends that applies `mechanism` to the sum over `draw_cohort`'s users.
+def _are_users(cohort: object, population: int) -> bool:
+    if not isinstance(cohort, np.ndarray) or cohort.dtype != np.int64 or cohort.ndim != 1:
+        return False
+    return bool((np.diff(cohort, prepend=-1, append=population) > 0).all())
+
+
+def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
+    """Return what a round spends that applies `mechanism` to the sum over `draw_cohort`'s users.
 
     Raises:
-        InputError: as `draw_cohort`.
+        InputError: as `draw_cohort`; or a user's own sampler failed, or states no event.
     """
-    from dp_accounting import PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
-
     check_cohort(population, size, sampler)
-    if sampler == "poisson":
-        return PoissonSampledDpEvent(size / population, mechanism)
-    return SampledWithoutReplacementDpEvent(population, size, mechanism)
+    kind = sampler_class(sampler)
+    with calling_own(sampler, "event(population, mechanism)", InputError):
+        event = kind(size).event(population, mechanism)
+    if event is None:
+        raise InputError(f'{sampler}: states no privacy event; define event, or take privacy.mechanism "clip"')
+    return event
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
-    """Raises InputError where there is no such cohort, or sampler."""
-    if sampler not in SAMPLERS:
-        raise InputError(f'sampler must be one of {", ".join(SAMPLERS)}; found "{sampler}"')
+    """Raises InputError where there is no such cohort, or sampler. No code of a user's is executed."""
+    refuse_unknown(sampler, SAMPLERS, "sampler")
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
-
-
-def fixed_size_cohort(seed: int, round_: int, population: int, size: int) -> NDArray[np.int64]:
-    """`size` different users, uniformly, in ascending order: int64 [size].
-
-    Thakkar et al. (2020), Algorithm 1: "sample without replacement qN users".
-
-    Raises:
-        InputError: the cohort is larger than the population, or empty.
-    """
-    check_cohort(population, size, "fixed-size")
-    return np.sort(stream(seed, "cohort", round_).choice(population, size, replace=False))
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:

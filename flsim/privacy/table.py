@@ -9,9 +9,8 @@ from flsim.base.errors import InputError
 from flsim.base.progress import tracked
 from flsim.privacy.accounting import check_delta
 from flsim.privacy.calibration import calibrate, check_target
-from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
+from flsim.privacy.conventions import PAPER, Convention, conventions_of
 from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.privacy.sampling import Sampler
 
 SOUND = """\
 Sound: sensitivity 2S under replace-one, as exchanging a user can move the sum
@@ -59,7 +58,7 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
     if not ledger.entries:
         raise InputError("no round is completed: nothing was spent yet")
     lines = []
-    for convention in tracked("accounting", _about({entry.sampler for entry in ledger.entries})):
+    for convention in tracked("accounting", _about(ledger)):
         try:
             spent = epsilon(ledger, delta, convention)
         except InputError as error:
@@ -78,7 +77,7 @@ def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
     check_delta(delta)
     check_target(target)
     lines, guess = [], 1.0
-    for convention in tracked("calibrating", _about({planned.sampler})):
+    for convention in tracked("calibrating", conventions_of(planned.sampler)):
         try:
             guess = calibrate(planned, target, delta, convention, guess)
             lines.append(Line(convention, target, guess))
@@ -87,8 +86,9 @@ def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
     return lines
 
 
-def _about(samplers: set[Sampler]) -> list[Convention]:
-    return [convention for convention in CONVENTIONS if convention.sampler in samplers]
+def _about(ledger: Ledger) -> list[Convention]:
+    samplers = dict.fromkeys(entry.sampler for entry in ledger.entries)
+    return [convention for sampler in samplers for convention in conventions_of(sampler)]
 
 
 def to_text(lines: list[Line], calibration: bool = False) -> str:

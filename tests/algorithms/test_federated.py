@@ -14,6 +14,7 @@ from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
+from flsim.privacy import noise as process
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
 from flsim.training.state import State
@@ -54,6 +55,12 @@ def step(
     seed: int = 0,
 ) -> State:
     return fedavg.apply(state, summed(state, users), training, privacy, seed, POPULATION, vocabulary_size=12)
+
+
+def noise_of(state: State, seed: int, round_: int) -> Params:
+    """What DP adds to the mean of a round."""
+    zero = UpdateSum.zero(state.params).delta
+    return noisy_mean(zero, 0.5, DP, 20, process.step("independent", seed, zero, {}, round_)[0])
 
 
 def moved(before: State, after: State) -> Params:
@@ -109,7 +116,7 @@ def test_noise_is_added_once_to_the_mean_and_the_optimizer_follows() -> None:
         state = replace(state_of(training, DP), round=4)
         users = users_of(state, 20, 0.5)
         after = step(state, users, DP, training, seed=3)
-        noise = noisy_mean(UpdateSum.zero(state.params).delta, 0.5, DP, 20, seed=3, round_=4)
+        noise = noise_of(state, seed=3, round_=4)
         mean = {name: value / 20 + noise[name] for name, value in summed(state, users).delta.items()}
         expected, moments = server_optimizers.apply(state.params, mean, state.moments, training)
         for name in expected:
@@ -140,7 +147,7 @@ def test_a_round_of_nobody_changes_nothing_without_mechanism_and_is_noise_with_i
     assert all(torch.equal(after.moments["m"][name], value) for name, value in state.moments["m"].items())
     state = state_of(privacy=DP)
     after = step(state, [], DP)
-    noise = noisy_mean(UpdateSum.zero(state.params).delta, 0.5, DP, 20, 0, 0)
+    noise = noise_of(state, seed=0, round_=0)
     assert all(
         torch.equal(after.params[name], (value.double() + noise[name]).float()) for name, value in state.params.items()
     )
@@ -149,11 +156,11 @@ def test_a_round_of_nobody_changes_nothing_without_mechanism_and_is_noise_with_i
 
 @pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
 def test_the_ledger_holds_what_was_run(sampler: str) -> None:
-    training = FedAvgHParams(cohort=20, sampler=sampler)  # type: ignore[arg-type]
+    training = FedAvgHParams(cohort=20, sampler=sampler)
     state = state_of(training, DP)
     for _ in range(3):
         state = step(state, users_of(state, 20, 0.5), DP, training)
-    assert list(state.ledger.entries) == [Entry(sampler, POPULATION, 20, 0.7, 3)]  # type: ignore[arg-type]
+    assert list(state.ledger.entries) == [Entry(sampler, POPULATION, 20, 0.7, 3)]
 
 
 def test_the_clip_of_the_state_is_what_noise_and_adaptation_follow() -> None:

@@ -10,7 +10,16 @@ from typing import Annotated
 import pytest
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import Own, by_content, is_own, naming_own_code, resolve, source_digest
+from flsim.base.extensions import (
+    Own,
+    by_content,
+    calling_own,
+    is_own,
+    naming_own_code,
+    resolve,
+    short_name,
+    source_digest,
+)
 from flsim.base.files import file_digest
 from flsim.runs.config import own_code
 
@@ -90,6 +99,34 @@ def test_later_errors_name_the_innermost_line_of_ones_own_file(tmp_path: Path) -
         work()
     with pytest.raises(KeyError), naming_own_code():
         raise KeyError("not theirs")
+
+
+def test_a_name_by_content_is_resolved_where_the_file_lies_and_is_what_it_was(tmp_path: Path) -> None:
+    """Executed when it is used, and not to name it."""
+    path = tmp_path / "late.py"
+    path.write_text("NUMBER = 7  # by content\n")
+    name = by_content(f"{path}:NUMBER")
+    assert by_content(name) == name
+    assert (by_content("built-in"), short_name("built-in"), short_name(name)) == ("built-in", "built-in", "NUMBER")
+    path.write_text("NUMBER = 8  # by content\n")
+    with pytest.raises(InputError, match=r"late\.py: changed since it was named; restore it"):
+        resolve(name, {}, "number")
+    path.write_text("NUMBER = 7  # by content\n")
+    assert resolve(name, {}, "number") == 7
+    path.unlink()
+    assert resolve(name, {}, "number") == 7  # as it was executed
+
+
+def test_a_call_that_does_not_fit_is_the_users_and_ours_are_ours() -> None:
+    with (
+        pytest.raises(InputError, match=r"^own\.py:F: odd; it needs f\(\)$"),
+        calling_own("own.py:F", "f()", InputError),
+    ):
+        raise TypeError("odd")
+    with pytest.raises(TypeError), calling_own("built-in", "f()", InputError):
+        raise TypeError("odd")
+    with pytest.raises(InputError, match=r"^mine$"), calling_own("own.py:F", "f()"):
+        raise InputError("mine")
 
 
 def test_names_are_changed_wherever_they_may_stand() -> None:

@@ -102,7 +102,10 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
         ((*SMALL, "--noise-multiplier", "1", "--rounds", "0"), "rounds must be at least 1"),
         ((*SMALL, "--noise-multiplier", "1", "--delta", "0"), "delta must be above 0 and below 1, found 0"),
         ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
-        ((*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"), "'shuffle' is not one of"),
+        (
+            (*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"),
+            "must be one of fixed-size, poisson, found 'shuffle'",
+        ),
         (("runs/x", "--users", "10", "--sampler", "poisson"), "--users, --sampler: runs/x has its own"),
         (("no-such-run",), "no-such-run: not a run folder"),
     ],

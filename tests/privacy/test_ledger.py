@@ -17,7 +17,7 @@ from flsim.privacy.sampling import SAMPLERS
 
 entries = st.builds(
     lambda sampler, cohort, others, noise, rounds: Entry(sampler, cohort + others, cohort, noise, rounds),
-    st.sampled_from(SAMPLERS),
+    st.sampled_from(list(SAMPLERS)),
     st.integers(1, 1_000),
     st.integers(0, 1_000),
     st.floats(0, 1e300),
@@ -96,7 +96,9 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sampler": "with-replacement"}, 'sampler must be one of fixed-size, poisson; found "with-replacement"'),
+        ({"sampler": "with-replacement"}, "sampler must be one of fixed-size, poisson, found 'with-replacement'"),
+        ({"noise": "pink"}, "noise must be one of independent, found 'pink'"),
+        ({"sampler": 3}, "sampler and noise must be names"),
         ({"population": 0}, "population must be at least 1"),
         ({"cohort": 0}, "cohort must be between 1 and the 1,000"),
         ({"cohort": 1_001}, "cohort must be between 1 and the 1,000"),

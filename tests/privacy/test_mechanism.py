@@ -14,6 +14,7 @@ from scipy import stats
 
 from flsim.base.errors import InputError
 from flsim.models.language_model import Params
+from flsim.privacy import noise as process
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.training.update import UpdateSum
 
@@ -29,7 +30,11 @@ def flat(params: Params) -> torch.Tensor:
 
 
 def noise(hparams: PrivacyHParams = DP, clip: float = 0.2, cohort: int = 50, seed: int = 0, round_: int = 0) -> Params:
-    return noisy_mean(ZERO, clip, hparams, cohort, seed, round_)
+    return noisy_mean(ZERO, clip, hparams, cohort, fresh(ZERO, seed, round_))
+
+
+def fresh(like: Params, seed: int = 0, round_: int = 0) -> Params:
+    return process.step(DP.noise, seed, like, {}, round_)[0]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_the_noise_is_a_function_of_seed_and_round() -> None:
     """Of two independent draws no coordinate is equal, and the correlation of 1.2 million is below 6 / sqrt(n)."""
     first = flat(noise())
     assert torch.equal(first, flat(noise()))
-    reversed_order = noisy_mean(dict(reversed(ZERO.items())), 0.2, DP, 50, 0, 0)
+    reversed_order = noisy_mean(ZERO, 0.2, DP, 50, fresh(dict(reversed(ZERO.items()))))
     assert torch.equal(first, flat(reversed_order))
     for other in (noise(round_=1), noise(seed=1)):
         assert not (flat(other) == first).any()
@@ -70,16 +75,16 @@ def test_the_noise_is_a_function_of_seed_and_round() -> None:
 
 def test_tensors_of_one_shape_have_noise_of_their_own() -> None:
     twins = {name: torch.zeros(1_000, dtype=torch.float64) for name in ("a", "b")}
-    drawn = noisy_mean(twins, 0.2, DP, 50, 0, 0)
+    drawn = noisy_mean(twins, 0.2, DP, 50, fresh(twins))
     assert not (drawn["a"] == drawn["b"]).any()
 
 
 def test_the_noise_is_added_to_the_sum_and_divided_by_the_expected_cohort() -> None:
     """Neither the sum nor the number of users that came changes the noise."""
     total = {name: torch.full_like(value, 3.0) for name, value in ZERO.items()}
-    mean = noisy_mean(total, 0.2, DP, 50, 0, 0)
+    mean = noisy_mean(total, 0.2, DP, 50, fresh(total))
     torch.testing.assert_close(flat(mean), flat(noise()) + 3 / 50, rtol=0, atol=1e-15)
-    without = noisy_mean(total, 0.2, PrivacyHParams("clip", clip=0.2), 50, 0, 0)
+    without = noisy_mean(total, 0.2, PrivacyHParams("clip", clip=0.2), 50)
     assert all(torch.equal(value, torch.full_like(value, 3.0) / 50) for value in without.values())
 
 
@@ -104,7 +109,7 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
         return UpdateSum.of_user({"a": torch.from_numpy(a), "b": torch.from_numpy(b)}, examples, 1.0, 1, clip)
 
     def mean(total: UpdateSum) -> torch.Tensor:
-        return flat(noisy_mean(total.delta, clip, hparams, cohort, 0, 0))
+        return flat(noisy_mean(total.delta, clip, hparams, cohort))
 
     base = UpdateSum.zero(like)
     for user in users:
@@ -172,7 +177,7 @@ def test_the_noise_on_the_count_is_of_the_round_and_not_that_of_the_updates() ->
     drawn = [next_clip(1.0, 500, 1_000, ADAPTIVE, 1_000, seed, round_) for seed in (0, 1) for round_ in (0, 1)]
     assert len(set(drawn)) == 4
     assert drawn[0] == next_clip(1.0, 500, 1_000, ADAPTIVE, 1_000, 0, 0)
-    first_of_updates = float(noisy_mean({"a": torch.zeros(1, dtype=torch.float64)}, 1.0, DP, 1, 0, 0)["a"]) / 1.5
+    first_of_updates = float(fresh({"a": torch.zeros(1, dtype=torch.float64)})["a"])
     assert -math.log(drawn[0]) / 0.2 * 1_000 / 50 != pytest.approx(first_of_updates, rel=1e-6)
 
 

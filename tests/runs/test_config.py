@@ -157,7 +157,10 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
             "target_quantile = 0.5\n",
             "privacy.count_noise of 1 spends more than noise_multiplier 2 allows; raise it above 1, or enlarge",
         ),
-        (MINIMAL + '[training]\nsampler = "random"\n', "training.sampler: Input should be 'fixed-size' or 'poisson'"),
+        (
+            MINIMAL + '[training]\nsampler = "random"\n',
+            "training: sampler must be one of fixed-size, poisson, found 'random'",
+        ),
         (
             MINIMAL + '[training]\nserver_optimizer = "adams"\n',
             "training: server_optimizer must be one of sgd, ",

@@ -24,7 +24,6 @@ from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
-from flsim.privacy.sampling import Sampler
 from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
@@ -36,6 +35,7 @@ LATER = {
     "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule", "algorithm"),
     "local": ("schedule",),
+    "privacy": ("noise",),
 }
 
 
@@ -205,8 +205,8 @@ class Config(ABC):
 
     @property
     @abstractmethod
-    def sampler(self) -> Sampler:
-        """How the units of privacy are drawn."""
+    def sampler(self) -> str:
+        """How the units of privacy are drawn; a user's own sampler by content, as a ledger names it."""
 
     @property
     @abstractmethod

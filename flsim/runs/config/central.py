@@ -12,7 +12,6 @@ from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
-from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
@@ -180,7 +179,7 @@ class CentralConfig(Config):
         return training
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> str:
         return "poisson" if self._is_private else "fixed-size"
 
     @property

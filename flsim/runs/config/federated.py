@@ -13,11 +13,12 @@ from flsim.algorithms.participation import Meetings
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import by_content, is_own, short_name
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
-from flsim.models.architectures import declared
+from flsim.models.architectures import build, declared
+from flsim.privacy import noise, sampling
 from flsim.privacy.ledger import Entry
-from flsim.privacy.sampling import Sampler
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
@@ -116,35 +117,42 @@ class FederatedConfig(Config):
         algorithm = {"none": label, "clip": f"{label}+Clip", "dp": f"DP-{label}"}[privacy.mechanism]
         if training.server_label:
             algorithm += f"+{training.server_label}"
-        parts = [algorithm, *filter(None, [self.model.label])]
+        parts = [algorithm, self.model.label]
         if privacy.target_quantile is not None:
             parts.append(f"S=q{100 * privacy.target_quantile:g}%")
         elif privacy.clip is not None:
             parts.append(f"S={privacy.clip:g}")
         if privacy.noise_multiplier:
             parts.append(f"z={privacy.noise_multiplier:g}")
-        parts.append(f"b_u={training.cohort}")
-        if training.sampler == "poisson":
-            parts.append("Poisson")
-        return ", ".join(parts)
+        parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampling.label_of(training.sampler)]
+        return ", ".join(filter(None, parts))
 
     @property
-    def sampler(self) -> Sampler:
-        return self.training.sampler
+    def sampler(self) -> str:
+        return by_content(self.training.sampler)
 
     @property
     def round_size(self) -> int:
         return self.training.cohort
 
     def optimizer_slots(self, vocabulary_size: int) -> int:
-        of_algorithm = algorithm_named(self.training.algorithm).slots
-        return len(server_optimizers.slots_of(self.training, vocabulary_size, self.model)) + len(of_algorithm)
+        slots = len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
+        slots += len(algorithm_named(self.training.algorithm).slots)
+        if self.privacy.mechanism == "dp":
+            like = build(vocabulary_size, self.model).trainable
+            slots += 2 * len(noise.init(self.privacy.noise, self.seed, like))  # in float64
+        return slots
 
     @property
     def slots_kept_by_users(self) -> int:
         return len(algorithm_named(self.training.algorithm).user_slots)
 
     def meetings(self, users: Population, rounds: int) -> Meetings:
+        if is_own(self.training.sampler):
+            raise InputError(
+                f"training.sampler {short_name(self.training.sampler)} is in a file of one's own, and no such file is "
+                f"executed to show results; who took part when is known of {' and '.join(sampling.SAMPLERS)} alone"
+            )
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
 
     def rounds_per_epoch(self, train: Split) -> float:
@@ -181,4 +189,4 @@ class FederatedConfig(Config):
         )
 
     def planned(self, population: int, rounds: int) -> Entry:
-        return Entry(self.sampler, population, self.training.cohort, self.privacy.noise_multiplier, rounds)
+        return self.training.releases(self.privacy, population, rounds)

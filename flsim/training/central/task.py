@@ -109,6 +109,8 @@ class CentralTask:
             raise InputError('order "sequence" has no privacy accounting; with clip or noise use order "iid"')
         if self.privacy.target_quantile is not None:
             raise InputError("target_quantile adapts the clip of users' updates; central training has a fixed clip")
+        if self.privacy.noise != "independent":
+            raise InputError("privacy.noise is for users' updates; remove it, or train federated")
         for name in ("gradient_clip", "dropout"):
             if getattr(self.hparams, name):
                 raise InputError(f"{name} is not for DP-SGD, which clips each record's gradient; remove it")

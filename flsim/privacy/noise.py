@@ -1,0 +1,186 @@
+"""Noise on sums, as processes: each is one value, whose state is in the checkpoint; the built-in one has no memory.
+
+The noise is a function of (seed, round), so that a resumed run adds what it would have added. Who knows the seed can
+subtract it: that is right for a simulation. A deployment must draw it from a secret, cryptographic source. A user's
+own process, ``path/to/file.py:NAME``, is a class like `Independent`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import calling_own, is_own, resolve, short_name
+from flsim.base.rng import stream
+
+if TYPE_CHECKING:  # each takes half a second or more, which accounting or every process of a run would pay
+    import torch
+    from dp_accounting import DpEvent
+
+    from flsim.models.language_model import Params
+
+SLOT = "noise/"  # before the names of a process's slots in a state; no optimizer's slot has a slash
+
+
+@dataclass(frozen=True)
+class Noise(ABC):
+    """A process that gives the noise of one round after another, at unit scale: the mechanism multiplies it by z S.
+
+    Attributes:
+        seed: the experiment's.
+        shapes: of the parameters, by name.
+        label: in the name of a table's row; "" for none. A user's own goes by its NAME.
+    """
+
+    seed: int
+    shapes: "Mapping[str, torch.Size]"
+    label: ClassVar[str] = ""
+
+    def init(self) -> "dict[str, Params]":
+        """Return the state before the first round: slot -> parameter -> tensor of its shape; nothing by default."""
+        return {}
+
+    @abstractmethod
+    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+        """Return the noise of a round (from 0), float64 by parameter, and the state after it."""
+
+    @staticmethod
+    def event(
+        sampled: "Callable[[DpEvent], DpEvent]",  # noqa: ARG004 (for others)
+        noise_multiplier: float,  # noqa: ARG004
+        rounds: int,  # noqa: ARG004
+    ) -> "DpEvent | None":
+        """Return what the first `rounds` rounds spend together; None where nothing says it.
+
+        Args:
+            sampled: turns what a mechanism spends on a cohort's sum into what it spends on a sampled cohort's.
+            noise_multiplier: z, over what one user moves a sum by: of noise that is z times this process's.
+            rounds: number of rounds.
+        """
+        return None
+
+    def fresh(self, round_: int) -> "Params":
+        """Return independent standard normal noise of a round, float64 by parameter."""
+        import torch
+
+        return {
+            name: torch.from_numpy(stream(self.seed, "noise", round_, name).normal(0.0, 1.0, shape))
+            for name, shape in self.shapes.items()
+        }
+
+
+class Independent(Noise):
+    """Gaussian noise that is independent from round to round."""
+
+    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+        """Return fresh noise."""
+        return self.fresh(round_), state
+
+    @staticmethod
+    def event(sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
+        """Return the Gaussian mechanism on a sampled cohort, `rounds` times."""
+        from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+
+        return SelfComposedDpEvent(sampled(GaussianDpEvent(noise_multiplier)), rounds)
+
+
+NOISES: dict[str, type[Noise]] = {"independent": Independent}
+
+
+def noise_class(name: str) -> type[Noise]:
+    """Return a built-in process, or the one that ``path/to/file.py:NAME`` names.
+
+    Raises:
+        InputError: there is none of that name, or the file failed.
+    """
+    kind: object = resolve(name, NOISES, "noise")
+    if not (isinstance(kind, type) and issubclass(kind, Noise)):
+        raise InputError(f"{name}: is no flsim.privacy.noise.Noise; derive a class from it")
+    return kind
+
+
+def label_of(name: str) -> str:
+    """Return what a table's row says of a process, without a user's file being executed."""
+    return short_name(name) if is_own(name) else NOISES[name].label
+
+
+def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
+    """Return what rounds with a process's noise spend together; arguments as `Noise.event`.
+
+    Raises:
+        InputError: a user's own process failed, or states no event.
+    """
+    kind = noise_class(name)
+    with calling_own(name, "event(sampled, noise_multiplier, rounds)", InputError):
+        event = kind.event(sampled, noise_multiplier, rounds)
+    if event is None:
+        raise InputError(
+            f"{name}: states no privacy event, so that no accountant knows it; define event, which may return "
+            f"dp_accounting.NonPrivateDpEvent()"
+        )
+    return event
+
+
+def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str, Params]":
+    """Return a process's state before the first round, by slots as a state of training names them.
+
+    Args:
+        name: a key of `NOISES`, or a user's own.
+        seed: the experiment's.
+        like: tensors of the parameters' names and shapes.
+
+    Raises:
+        InputError: a user's own process failed, or its state is not of these names and shapes.
+    """
+    shapes, kind = _shapes(like), noise_class(name)
+    with calling_own(name, "init()", InputError):
+        state = kind(seed, shapes).init()
+        _refuse_other_shapes(name, state, shapes, InputError)
+    return {SLOT + slot: values for slot, values in state.items()}
+
+
+def step(
+    name: str,
+    seed: int,
+    like: "Mapping[str, torch.Tensor]",
+    moments: "Mapping[str, Params]",
+    round_: int,
+    failure: type[InputError] | type[RunFailed] = RunFailed,
+) -> "tuple[Params, dict[str, Params]]":
+    """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
+
+    Args:
+        name, seed, like: as `init`.
+        moments: slots of a state of training; those of others are left out.
+        round_: the round, from 0.
+        failure: the type of the error where a user's own fails; InputError before training.
+
+    Raises:
+        RunFailed: a user's own process failed, or what it returned is not of these names and shapes.
+    """
+    shapes, kind = _shapes(like), noise_class(name)
+    before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
+    with calling_own(name, "next(state, round_)", failure):
+        noise, after = kind(seed, shapes).next(before, round_)
+        if before.keys() != after.keys():
+            raise failure(f"{name}: a round turns slots {sorted(before)} into {sorted(after)}; keep the same ones")
+        _refuse_other_shapes(name, after | {"noise": noise}, shapes, failure)
+    return noise, {SLOT + slot: values for slot, values in after.items()}
+
+
+def _shapes(like: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Size]":
+    return {name: value.shape for name, value in like.items()}
+
+
+def _refuse_other_shapes(
+    name: str, slots: "Mapping[str, Params]", shapes: "dict[str, torch.Size]", failure: type[Exception]
+) -> None:
+    import torch
+
+    for slot, values in slots.items() if is_own(name) else ():
+        are_tensors = all(isinstance(value, torch.Tensor) for value in values.values())
+        if not (slot.isidentifier() and are_tensors and _shapes(values) == shapes):
+            raise failure(
+                f"{name}: {slot!r} holds other than tensors of the names and shapes of the model's parameters"
+            )

@@ -1,0 +1,290 @@
+"""docs/privacy.md as it stands: a sampler and correlated noise of one's own, by hand, resumed, accounted, refused."""
+
+import json
+import math
+import signal
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from helpers import Experiment, assert_same, start, wait_for_round
+
+import flsim
+from flsim.algorithms.checkpoint import digest_of
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.rng import stream
+from flsim.planning.disk import checkpoint_bytes
+from flsim.privacy import noise, report
+from flsim.privacy.accounting import epsilon_of
+from flsim.privacy.conventions import CONVENTIONS
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
+from flsim.training.central import CentralTraining
+from flsim.training.central.hparams import CentralHParams
+from flsim.training.state import State
+from server.verify import verify
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+OWN, SETTINGS = (DOCUMENT.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))
+OVERRIDES = tuple(
+    f"{section}.{name}={value!r}"
+    for section, values in tomllib.loads(SETTINGS).items()
+    for name, value in values.items()
+)
+MODEL = flsim.Model(3, 5)
+
+
+@pytest.fixture
+def own(experiment: Experiment) -> Path:
+    path = experiment.folder / "my_privacy.py"
+    path.write_text(OWN)
+    return path
+
+
+def algorithm(own: Path, **changes: object) -> flsim.FedAvg:
+    settings = tomllib.loads(SETTINGS)["privacy"] | {"noise": f"{own}:TakenBack"} | changes
+    return flsim.FedAvg(cohort=5, sampler=f"{own}:Turns", privacy=PrivacyHParams(**settings), shards=1)
+
+
+def planted(experiment: Experiment) -> flsim.Planted:
+    return flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+
+
+def by_hand(training: FederatedTraining, state: State, seed: int) -> dict[str, torch.Tensor]:
+    """(sum + z S (fresh_t - fresh_(t-1) / 2)) / qN, added to the parameters; z S = 2 x 0.5 = 1."""
+    cohort = training.cohort(state.round)
+    order = stream(seed, "turns").permutation(24)
+    assert cohort.tolist() == sorted(order[(5 * state.round + place) % 24] for place in range(5))
+    total = training.sum_of([reply.update for reply in training.here()(training.requests(state))], state)
+
+    def fresh(name: str, round_: int) -> torch.Tensor:
+        if round_ < 0:
+            return torch.zeros(state.params[name].shape, dtype=torch.float64)
+        return torch.from_numpy(stream(seed, "noise", round_, name).normal(0.0, 1.0, state.params[name].shape))
+
+    return {
+        name: (value + (total.delta[name] + fresh(name, state.round) - fresh(name, state.round - 1) / 2) / 5).float()
+        for name, value in state.params.items()
+    }
+
+
+def test_simulated_rounds_are_those_by_hand(experiment: Experiment, own: Path) -> None:
+    users, method = planted(experiment), algorithm(own)
+    training = method.training_of(users, MODEL, 6, 3, "cpu")
+    assert isinstance(training, FederatedTraining)
+    state = training.first_state()
+    for after in flsim.simulate(users, MODEL, method, 6, seed=3):
+        expected = by_hand(training, state, 3)
+        assert all(torch.equal(after.params[name], value) for name, value in expected.items())
+        assert after.moments.keys() == {"noise/before"}
+        assert {value.dtype for value in after.moments["noise/before"].values()} == {torch.float64}
+        state = after
+    assert state.round == 6
+
+
+def test_noise_is_beside_an_optimizer_s_and_an_algorithm_s_tensors(experiment: Experiment, own: Path) -> None:
+    """The optimizer sees none of the noise's state, and the noise none of its."""
+    users, adam = planted(experiment), flsim.ServerOptimizer("adam", 0.1)
+    method = replace(algorithm(own), server=adam)
+    *_, last = flsim.simulate(users, MODEL, method, 3, seed=3)
+    assert last.moments.keys() == {"m", "v", "noise/before"}
+    *_, without = flsim.simulate(users, MODEL, replace(algorithm(own), sampler="fixed-size"), 3, seed=3)
+    before = without.moments["noise/before"]
+    assert all(torch.equal(value, before[name]) for name, value in last.moments["noise/before"].items())
+
+
+def test_independent_noise_has_the_bits_of_one_draw_of_its_deviation() -> None:
+    like, deviation = {"a": torch.zeros(300, 70, dtype=torch.float64)}, 1.7 * 0.3
+    drawn, kept = noise.step("independent", 5, like, {"m": like}, 8)
+    expected = torch.from_numpy(stream(5, "noise", 8, "a").normal(0.0, deviation, (300, 70)))
+    assert torch.equal(deviation * drawn["a"], expected)
+    assert kept == {}
+    assert noise.init("independent", 5, like) == {}
+
+
+def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits_wherever_it_lies(experiment: Experiment, own: Path) -> None:
+    run = Run.create(load_config(experiment.config, OVERRIDES), experiment.folder / "run")
+    training = run.training()
+    whole = list(training.states(training.first_state(), 4))
+    resumed = run.load(run.save(whole[1]))
+    assert digest_of(resumed) == digest_of(whole[1])
+    again = list(Run.open(run.path).training().states(resumed, 4))
+    assert [digest_of(state) for state in again] == [digest_of(state) for state in whole[2:]]
+    forgetful = replace(resumed, moments=noise.init(f"{own}:TakenBack", 0, resumed.params))
+    (_, other) = run.training().states(forgetful, 4)
+    assert digest_of(other) != digest_of(whole[3])  # its noise has no past
+    moved = experiment.folder / "moved"
+    run.path.rename(moved)
+    elsewhere = Run.open(moved)
+    state = elsewhere.load(moved / "checkpoints" / "round-000002.safetensors")
+    assert [digest_of(after) for after in elsewhere.training().states(state, 4)] == [digest_of(x) for x in again]
+
+
+def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path) -> None:
+    """Without noise of others: T rounds of Gaussian noise of multiplier z / 2, halved again for 2S."""
+    run = Run.create(load_config(experiment.config, OVERRIDES), experiment.folder / "run")
+    training = run.training()
+    *_, state = training.states(training.first_state(), 3)
+    run.save(state)
+    (convention,) = (of for of in CONVENTIONS if of.name == "replace-one-rdp")
+    expected = epsilon_of(SelfComposedDpEvent(GaussianDpEvent(0.5), 3), run.delta, convention)
+    assert run.epsilons(state) == {"own-replace-one-rdp": expected}
+    assert 0 < expected < math.inf
+    assert "after Turns sampling" in report.sentence(run.epsilons(state), run.config.sampler, run.delta)
+    lines = json.loads(experiment.call("privacy", "run", "--json").stdout)
+    assert [(line["convention"], line["sampler"]) for line in lines] == [
+        ("own-replace-one-rdp", "Turns"),
+        ("own-replace-one-pld", "Turns"),
+    ]
+    assert lines[0]["epsilon"] == expected
+    plan = ("--users", "24", "--cohort", "6", "--rounds", "3", "--delta", "0.004", "--sampler", f"{own}:Turns")
+    said = experiment.call("privacy", *plan, "--noise-multiplier", "2").stdout
+    assert "Turns" in said
+    assert "poisson" not in said
+    refused = experiment.call("trace", "run", check=False)
+    assert refused.returncode == 2
+    (copy,) = (run.path / "code").iterdir()
+    copy.write_text(OWN + "# another version\n")
+    refused = experiment.call("privacy", "run", check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+def test_noise_without_a_known_cost_may_say_so(experiment: Experiment, own: Path) -> None:
+    """With a built-in sampler the paper's conventions stay; none of them has a finite epsilon."""
+    stated = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), rounds)"
+    own.write_text(
+        OWN.replace(stated, "return NonPrivateDpEvent()").replace("import Gauss", "import NonPrivateDpEvent, Gauss")
+    )
+    users = planted(experiment)
+    *_, state = flsim.simulate(users, MODEL, replace(algorithm(own), sampler="poisson"), 2)
+    (entry,) = state.ledger.entries
+    assert entry.event("S") == NonPrivateDpEvent()
+    assert report.spent(state.ledger, "poisson", 1e-3) == {"poisson-rdp": math.inf}
+
+
+def test_names_digests_and_plans(experiment: Experiment, own: Path) -> None:
+    plain = load_config(experiment.config)
+    said = load_config(experiment.config, ("privacy.noise=independent", "training.sampler=fixed-size"))
+    assert said.digest == plain.digest
+    private = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=2.0")
+    usual, mine = load_config(experiment.config, private), load_config(experiment.config, OVERRIDES)
+    assert mine.setting == "Non-IID, DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns"
+    assert mine.digest != usual.digest
+    assert checkpoint_bytes(mine, 40) == 3 * checkpoint_bytes(usual, 40)  # its state is in float64
+    before = mine.digest
+    own.write_text(OWN + "# another version\n")
+    assert mine.digest != before
+
+
+EVENT = "    def event(self, population, mechanism):\n        return mechanism"
+STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), rounds)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (EVENT, "    nothing = None", r"Turns: states no privacy event; define event"),
+        ("return mechanism", "return type(mechanism).no", r"my_privacy\.py:\d+: AttributeError: .*'no'"),
+        ("np.sort(order[places])", "order[places]", "round 1 drew no cohort of 5 to 5 users; return different numbers"),
+        ("np.sort(order[places])", "np.sort(order[places])[1:]", "round 1 drew no cohort of 5 to 5 users"),
+        ("np.sort(order[places])", "np.sort(order[places]).tolist()", "round 1 drew no cohort of 5 to 5 users"),
+        ("np.sort(order[places])", "np.sort(order[places]) + 24", "round 1 drew no cohort of 5 to 5 users"),
+        ("draw(self, seed, round_, population)", "draw(self, seed)", r"it needs draw\(seed, round_, population\)"),
+        ("def draw", "def drew", r"abstract method '?draw'?; it needs draw\("),
+        ("class Turns(Sampler)", "class Turns", r"is no flsim\.privacy\.sampling\.Sampler; derive a class from it"),
+        (STATED, "return None", "TakenBack: states no privacy event, so that no accountant knows it"),
+        (STATED, "return Unknown()", "dp_accounting's rdp refuses"),
+        (STATED, "return rounds.no", r"my_privacy\.py:\d+: AttributeError: 'int' object has no attribute 'no'"),
+        ('{"before": fresh}', "{}", r"a round turns slots \['before'\] into \[\]; keep the same ones"),
+        ('{"before": fresh}', '{"before": {}}', "'before' holds other than tensors of the names and shapes"),
+        ('{"before": fresh}', "None", r"'NoneType' object has no attribute 'keys'; it needs next\(state, round_\)"),
+        ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' holds other than tensors"),
+        ("next(self, state, round_)", "next(self, state)", r"it needs next\(state, round_\)"),
+        ("class TakenBack(Noise)", "class TakenBack", r"is no flsim\.privacy\.noise\.Noise; derive a class from it"),
+    ],
+)
+def test_what_is_wrong_is_known_before_training(
+    experiment: Experiment, own: Path, old: str, new: str, message: str
+) -> None:
+    assert OWN.count(old) == 1
+    unknown = (
+        "from dp_accounting import DpEvent\n\n\nclass Unknown(DpEvent):\n    pass\n\n\n" if "Unknown" in new else ""
+    )
+    own.write_text(unknown + OWN.replace(old, new))
+    with pytest.raises(InputError, match=message) as caught:
+        flsim.simulate(planted(experiment), MODEL, algorithm(own), 4)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("fresh = self.fresh(round_)", "fresh = self.fresh(round_ // (2 - round_))", "ZeroDivisionError"),
+        ("places = np", "population //= 2 - round_; places = np", "ZeroDivisionError"),
+    ],
+)
+def test_what_goes_wrong_later_fails_the_run_and_names_the_line(
+    experiment: Experiment, own: Path, old: str, new: str, message: str
+) -> None:
+    own.write_text(OWN.replace(old, new))
+    states = flsim.simulate(planted(experiment), MODEL, algorithm(own), 4)
+    assert next(states).round == 1
+    assert next(states).round == 2
+    with pytest.raises(RunFailed, match=rf"my_privacy\.py:\d+: {message}"):
+        next(states)
+
+
+def test_what_does_not_go_together_is_refused(experiment: Experiment, own: Path) -> None:
+    process, users = f"{own}:TakenBack", planted(experiment)
+    with pytest.raises(InputError, match=r'"clip" adds no noise; remove privacy\.noise'):
+        PrivacyHParams("clip", clip=0.5, noise=process)
+    with pytest.raises(InputError, match="a clip that adapts takes independent noise"):
+        PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, target_quantile=0.5, noise=process)
+    with pytest.raises(InputError, match="noise must be one of independent, found 'pink'"):
+        PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, noise="pink")
+    with pytest.raises(InputError, match=r"privacy\.noise is for users' updates"):
+        CentralTraining(users.users, CentralHParams(), 0, privacy=algorithm(own).privacy, model=MODEL)
+    own.write_text(OWN.replace(EVENT, ""))
+    clipped = replace(algorithm(own), privacy=PrivacyHParams("clip", clip=0.5))
+    *_, last = flsim.simulate(users, MODEL, clipped, 2)  # which no accountant is asked about
+    assert last.round == 2
+    assert last.moments == {}
+
+
+def test_sizes_may_differ_where_the_sampler_says_so(experiment: Experiment, own: Path) -> None:
+    sizes = "\n    def sizes(self, population):\n        return 0, population\n"
+    own.write_text(
+        OWN.replace("np.sort(order[places])", "np.sort(order[places])[round_ :]").replace(EVENT, EVENT + sizes)
+    )
+    training = algorithm(own).training_of(planted(experiment), MODEL, 4, 0, "cpu")
+    assert isinstance(training, FederatedTraining)
+    assert [len(training.cohort(round_)) for round_ in range(6)] == [5, 4, 3, 2, 1, 0]
+    assert training.cohort(0).dtype == np.int64
+
+
+def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Experiment, own: Path) -> None:
+    """On Ray; another version of the file is refused."""
+    settings = (*OVERRIDES, "training.rounds=12", "evaluation.every=12", "system.checkpoint_every=2")
+    options = tuple(part for text in settings for part in ("--set", text))
+    whole, broken = experiment.run("whole", *settings), experiment.folder / "broken"
+    process = start(experiment, "--out", "broken", *options)
+    wait_for_round(broken, 5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    own.write_text(OWN + "# another version\n")
+    done = experiment.call("run", experiment.config, "--out", "broken", *options, "--resume", check=False)
+    assert done.returncode == 2
+    assert "was started with another version of" in done.stderr
+    own.write_text(OWN)
+    experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
+    assert_same(broken, whole)
+    assert verify(Run.open(whole), 12).differs is None
+    shown = experiment.call("table", "whole").stdout
+    assert "DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns" in shown
+    assert "own-replace-one-rdp" in shown
