@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import planting_of, settled
-from flsim.canaries.population import Population, World, make_twin
+from flsim.canaries.population import Population, World, make_twin, phrases_of
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.models.hparams import ModelHParams
@@ -76,8 +74,8 @@ def plant(
     split, overlay, twin = opened.split("train"), planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
-    phrases = tuple(np.array(canary.tokens, np.uint16) for canary in planting.canaries)
-    return Planted(opened, world, Population(split, phrases, overlay, twin), planting.canaries)
+    population = Population(split, phrases_of(planting.canaries, split.layout), overlay, twin)
+    return Planted(opened, world, population, planting.canaries)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, refuse_existing, write_json
 from flsim.canaries.planting import Overlay, Planting, draw_canaries, plant
-from flsim.canaries.population import Population, one_line
+from flsim.canaries.population import Population, one_line, phrases_of
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
@@ -106,7 +106,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
         corpus,
         out,
         {"step": "plant", "canaries": _listed(hparams), "seed": seed},
-        source=Population(train, tuple(np.array(canary.tokens, np.uint16) for canary in canaries), overlay),
+        source=Population(train, phrases_of(canaries, train.layout), overlay),
         notes=[f"planted: {planted.copies:,} copies of {planted.present:,} canaries, of {len(canaries):,} drawn"],
         beside=lambda folder: planted.write(folder, corpus.vocabulary),
     )

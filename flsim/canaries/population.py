@@ -25,7 +25,7 @@ from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.roster import read_canaries, write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
-from flsim.data.records import Records
+from flsim.data.records import Records, Tokens
 from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout
 
@@ -53,13 +53,13 @@ class Population:
 
     Attributes:
         split: the corpus' users.
-        phrases: uint16 arrays, the words of each canary.
+        phrases: the words of each canary, as `phrases_of` gives them.
         overlay: the records that they replace, counted in the population's own order.
         twin: that order and the users in it, where it is not the corpus' own.
     """
 
     split: Split
-    phrases: tuple[NDArray[np.uint16], ...]
+    phrases: tuple[Tokens, ...]
     overlay: Overlay
     twin: Twin | None = None
 
@@ -116,10 +116,15 @@ class Population:
         lengths = before.copy()
         lengths[places] = [len(phrase) for phrase in phrases]
         from_corpus = np.repeat(kept, lengths)
-        tokens = np.empty(len(from_corpus), np.uint16)
+        tokens = np.empty(len(from_corpus), records.tokens.dtype)
         tokens[from_corpus] = records.tokens[np.repeat(kept, before)]
         tokens[~from_corpus] = np.concatenate(phrases)
         return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def phrases_of(canaries: Iterable[Canary], layout: Layout) -> tuple[Tokens, ...]:
+    """Return the words of each canary, as ids of the layout's token type."""
+    return tuple(np.array(canary.tokens, layout.token_type) for canary in canaries)
 
 
 def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overlay]:
@@ -245,7 +250,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
         canaries = read_canaries(folder)
-        phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
+        phrases = phrases_of(canaries, split.layout)
         overlay = Overlay.read(folder, about["insertions"])
         if not overlay.is_of(split.records, canaries):
             raise ValueError("planted records or canaries that there are not")

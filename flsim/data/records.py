@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flsim.data.vocabulary import Layout
 
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.unsignedinteger[Any]]  # of the layout's `token_type`
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Records:
     """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS.
 
     Attributes:
-        tokens: uint16 [words].
+        tokens: uint16 or uint32 [words], as `Layout.token_type` says.
         offsets: int64 [records + 1], from 0.
     """
 
@@ -28,7 +28,8 @@ class Records:
     def of(cls, records: list[list[int]]) -> "Records":
         lengths = [len(record) for record in records]
         flat = [token for record in records for token in record]
-        return cls(np.array(flat, np.uint16), np.cumsum([0, *lengths], dtype=np.int64))
+        token_type = np.uint16 if max(flat, default=0) < 2**16 else np.uint32
+        return cls(np.array(flat, token_type), np.cumsum([0, *lengths], dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
