@@ -17,7 +17,7 @@ from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import planting_of, settled
-from flsim.canaries.population import Population, World, make_twin, phrases_of
+from flsim.canaries.population import Population, World, make_twin
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.models.hparams import ModelHParams
@@ -74,8 +74,7 @@ def plant(
     split, overlay, twin = opened.split("train"), planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
-    population = Population(split, phrases_of(planting.canaries, split.layout), overlay, twin)
-    return Planted(opened, world, population, planting.canaries)
+    return Planted(opened, world, Population.of(split, planting.canaries, overlay, twin), planting.canaries)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from flsim.algorithms.built_in import algorithm_named
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.data.records import Users
+from flsim.data.records import UsersByRound
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -119,7 +119,7 @@ class FederatedTraining:
             a user's own optimizer fails.
     """
 
-    users: Users
+    users: UsersByRound
     model: ModelHParams
     algorithm: FedAvgHParams
     local: LocalHParams = field(default_factory=LocalHParams)
@@ -214,14 +214,15 @@ class FederatedTraining:
         return engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
 
     def update(self, engine: Engine, asked: RoundRequest) -> UpdateSum:
-        """What a shard was asked for: the sum over its users."""
+        """What a shard was asked for: the sum over its users, as they are in that round."""
+        users = self.users.at(asked.round)
         if not self.method.has_own_steps:
-            return engine.train(asked.params, self.users, asked.users.tolist(), self.seed, asked.round, asked.clip)
+            return engine.train(asked.params, users, asked.users.tolist(), self.seed, asked.round, asked.clip)
         return train_users(
             self.method,
             cast(LocalEngine, engine).model,
             asked.params,
-            self.users,
+            users,
             asked.users,
             self.local,
             self.seed,

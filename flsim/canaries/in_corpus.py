@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, refuse_existing, write_json
 from flsim.canaries.planting import Overlay, Planting, draw_canaries, plant
-from flsim.canaries.population import Population, one_line, phrases_of
+from flsim.canaries.population import Population, one_line
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
@@ -77,6 +77,8 @@ class Planted:
             canaries, overlay = read_canaries(folder), Overlay.read(folder, about["copies"])
             if not overlay.is_of(corpus.split("train").records, canaries):
                 raise ValueError("planted records or canaries that there are not")
+            if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
+                raise ValueError("canaries of some rounds only, and a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))
             drawn: dict[str, Any] = {
                 name: tuple(of) if isinstance(of, list) else of for name, of in dict(about["canaries"]).items()
@@ -106,7 +108,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
         corpus,
         out,
         {"step": "plant", "canaries": _listed(hparams), "seed": seed},
-        source=Population(train, phrases_of(canaries, train.layout), overlay),
+        source=Population.of(train, canaries, overlay),
         notes=[f"planted: {planted.copies:,} copies of {planted.present:,} canaries, of {len(canaries):,} drawn"],
         beside=lambda folder: planted.write(folder, corpus.vocabulary),
     )

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
 from flsim.data.manifest import FLAT_FILES, SCHEMA, SPLITS, TOKEN_FILES, UNNAMED, read_manifest
-from flsim.data.records import Records, Tokens
+from flsim.data.records import Records, Tokens, Unchanging
 from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
 
@@ -39,8 +39,8 @@ def memory_map(path: Path, dtype: str) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Split:
-    """The users of one split, opened for reading; satisfies `Users` and `RecordSource`."""
+class Split(Unchanging):
+    """The users of one split, opened for reading; satisfies `UsersByRound` and `RecordsByRound`."""
 
     layout: Layout
     tokens: Tokens
