@@ -287,10 +287,10 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             ends = np.concatenate([[0], twin.user_offsets, [split.records]])
             if (np.diff(ends) < 0).any() or ends[1] or ends[-2] != split.records:
                 raise ValueError("users of a twin that are not all of its records")
+        return Population.of(split, canaries, overlay, twin), canaries
     except InputError:
         raise
     except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InputError(
             f"{folder}: what was planted cannot be read ({one_line(error)}); restore it or start a new run"
         ) from error
-    return Population.of(split, canaries, overlay, twin), canaries
