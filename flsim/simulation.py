@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
@@ -75,8 +73,7 @@ def plant(
     split, overlay, twin = opened.split("train"), planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
-    phrases = tuple(np.array(canary.tokens, np.uint16) for canary in planting.canaries)
-    return Planted(opened, world, Population(split, phrases, overlay, twin), planting.canaries)
+    return Planted(opened, world, Population.of(split, planting.canaries, overlay, twin), planting.canaries)
 
 
 @dataclass(frozen=True)

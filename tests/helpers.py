@@ -19,7 +19,7 @@ from waiting import hear_ctrl_c
 from flsim import cli
 from flsim.algorithms.checkpoint import latest, load
 from flsim.data.corpus import Corpus
-from flsim.data.records import Records
+from flsim.data.records import Records, Unchanging
 from flsim.data.vocabulary import Layout
 from flsim.results.store import read_run
 from flsim.training.state import State
@@ -67,7 +67,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class InMemory:
+class InMemory(Unchanging):
     """A population of given users, each a list of records, each a list of ids."""
 
     layout: Layout

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from flsim.measures.built_in import ALSO, QUANTITIES
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.language_model import ModelSettings
 
 ROOT = Path(__file__).parents[1]
 # The rooms: each may import those that it lists, itself, and `flsim.base`. What is listed lies further up.
@@ -147,6 +149,21 @@ def test_kinds_of_training_are_known_to_their_own_rooms(path: Path) -> None:
     tested = re.search(r"isinstance\([^)]*(Federated|Central)Config", path.read_text(encoding="utf-8"))
     where = path.relative_to(ROOT).as_posix()
     assert not tested or where.startswith(("flsim/bench/", "flsim/runs/config/")) or where in KNOW_KINDS
+
+
+TENSORS = {name for name, _ in CIFGLanguageModel(5, ModelSettings(2, 2)).named_parameters()}
+KNOW_TENSORS = {
+    *(f"flsim/models/{name}.py" for name in ("cifg", "language_model")),
+    *(f"flsim/training/cohort/{name}.py" for name in ("gradient", "padding", "stacked_model")),
+    "flsim/algorithms/checkpoint.py",  # a setting of the same name
+}
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_tensors_are_known_by_name_to_their_own_model_and_its_kernels(path: Path) -> None:
+    """Elsewhere a model answers for its sizes, and any tensor for device and dtype."""
+    names = TENSORS & set(texts_of(path))
+    assert bool(names) == (path.relative_to(ROOT).as_posix() in KNOW_TENSORS), names
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())

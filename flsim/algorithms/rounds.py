@@ -22,7 +22,7 @@ from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own
-from flsim.data.records import Users
+from flsim.data.records import UsersByRound
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -122,7 +122,7 @@ class FederatedTraining:
             own optimizer, sampler or noise fails, or what these release cannot be accounted and should be.
     """
 
-    users: Users
+    users: UsersByRound
     model: ModelHParams
     algorithm: FedAvgHParams
     local: LocalHParams = field(default_factory=LocalHParams)
@@ -230,14 +230,15 @@ class FederatedTraining:
         return engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
 
     def update(self, engine: Engine, asked: RoundRequest) -> UpdateSum:
-        """What a shard was asked for: the sum over its users."""
+        """What a shard was asked for: the sum over its users, as they are in that round."""
+        users = self.users.at(asked.round)
         if not self.method.has_own_steps:
-            return engine.train(asked.params, self.users, asked.users.tolist(), self.seed, asked.round, asked.clip)
+            return engine.train(asked.params, users, asked.users.tolist(), self.seed, asked.round, asked.clip)
         return train_users(
             self.method,
             cast(LocalEngine, engine).model,
             asked.params,
-            self.users,
+            users,
             asked.users,
             self.local,
             self.seed,

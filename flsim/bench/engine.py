@@ -19,7 +19,7 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.steps import steps_of
@@ -86,7 +86,7 @@ def bench_engine(
     users = DrawnUsers(cohort, spread)
     population = Held(users)
     rows = [_row(start, population, size, precision, profile) for precision in precisions for size in micro_cohorts]
-    name = torch.cuda.get_device_name(start["embedding"].device) if device.startswith("cuda") else device
+    name = torch.cuda.get_device_name(representative(start).device) if device.startswith("cuda") else device
     unit = f"one user of {USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, the full model"
     return {"device": name, "torch": torch.__version__, "cohort": cohort, "unit": unit, "rows": rows}
 
@@ -124,7 +124,7 @@ def describe(measured: dict[str, Any]) -> str:
 
 
 def _row(start: Params, users: Held, size: int, precision: Precision, profile: bool) -> dict[str, Any]:
-    device, hparams = start["embedding"].device, LocalHParams(precision=precision)
+    device, hparams = representative(start).device, LocalHParams(precision=precision)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
@@ -152,7 +152,7 @@ def _row(start: Params, users: Held, size: int, precision: Precision, profile: b
 
 def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int) -> float:
     engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size)
-    return _seconds(lambda: engine.train(start, users, range(len(users)), 0, 0, CLIP), start["embedding"].device)
+    return _seconds(lambda: engine.train(start, users, range(len(users)), 0, 0, CLIP), representative(start).device)
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

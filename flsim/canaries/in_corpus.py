@@ -77,6 +77,8 @@ class Planted:
             canaries, overlay = read_canaries(folder), Overlay.read(folder, about["copies"])
             if not overlay.is_of(corpus.split("train").records, canaries):
                 raise ValueError("planted records or canaries that there are not")
+            if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
+                raise ValueError("canaries of some rounds only, and a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))
             drawn: dict[str, Any] = {
                 name: tuple(of) if isinstance(of, list) else of for name, of in dict(about["canaries"]).items()
@@ -106,7 +108,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
         corpus,
         out,
         {"step": "plant", "canaries": _listed(hparams), "seed": seed},
-        source=Population(train, tuple(np.array(canary.tokens, np.uint16) for canary in canaries), overlay),
+        source=Population.of(train, canaries, overlay),
         notes=[f"planted: {planted.copies:,} copies of {planted.present:,} canaries, of {len(canaries):,} drawn"],
         beside=lambda folder: planted.write(folder, corpus.vocabulary),
     )

@@ -161,9 +161,11 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
     """
     if not phrases:
         return set()
-    wanted = np.array(sorted(phrases), np.uint16)
+    wanted = np.array(sorted(phrases))
     length = wanted.shape[1]
-    at_place = np.zeros((length, 2**16), bool)  # whether some phrase has the word there
+    at_place = np.zeros(
+        (length, max(2**16, split.layout.vocabulary_size)), bool
+    )  # whether some phrase has the word there
     at_place[np.arange(length), wanted] = True
     found: set[tuple[int, ...]] = set()
     for start, window in windows(split.tokens, chunk, overlap=length - 1):

@@ -9,8 +9,8 @@ A population on disk is a small folder beside the corpus it overlays:
     population.json    world, digest of the corpus, counts, digests of the files above
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +25,13 @@ from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.roster import read_canaries, write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
-from flsim.data.records import Records
+from flsim.data.records import Records, Tokens
 from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout
 
 World = Literal["iid", "non-iid"]
 ABOUT = "population.json"
+NEVER = np.iinfo(np.int64).max  # the round in which a window without an end closes
 ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by their type
 
 
@@ -49,19 +50,49 @@ class Twin:
 
 @dataclass(frozen=True)
 class Population:
-    """Training users of one world; satisfies `flsim.data.records.Users` and `RecordSource`.
+    """Training users of one world; satisfies `flsim.data.records.UsersByRound` and `RecordsByRound`.
 
     Attributes:
         split: the corpus' users.
-        phrases: uint16 arrays, the words of each canary.
+        phrases: the words of each canary, of the layout's token type.
         overlay: the records that they replace, counted in the population's own order.
         twin: that order and the users in it, where it is not the corpus' own.
+        windows: int64 [canaries, 2], the first and the last round in which each is planted, from 1; None where all are
+            in every round.
     """
 
     split: Split
-    phrases: tuple[NDArray[np.uint16], ...]
+    phrases: tuple[Tokens, ...]
     overlay: Overlay
     twin: Twin | None = None
+    windows: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, split: Split, canaries: Sequence[Canary], overlay: Overlay, twin: Twin | None = None) -> "Population":
+        """Return the users of a split, or of its twin, with these canaries planted in them."""
+        phrases = tuple(np.array(canary.tokens, split.layout.token_type) for canary in canaries)
+        ends = [NEVER if canary.last_round is None else canary.last_round for canary in canaries]
+        windows = [(canary.first_round or 1, end) for canary, end in zip(canaries, ends, strict=True)]
+        return cls(split, phrases, overlay, twin, np.array(windows) if set(windows) - {(1, NEVER)} else None)
+
+    def at(self, round_: int) -> "Population":
+        """Return the users of a round, counted from 0, or this object where no canary has a window.
+
+        A canary's copies are there in the rounds of its window; in others the records that they replace are.
+        """
+        if self.windows is None:
+            return self
+        canaries = self.overlay.canaries
+        active = self.is_planted_in(canaries, round_ + 1)
+        return replace(self, overlay=Overlay(self.overlay.records[active], canaries[active]), windows=None)
+
+    def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
+        """Return whether canaries, indices [n], are planted in rounds, from 1, int64 [n] or the same for all."""
+        if self.windows is None:
+            return np.ones(len(canaries), bool)
+        first, last = self.windows[canaries].T
+        is_planted: NDArray[np.bool_] = (first <= rounds) & (rounds <= last)
+        return is_planted
 
     @property
     def layout(self) -> Layout:
@@ -116,7 +147,7 @@ class Population:
         lengths = before.copy()
         lengths[places] = [len(phrase) for phrase in phrases]
         from_corpus = np.repeat(kept, lengths)
-        tokens = np.empty(len(from_corpus), np.uint16)
+        tokens = np.empty(len(from_corpus), records.tokens.dtype)
         tokens[from_corpus] = records.tokens[np.repeat(kept, before)]
         tokens[~from_corpus] = np.concatenate(phrases)
         return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]))
@@ -245,12 +276,9 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
         canaries = read_canaries(folder)
-        phrases = tuple(np.array(canary.tokens, np.uint16) for canary in canaries)
         overlay = Overlay.read(folder, about["insertions"])
         if not overlay.is_of(split.records, canaries):
             raise ValueError("planted records or canaries that there are not")
-        if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
-            raise ValueError("canaries of some rounds only, and a population is the same in all rounds")
         twin = None
         if about["world"] == "iid":
             dtype = order_dtype(split.records)
@@ -259,10 +287,10 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             ends = np.concatenate([[0], twin.user_offsets, [split.records]])
             if (np.diff(ends) < 0).any() or ends[1] or ends[-2] != split.records:
                 raise ValueError("users of a twin that are not all of its records")
+        return Population.of(split, canaries, overlay, twin), canaries
     except InputError:
         raise
     except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InputError(
             f"{folder}: what was planted cannot be read ({one_line(error)}); restore it or start a new run"
         ) from error
-    return Population(split, phrases, overlay, twin), canaries

@@ -3,8 +3,9 @@
     manifest.json            schema, token layout, counts, drops by reason, digests of sources and of the files below
     vocabulary.tsv           word, count; most frequent first
     train/  heldout/  test/  split.json    token layout and counts, so that a split can be read without the rest
-                             tokens.u16    word ids of all records, one after another
-                             records.i64   where each record starts in tokens.u16, and its end
+                             tokens.u16    word ids of all records, one after another; tokens.u32 where the
+                                           vocabulary has more than 65,536 ids
+                             records.i64   where each record starts among the tokens, and its end
                              users.i64     where each user starts in records.i64, and its end
                              names.json    the users' names
 
@@ -24,8 +25,8 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
-from flsim.data.manifest import FLAT_FILES, SCHEMA, SPLITS, read_manifest
-from flsim.data.records import Records
+from flsim.data.manifest import FLAT_FILES, SCHEMA, SPLITS, TOKEN_FILES, UNNAMED, read_manifest
+from flsim.data.records import Records, Tokens, Unchanging
 from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
 
@@ -38,11 +39,11 @@ def memory_map(path: Path, dtype: str) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Split:
-    """The users of one split, opened for reading; satisfies `Users` and `RecordSource`."""
+class Split(Unchanging):
+    """The users of one split, opened for reading; satisfies `UsersByRound` and `RecordsByRound`."""
 
     layout: Layout
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     record_offsets: NDArray[np.int64]
     user_offsets: NDArray[np.int64]
     folder: Path
@@ -58,9 +59,10 @@ class Split:
             layout = _layout_of(from_json((folder / "split.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{folder}: not a split of a corpus ({error}); import the corpus again") from error
+        tokens, dtype = TOKEN_FILES[layout.token_type]
         return cls(
             layout,
-            memory_map(folder / "tokens.u16", "<u2"),
+            memory_map(folder / tokens, dtype),
             memory_map(folder / "records.i64", "<i8"),
             memory_map(folder / "users.i64", "<i8"),
             folder,
@@ -176,14 +178,20 @@ def _layout_of(described: dict[str, Any]) -> Layout:
     return Layout(int(about["vocabulary_size"]), int(about["record_words"]), str(about["name"]))
 
 
+def _description_of(layout: Layout) -> dict[str, Any]:
+    """Return a layout as a manifest has it; a type that older manifests do not name is left out: digests stay."""
+    return asdict(layout) | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
+
+
 class SplitWriter:
     """Appends users to a split's flat files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, layout: Layout) -> None:
         folder.mkdir()
-        self.folder = folder
+        self.folder, self.layout = folder, layout
+        self._tokens, self._dtype = TOKEN_FILES[layout.token_type]
         self.users = self.records = self.words = 0
-        self._files = {name: HashedFile((folder / name).open("wb")) for name in FLAT_FILES}
+        self._files = {name: HashedFile((folder / name).open("wb")) for name in (self._tokens, *FLAT_FILES)}
         self._append("records.i64", np.zeros(1, np.int64))
         self._append("users.i64", np.zeros(1, np.int64))
 
@@ -194,7 +202,7 @@ class SplitWriter:
     def extend(
         self,
         names: Sequence[str],
-        tokens: NDArray[np.uint16],
+        tokens: Tokens,
         record_words: NDArray[np.integer[Any]],
         user_records: NDArray[np.integer[Any]],
     ) -> None:
@@ -202,11 +210,11 @@ class SplitWriter:
 
         Args:
             names: of the users.
-            tokens: uint16 [words], of all their records.
+            tokens: ids [words], of all their records.
             record_words: integer [records], words of each record.
             user_records: integer [users], records of each user.
         """
-        self._files["tokens.u16"].write(tokens.astype("<u2").tobytes())
+        self._files[self._tokens].write(tokens.astype(self._dtype).tobytes())
         self._append("records.i64", self.words + np.cumsum(record_words, dtype=np.int64))
         self._append("users.i64", self.records + np.cumsum(user_records, dtype=np.int64))
         names_json = json.dumps(list(names))[1:-1]
@@ -220,11 +228,11 @@ class SplitWriter:
         for file in self._files.values():
             file.close()
 
-    def finish(self, layout: Layout) -> dict[str, dict[str, Any]]:
+    def finish(self) -> dict[str, dict[str, Any]]:
         """Complete the files. Returns their sizes and digests by name."""
         self._files["names.json"].write(b"]" if self.users else b"[]")
         self.close()
-        write_json(self.folder / "split.json", {"layout": asdict(layout), **self.counts()})
+        write_json(self.folder / "split.json", {"layout": _description_of(self.layout), **self.counts()})
         return {name: file.described() for name, file in self._files.items()}
 
     def counts(self) -> dict[str, int]:
@@ -245,7 +253,7 @@ class CorpusWriter:
     def __init__(self, folder: Path, vocabulary: Vocabulary, layout: Layout) -> None:
         self.folder, self.layout = folder, layout
         vocabulary.write(folder / "vocabulary.tsv")
-        self.splits = {name: SplitWriter(folder / name) for name in SPLITS}
+        self.splits = {name: SplitWriter(folder / name, layout) for name in SPLITS}
 
     def __enter__(self) -> "CorpusWriter":
         return self
@@ -276,7 +284,7 @@ class CorpusWriter:
         written = {
             f"{name}/{file}": described
             for name, split in self.splits.items()
-            for file, described in split.finish(self.layout).items()
+            for file, described in split.finish().items()
         }
         for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
             name = path.relative_to(self.folder).as_posix()
@@ -286,7 +294,7 @@ class CorpusWriter:
             self.folder / "manifest.json",
             {
                 "schema": SCHEMA,
-                "layout": asdict(self.layout),
+                "layout": _description_of(self.layout),
                 "splits": {name: split.counts() for name, split in self.splits.items()},
                 "dropped": dropped,
                 "sources": sources,

@@ -98,8 +98,8 @@ class _Measured:
 
     @cached_property
     def token_counts(self) -> NDArray[np.int64]:
-        """int64 [2^16]: how often each token id occurs."""
-        counts = np.zeros(2**16, np.int64)
+        """int64 [2^16, or V where that is more]: how often each token id occurs."""
+        counts = np.zeros(max(2**16, self.split.layout.vocabulary_size), np.int64)
         for _, tokens in windows(self.split.tokens):
             counts += np.bincount(tokens, minlength=len(counts))
         return counts

@@ -1,27 +1,30 @@
 """A corpus' manifest.json: which files it seals, and what it says, checked by type when it is read."""
 
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
+from flsim.data.vocabulary import token_type_of
 
 SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
-FLAT_FILES = ("tokens.u16", "records.i64", "users.i64", "names.json")
-NAMED = ("vocabulary.tsv", *(f"{split}/{name}" for split in SPLITS for name in (*FLAT_FILES, "split.json")))
+TOKEN_FILES = {"uint16": ("tokens.u16", "<u2"), "uint32": ("tokens.u32", "<u4")}  # file and its values, by type
+UNNAMED = "uint16"  # the type where a manifest names none, as older ones
+FLAT_FILES = ("records.i64", "users.i64", "names.json")
 PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
 Sealed = dict[str, tuple[int, str]]
 
 
 class Described(TypedDict):
-    """A `flsim.data.vocabulary.Layout`, which checks the values."""
+    """A `flsim.data.vocabulary.Layout`, which checks the values; `UNNAMED` tokens have no type here."""
 
     vocabulary_size: int
     record_words: int
     name: str
+    tokens: NotRequired[Literal["uint16", "uint32"]]
 
 
 class Step(TypedDict):
@@ -60,6 +63,12 @@ class Manifest(TypedDict):
 MANIFEST = TypeAdapter(Manifest)
 
 
+def named(token_type: str) -> tuple[str, ...]:
+    """Return the names of the files that every corpus with tokens of this type has."""
+    files = (TOKEN_FILES[token_type][0], *FLAT_FILES, "split.json")
+    return ("vocabulary.tsv", *(f"{split}/{name}" for split in SPLITS for name in files))
+
+
 def _what_is_wrong(text: str | bytes) -> str:
     """Of a manifest as JSON: the first key whose value is missing or of another type; empty where all is well."""
     try:
@@ -68,6 +77,11 @@ def _what_is_wrong(text: str | bytes) -> str:
         first = error.errors(include_input=False, include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return ""
+
+
+def token_type_in(manifest: dict[str, Any]) -> str:
+    """Return the type of token ids that a manifest says."""
+    return str(manifest["layout"].get("tokens", UNNAMED))
 
 
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
@@ -86,7 +100,13 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
         raise InputError(f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import it again")
     if wrong := _what_is_wrong(text):
         raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
-    for name in NAMED:
+    tokens, size = token_type_in(manifest), manifest["layout"]["vocabulary_size"]
+    if tokens != token_type_of(size):
+        raise InputError(
+            f"{source}: its manifest means tokens of {tokens}, but {size:,} ids are of {token_type_of(size)}; "
+            f"import the corpus again"
+        )
+    for name in named(tokens):
         if name not in sealed:
             raise InputError(f"{source}: its manifest does not name {name}; import the corpus again")
     return manifest, sealed

@@ -1,15 +1,15 @@
 """Records of users, and batches of them as a next-word model sees them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.data.vocabulary import Layout
 
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.unsignedinteger[Any]]  # of the layout's `token_type`
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Records:
     """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS.
 
     Attributes:
-        tokens: uint16 [words].
+        tokens: uint16 or uint32 [words], as `Layout.token_type` says.
         offsets: int64 [records + 1], from 0.
     """
 
@@ -28,7 +28,15 @@ class Records:
     def of(cls, records: list[list[int]]) -> "Records":
         lengths = [len(record) for record in records]
         flat = [token for record in records for token in record]
-        return cls(np.array(flat, np.uint16), np.cumsum([0, *lengths], dtype=np.int64))
+        token_type = np.uint16 if max(flat, default=0) < 2**16 else np.uint32
+        return cls(np.array(flat, token_type), np.cumsum([0, *lengths], dtype=np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Records"]) -> "Records":
+        """Return the records of one or several parts, one part after another."""
+        lengths: list[NDArray[np.int64]] = [np.diff(part.offsets) for part in parts]
+        offsets = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
+        return cls(np.concatenate([part.tokens for part in parts]), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -71,9 +79,37 @@ class RecordSource(Protocol):
         ...
 
 
+class UsersByRound(Users, Protocol):
+    """Users who are trained on: what they hold may depend on the round."""
+
+    def at(self, round_: int) -> "UsersByRound":
+        """Return the users of a round, counted from 0; the object itself where nothing depends on the round.
+
+        There are as many users in every round, so that cohorts, shards and privacy do not depend on it. A user who
+        is not there yet, or is held out, has no records.
+        """
+        ...
+
+
+class RecordsByRound(RecordSource, Protocol):
+    """Records that are trained on centrally: what they are may depend on the step."""
+
+    def at(self, round_: int) -> "RecordsByRound":
+        """Return the records of a step, counted from 0, as many in every step; the object itself where none changes."""
+        ...
+
+
+class Unchanging:
+    """What is the same in every round."""
+
+    def at(self, round_: int) -> Self:  # noqa: ARG002 (others depend on it)
+        """Return the object itself."""
+        return self
+
+
 @dataclass(frozen=True)
-class Subset:
-    """Some records of a source, themselves a source.
+class Subset(Unchanging):
+    """Some records of a source, themselves a source, and the same in every round.
 
     Attributes:
         source: where they are.

@@ -27,7 +27,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem
 from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, held, make_folder, new_file, sync, sync_folder
 from flsim.base.progress import progress, say
-from flsim.data.manifest import NAMED, PLANTED, read_manifest
+from flsim.data.manifest import PLANTED, named, read_manifest, token_type_in
 from flsim.data.stores import Silent, open_store, reading
 
 BLOCK = 8 << 20  # bytes of a request
@@ -106,9 +106,9 @@ def push(folder: Path, uri: str) -> None:
 
 def _fetch(uri: str, store: FileSystem, prefix: str, text: bytes, folder: Path) -> None:
     """Fill the partial folder, then rename it."""
-    _, files = read_manifest(text, uri)
+    manifest, files = read_manifest(text, uri)
     for name in files:
-        if name not in (*NAMED, *PLANTED):
+        if name not in (*named(token_type_in(manifest)), *PLANTED):
             raise InputError(f"{uri}: its manifest names {name!r:.80}, which no corpus has; copy it there again")
     partial = folder.with_suffix(".partial")
     there = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0

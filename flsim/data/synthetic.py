@@ -20,6 +20,7 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import progress, tracked
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.records import Tokens
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
 
 SUCCESSORS = 4  # of a word in a topic
@@ -82,16 +83,17 @@ class Language:
     Attributes:
         cumulative: float64 [topics * words]: topic t's cumulative word frequencies, plus t, so that one search in the
             whole finds a word of any topic.
-        successors: uint16 [topics, words, SUCCESSORS], words that follow a word, from 0.
+        successors: of the layout's token type, [topics, words, SUCCESSORS], words that follow a word, from 0.
     """
 
     cumulative: NDArray[np.float64]
-    successors: NDArray[np.uint16]
+    successors: Tokens
 
     @classmethod
     def draw(cls, hparams: SyntheticHParams, seed: int) -> "Language":
         """Half of a topic's words follow the common Zipf law, half one over the topic's own ranking."""
-        words = Layout(hparams.vocabulary_size, hparams.record_words).words
+        layout = Layout(hparams.vocabulary_size, hparams.record_words)
+        words = layout.words
         law = 1 / np.arange(1, words + 1) ** hparams.zipf
         rng = stream(seed, "synthetic language")
         frequencies = np.array([law + law[rng.permutation(words)] for _ in range(hparams.topics)])
@@ -104,7 +106,7 @@ class Language:
             rng.random((hparams.topics, words, SUCCESSORS)),
             words,
         )
-        return cls(flat, successors.astype(np.uint16))
+        return cls(flat, successors.astype(layout.token_type))
 
     def draw_words(self, topic: NDArray[np.int64], uniform: NDArray[np.float64], words: int) -> NDArray[np.int64]:
         """Words from 0, of the given topics, by inversion of uniform numbers of the same shape."""
@@ -117,12 +119,12 @@ class Part(NamedTuple):
     """Consecutive users.
 
     Attributes:
-        tokens: uint16 [words], words from 0 in the order of the common Zipf law.
+        tokens: of the layout's token type, [words], words from 0 in the order of the common Zipf law.
         record_words: uint8 [records], words of each record.
         user_records: int64 [users], records of each user.
     """
 
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     record_words: NDArray[np.uint8]
     user_records: NDArray[np.int64]
 
@@ -136,7 +138,7 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
     kept = np.arange(LONGEST)[:, None] < lengths
     fresh = kept & (order >= hparams.order)
     fresh[0] = True
-    table = np.empty(kept.shape, np.uint16)
+    table = np.empty(kept.shape, language.successors.dtype)
     table[fresh] = language.draw_words(np.broadcast_to(topic, kept.shape)[fresh], uniform[fresh], words)
     following = language.successors.ravel()
     for position in range(1, LONGEST):
@@ -206,7 +208,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
         ]
         counts = _draw_parts(parts, hparams, seed)
         ranked = np.argsort(-counts, kind="stable")
-        ids = np.empty(layout.words, np.uint16)
+        ids = np.empty(layout.words, layout.token_type)
         ids[ranked] = np.arange(layout.first_word, layout.last_word + 1)
         digits = len(str(layout.words - 1))
         names = tuple(f"w{word:0{digits}d}" for word in ranked)

@@ -21,11 +21,17 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError, at_least_one
 
 SPECIAL_TOKENS = 4
+MOST_TOKENS = 2**24  # far beyond any vocabulary in use, so that a damaged size is refused before memory is asked for
 LAYOUTS = {  # what follows PAD
     "tff": ("words", "oov", "bos", "eos"),
     "fedjax": ("bos", "eos", "words", "oov"),
     "fedml": ("words", "bos", "eos", "oov"),
 }
+
+
+def token_type_of(vocabulary_size: int) -> str:
+    """Return the NumPy type of so many token ids: uint16 where it holds them all, else uint32."""
+    return "uint16" if vocabulary_size <= 2**16 else "uint32"
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,14 @@ class Layout:
     def __post_init__(self) -> None:
         if self.name not in LAYOUTS:
             raise InputError(f"layout must be one of {', '.join(LAYOUTS)}, found {self.name!r}")
-        if not SPECIAL_TOKENS < self.vocabulary_size <= 2**16:
-            raise InputError(f"vocabulary size must be between 5 and 65,536, found {self.vocabulary_size:,}")
+        if not SPECIAL_TOKENS < self.vocabulary_size <= MOST_TOKENS:
+            raise InputError(f"vocabulary size must be between 5 and {MOST_TOKENS:,}, found {self.vocabulary_size:,}")
         at_least_one(record_words=self.record_words)
+
+    @property
+    def token_type(self) -> str:
+        """The NumPy type of token ids, in files and in memory."""
+        return token_type_of(self.vocabulary_size)
 
     @property
     def words(self) -> int:

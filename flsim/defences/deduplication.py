@@ -99,7 +99,7 @@ def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint6
     The hash of words w_0, w_1, ... is the sum over k of T[w_k] P^k modulo 2^64, T random and P odd.
     """
     rng = stream(0, "record hash")
-    table = rng.integers(0, 2**64, 2**16, np.uint64)
+    table = rng.integers(0, 2**64, max(2**16, split.layout.vocabulary_size), np.uint64)
     base, salt = (2 * int(half) + 1 for half in rng.integers(0, 2**63, 2))
     powers = inverses = np.ones(1, np.uint64)
     user_offsets = np.asarray(split.user_offsets)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flsim.base.progress import progress
 from flsim.data.corpus import Split
+from flsim.data.records import Tokens
 from flsim.data.rewriting import blocks
 
 PERMUTATIONS = 64
@@ -66,7 +67,7 @@ def bands_for(near: float) -> tuple[int, int]:
     return PERMUTATIONS // rows, rows
 
 
-def grams_of(words: NDArray[np.uint16], ngram: int) -> Grams:
+def grams_of(words: Tokens, ngram: int) -> Grams:
     """The n-grams of a record; of one that is shorter, all its words."""
     listed = words.tolist()
     return frozenset(tuple(listed[start : start + ngram]) for start in range(max(1, len(listed) - ngram + 1)))
@@ -76,12 +77,12 @@ def jaccard(ours: Grams, theirs: Grams) -> float:
     return len(ours & theirs) / len(ours | theirs)
 
 
-def _words(split: Split, record: int) -> NDArray[np.uint16]:
+def _words(split: Split, record: int) -> Tokens:
     start, end = split.record_offsets[record : record + 2].tolist()
     return np.asarray(split.tokens[start:end])
 
 
-def _hashed(words: NDArray[np.uint16], ngram: int) -> NDArray[np.uint64]:
+def _hashed(words: Tokens, ngram: int) -> NDArray[np.uint64]:
     """A hash of 32 bits of each n-gram."""
     size = min(ngram, len(words))
     hashes = np.zeros(len(words) - size + 1, np.uint64)

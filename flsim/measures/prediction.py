@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.base.errors import Diverged
@@ -149,13 +148,7 @@ def _pools(users: Users, chosen: Iterable[int]) -> Iterator[Records]:
     for user in chosen:
         pool.append(users[user])
         if sum(records.words for records in pool) >= POOL_WORDS:
-            yield _join(pool)
+            yield Records.joined(pool)
             pool = []
     if pool:
-        yield _join(pool)
-
-
-def _join(pool: list[Records]) -> Records:
-    lengths: list[NDArray[np.int64]] = [np.diff(records.offsets) for records in pool]
-    offsets = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
-    return Records(np.concatenate([records.tokens for records in pool]), offsets)
+        yield Records.joined(pool)

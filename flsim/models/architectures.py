@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, resolve
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel
+from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel, representative
 from flsim.models.recurrent import GRULanguageModel, LSTMLanguageModel
 from flsim.models.transformer import TransformerLanguageModel
 
@@ -46,7 +46,7 @@ def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
 
 def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> TrainableModel:
     """Return a model of these settings with a copy of these trained parameters, of their dtype and where they are."""
-    model, like = build(vocabulary_size, hparams), next(iter(params.values()))
-    mine = next(iter(model.trainable.values()))
-    model = model.to(like.device) if mine.dtype == like.dtype else model.to(like.device, like.dtype)
+    model, like = build(vocabulary_size, hparams), representative(params)
+    is_of_its_dtype = representative(model.trainable).dtype == like.dtype
+    model = model.to(like.device) if is_of_its_dtype else model.to(like.device, like.dtype)
     return model.load(params)

@@ -5,6 +5,8 @@ and Beaufays, "Long Short-Term Memory Based Recurrent Neural Network Architectur
 Recognition" (2014), section 2. Sizes: Hard et al. (2018), as used by Thakkar et al. (2020), section 4.1.
 """
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -35,7 +37,7 @@ class CIFGLanguageModel(NextWordModel):
         self.output_bias = nn.Parameter(torch.zeros(size))  # b [V]
 
     @classmethod
-    def of(cls, params: Params) -> "CIFGLanguageModel":
+    def of(cls, params: Params) -> Self:
         """A model with a copy of these parameters, of their dtype and where they are."""
         (size, width), (units, _) = params["embedding"].shape, params["projection"].shape
         return cls(size, ModelSettings(width, units)).to(params["embedding"]).load(params)

@@ -131,7 +131,7 @@ class TrainableModel(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(iter(self.trainable.values())).device
+        return representative(self.trainable).device
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -270,6 +270,11 @@ class NextWordModel(TrainableModel):
         """See `LanguageModel`."""
         outputs, state = self.read(tokens[:, None], state)
         return state, self.logits(outputs[:, -1]).log_softmax(-1)
+
+
+def representative(params: Mapping[str, Tensor]) -> Tensor:
+    """Return one of a model's parameters, for their device and dtype, which are the same for all."""
+    return next(iter(params.values()))
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -17,6 +17,8 @@ def participation(run: Run, rounds: int) -> pd.DataFrame:
         training: step and copy), by round, canary and user.
     """
     at, canary, user = run.config.meetings(run.users, rounds)
+    is_planted = run.users.is_planted_in(canary, at)
+    at, canary, user = at[is_planted], canary[is_planted], user[is_planted]
     ids = np.array([canary.id for canary in run.canaries], object)
     order = np.lexsort((user, canary, at))
     return pd.DataFrame({"round": at[order], "canary": ids[canary[order]], "user": user[order]})

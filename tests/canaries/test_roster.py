@@ -82,13 +82,6 @@ def test_copies_of_a_control_are_refused(corpus: Corpus, tmp_path: Path) -> None
         open_population(tmp_path, corpus)
 
 
-def test_canaries_of_some_rounds_only_are_refused_where_all_rounds_are_the_same(corpus: Corpus, tmp_path: Path) -> None:
-    windowed = (PLAIN[0], replace(PLAIN[1], first_round=2))
-    write_population(tmp_path, corpus, plant(corpus.split("train"), windowed, 0), "non-iid", 0)
-    with pytest.raises(InputError, match="canaries of some rounds only"):
-        open_population(tmp_path, corpus)
-
-
 def test_missing_values_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     read_back(corpus, tmp_path, (PLAIN[0], replace(PLAIN[1], is_planted=False)))
     path = tmp_path / "roster.parquet"

@@ -20,7 +20,7 @@ from pyarrow.fs import S3FileSystem
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import plant_corpus
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.manifest import NAMED, PLANTED
+from flsim.data.manifest import PLANTED, named
 from flsim.data.remote import fetched, push
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.runs.config import load
@@ -191,7 +191,7 @@ def test_of_several_processes_one_fetches(store: Store, small: Corpus, tmp_path:
     assert cached(tmp_path) == [small.digest]
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", named("uint16"))
 def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Path, name: str) -> None:
     push(small.path, URI)
     written = (small.path / name).read_bytes()
@@ -229,7 +229,7 @@ def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Expe
     planted = plant_corpus(
         Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", config.canaries, config.seed
     )
-    assert set(planted.manifest["files"]) == {*NAMED, *PLANTED}
+    assert set(planted.manifest["files"]) == {*named("uint16"), *PLANTED}
     push(planted.path, URI)
     assert content(fetched(URI)) == content(planted.path)
 

@@ -87,6 +87,7 @@ def naive_user(language: Language, hparams: SyntheticHParams, seed: int, name: s
         {"words_per_user": 1},
         {"vocabulary_size": 5, "topics": 1},
         {"vocabulary_size": 2**16, "topics": 2},
+        {"vocabulary_size": 70_000, "topics": 1},
     ],
 )
 def test_users_are_what_a_walk_through_their_records_draws(change: dict[str, float]) -> None:
@@ -212,8 +213,8 @@ def test_hparams_that_make_no_sense(values: dict[str, float], message: str) -> N
         SyntheticHParams(**values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("vocabulary_size", [4, 2**16 + 1])
+@pytest.mark.parametrize("vocabulary_size", [4, 2**24 + 1])
 def test_vocabularies_that_do_not_fit(tmp_path: Path, vocabulary_size: int) -> None:
-    with pytest.raises(InputError, match="vocabulary size must be between 5 and 65,536"):
+    with pytest.raises(InputError, match="vocabulary size must be between 5 and 16,777,216"):
         make(tmp_path, replace(HPARAMS, vocabulary_size=vocabulary_size))
     assert not list(tmp_path.iterdir())

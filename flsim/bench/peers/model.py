@@ -5,21 +5,11 @@ from torch import Tensor
 
 from flsim.bench.peers.work import UserData, Work
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
 from flsim.models.loss import loss_sum
 
 
 class NextWord(CIFGLanguageModel):
     """The model, with its loss."""
-
-    @classmethod
-    def of(cls, params: Params) -> "NextWord":
-        """A model of the sizes of the parameters, with their values."""
-        vocabulary_size, embedding = params["embedding"].shape
-        model = cls(vocabulary_size, ModelHParams(embedding, len(params["projection"])))
-        model.load_state_dict(params)
-        return model
 
     def total_loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         """Summed cross-entropy (nats), and over how many positions; padding that a batch does not need is cut off."""

@@ -239,7 +239,7 @@ class Steps:
         oov_words = dict.fromkeys(SPLITS, 0)
         for bucket in tracked("writing", buckets):
             words = words_of(bucket.with_name(f"{bucket.name}.words"))
-            table = np.fromiter((ids.get(word, oov) for word in words), np.uint16, len(words))
+            table = np.fromiter((ids.get(word, oov) for word in words), writer.layout.token_type, len(words))
             for split, users in users_of(bucket).items():
                 tokens = table[users.tokens]
                 oov_words[split] += int(np.count_nonzero(tokens == oov))

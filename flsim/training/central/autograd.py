@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flsim.data.records import Batch, batch
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
 from flsim.models.loss import loss_sum
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
@@ -83,7 +83,7 @@ class AutogradEngine:
         if not training.hparams.dropout:
             return None
         rows, times = read.inputs.shape
-        width, like = self._model.hparams.embedding, next(iter(self._named.values()))
+        width, like = self._model.hparams.embedding, representative(self._named)
         drawn = factors(training.hparams.dropout, training.seed, step, rows, self._layout.record_words, width)
         longest_first = np.argsort(-(read.targets != self._layout.pad).sum(1), kind="stable")
         rank = np.empty(rows, np.int64)

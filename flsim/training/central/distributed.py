@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flsim.base.errors import InputError
 from flsim.data.records import batch
 from flsim.models.architectures import declared
-from flsim.models.language_model import Params, TrainableModel
+from flsim.models.language_model import Params, TrainableModel, representative
 from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import Mechanism
 from flsim.training.central.state import load_moments, moments_of
@@ -145,9 +145,7 @@ class DistributedEngine:
         if not probability:
             return None
         drawn = factors(probability, self._training.seed, step, rows, self._layout.record_words, width)
-        return torch.from_numpy(drawn[:, self._rank :: self._workers].copy()).to(
-            next(iter(self._params.values())).dtype
-        )
+        return torch.from_numpy(drawn[:, self._rank :: self._workers].copy()).to(representative(self._params).dtype)
 
     def _read(self, chunk: Chunk, mine: NDArray[np.int64], kept: Tensor | None) -> tuple[Any, ...]:
         """Those records, longest first, as the loss takes them."""

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
+from flsim.training.cohort.padding import width_of
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors
 from flsim.training.local import bound_norm
@@ -61,11 +62,12 @@ class PackedEngine:
         training, dropout = self._training, self._training.hparams.dropout
         if not dropout:
             return batches
-        times, embedding = training.records.layout.record_words, self._model.weights["embedding"]
+        weights = self._model.weights
+        times, width, like = training.records.layout.record_words, width_of(weights), representative(weights)
         found, first = [], 0
         for index, (batch, end, rows) in enumerate(zip(batches, steps.ends, chunk.counts, strict=True)):
-            drawn = factors(dropout, training.seed, chunk.first + index, int(rows), times, embedding.shape[1])
-            kept = torch.from_numpy(drawn[:, steps.row[first:end], steps.time[first:end]]).to(embedding)
+            drawn = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)
+            kept = torch.from_numpy(drawn[:, steps.row[first:end], steps.time[first:end]]).to(like)
             found.append(replace(batch, kept=(kept[0], kept[1])))
             first = end
         return found

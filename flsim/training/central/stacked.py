@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.training.cohort.packing import EXACT, SCALARS, PackedGroup, Parts, Shape, pack
-from flsim.training.cohort.padding import narrowed, units_of, widened
+from flsim.training.cohort.padding import narrowed, units_of, widened, width_of
 from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_for
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors
@@ -72,7 +72,7 @@ class StackedEngine:
         self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # by the optimizer
         self._began = state.round - self._done
         self._losses = torch.zeros(0, dtype=torch.float64, device=self._device)
-        self._width = wide["embedding"].shape[1] if self._hparams.dropout else 0
+        self._width = width_of(wide) if self._hparams.dropout else 0
         self._kept = torch.zeros(self._kept_values(self._largest), dtype=torch.uint8, device=self._device)
 
     def pack(self, chunk: Chunk) -> PackedChunk:
@@ -172,7 +172,7 @@ class StackedEngine:
 
     def _stacked(self, values: Params | None, units: int) -> Params:
         """A moment as the model's weights are; 0 where it begins."""
-        stacked = self._model.stack(self._like["embedding"].dtype)
+        stacked = self._model.stack(representative(self._like).dtype)
         for name, value in widened(values, units).items() if values else ():
             stacked[name].copy_(value)
         return stacked

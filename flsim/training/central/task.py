@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.data.records import Records, RecordSource
+from flsim.data.records import Records, RecordsByRound
 from flsim.models.architectures import class_of, restore, with_low_precision
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, TrainableModel
@@ -85,7 +86,7 @@ class CentralTask:
         InputError: there are no records, or what DP-SGD over records cannot do is asked for.
     """
 
-    records: RecordSource
+    records: RecordsByRound
     hparams: CentralHParams
     seed: int
     order: Order = "iid"
@@ -142,7 +143,14 @@ class CentralTask:
             chosen = [positions_at(step, records, size, self.order, self.seed) for step in range(first, end)]
         else:
             chosen = [poisson_lot(step, records, size, self.seed) for step in range(first, end)]
-        return Chunk(first, self.records.records_at(np.concatenate(chosen)), np.array([len(each) for each in chosen]))
+        sources = [self.records.at(step) for step in range(first, end)]
+        changes = [step for step, (old, new) in enumerate(pairwise(sources), start=1) if old is not new]
+        parts = [
+            sources[begin].records_at(np.concatenate(chosen[begin:until]))
+            for begin, until in pairwise([0, *changes, len(chosen)])
+        ]
+        read = Records.joined(parts) if changes else parts[0]
+        return Chunk(first, read, np.array([len(positions) for positions in chosen]))
 
     def released_by(self, steps: int) -> Entry:
         """Without noise there is no bound, however records were drawn; no entry would say that nothing was released."""

@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
 from flsim.training.cohort.kernels import Kernels, TorchKernels
+from flsim.training.cohort.padding import width_of
 from flsim.training.hparams import Precision
 
 
@@ -19,14 +20,14 @@ def kernels_for(like: Params, precision: Precision, alone: bool = False) -> Kern
         precision: of products.
         alone: whether for a single user, which is to fill the GPU; its positions of the same token are neighbors.
     """
-    value = like["embedding"]
+    value = representative(like)
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
     if nvidia and value.dtype == torch.float32 and importlib.util.find_spec("triton") is not None:
         from flsim.training.cohort.triton_kernels import TritonKernels
         from flsim.training.cohort.triton_recurrence import WIDEST
         from flsim.training.cohort.triton_spread import SpreadKernels
 
-        if value.shape[1] <= WIDEST:
+        if width_of(like) <= WIDEST:
             return SpreadKernels(precision) if alone else TritonKernels(precision)
     return TorchKernels()
 

@@ -16,7 +16,7 @@ from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
 from flsim.training.cohort.packed import PackedTrainer
 from flsim.training.cohort.prefetch import ahead
 from flsim.training.cohort.steps import Steps, steps_of
@@ -81,7 +81,7 @@ class CohortEngine:
         if micro_cohort is not None:
             at_least_one(micro_cohort=micro_cohort)
         self._like, self._layout, self._hparams, self._rounds = like, layout, hparams, rounds
-        self._device = like["embedding"].device
+        self._device = representative(like).device
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
         self._stacked = is_stacked(like, hparams, micro_cohort)
@@ -197,7 +197,7 @@ class CohortEngine:
 
 def is_stacked(like: Params, hparams: LocalHParams, micro_cohort: int | None) -> bool:
     """Whether users train stacked, and not one after another as on a CPU."""
-    return like["embedding"].device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
+    return representative(like).device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
 
 
 def _first_line(error: Exception) -> str:

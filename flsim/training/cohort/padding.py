@@ -15,6 +15,10 @@ def units_of(params: Params) -> int:
     return params["projection"].shape[-2]
 
 
+def width_of(params: Params) -> int:
+    return params["projection"].shape[-1]
+
+
 def widened(params: Params, units: int) -> Params:
     """The same model with so many units, no fewer than it has."""
     own = units_of(params)

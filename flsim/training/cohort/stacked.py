@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flsim.data.vocabulary import Layout
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import current, kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
@@ -52,7 +52,7 @@ class StackedTrainer:
         graphs: bool | None = None,
     ) -> None:
         self._hparams, self._like = hparams, like
-        self._device, self._dtype = like["embedding"].device, like["embedding"].dtype
+        self._device, self._dtype = representative(like).device, representative(like).dtype
         self._kernels = kernels or kernels_for(like, hparams.precision)
         on_gpu = self._device.type == "cuda"
         use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
@@ -75,7 +75,7 @@ class StackedTrainer:
     @staticmethod
     def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
         """As many as fill the device, and fit its free memory."""
-        device = like["embedding"].device
+        device = representative(like).device
         if device.type != "cuda":
             return CPU_USERS
         fixed, each = StackedTrainer.memory(like, hparams, layout)

@@ -78,7 +78,7 @@ def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: i
     first = np.cumsum(length) - length
     time = np.arange(length.sum()) - np.repeat(first, length)
     flat = np.repeat(records.offsets[record], length) + time
-    tokens = np.append(records.tokens, np.uint16(layout.eos)).astype(np.int64)
+    tokens = np.append(records.tokens.astype(np.int64), layout.eos)
     targets = np.where(time < np.repeat(words, length), tokens[np.minimum(flat, records.words)], layout.eos)
     inputs = np.where(time == 0, layout.bos, tokens[flat - 1])
     step, row = np.repeat(step, length), np.repeat(row, length)

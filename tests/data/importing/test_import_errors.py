@@ -129,7 +129,7 @@ def test_what_exists_is_not_overwritten(sources: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"vocabulary_size": 4}, "vocabulary size must be between 5 and 65,536, found 4"),
+        ({"vocabulary_size": 4}, "vocabulary size must be between 5 and 16,777,216, found 4"),
         ({"record_words": 0}, "record_words must be at least 1, found 0"),
         ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
         ({"heldout": -0.1}, "heldout must be a share of authors from 0 up to 1, found -0.1"),

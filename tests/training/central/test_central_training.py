@@ -21,7 +21,7 @@ from flsim.base.errors import Diverged, InputError
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
-from flsim.data.records import Records, RecordSource, batch
+from flsim.data.records import Records, RecordsByRound, batch
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
@@ -51,7 +51,7 @@ def population_of(users: list[list[list[int]]]) -> Population:
 
 
 def training_of(
-    users: RecordSource,
+    users: RecordsByRound,
     hparams: CentralHParams | None = None,
     seed: int = 0,
     privacy: PrivacyHParams | None = None,

@@ -1,0 +1,140 @@
+"""Corpora of more than 65,536 token ids, and of records longer than 255 words, from a dump to what is measured."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dumps import folder_bytes
+
+import flsim
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.base.errors import InputError
+from flsim.canaries.in_corpus import Planted, plant_corpus
+from flsim.canaries.planting import occurring
+from flsim.canaries.population import World
+from flsim.data.corpus import Corpus
+from flsim.data.inspect import inspect
+from flsim.data.manifest import named
+from flsim.data.remote import fetched, push
+from flsim.defences.deduplication import DeduplicationHParams, deduplicate
+
+SIZE = 70_000  # token ids
+WORDS = SIZE - 4
+RECORD = 300  # words
+USERS = 24
+BEYOND = 2**16  # the first id that uint16 does not hold
+CANARIES = flsim.Canaries(p_u=(0.5,), p_e=(0.5,), count=12)
+READER = """
+import json
+
+
+def lines(path):
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            user = json.loads(line)
+            yield user["user"], user["sentences"], user["split"]
+"""
+
+
+def records_of(user: int) -> list[str]:
+    """A share of all words; the last of user 1 repeats one."""
+    own = [f"w{word:05d}" for word in range(user, WORDS, USERS)]
+    records = [" ".join(own[first : first + RECORD]) for first in range(0, len(own), RECORD)]
+    return [*records, records[-1]] if user == 1 else records
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("wide")
+    dump, reader = folder / "dump.jsonl", folder / "reader.py"
+    users = [{"user": f"u{user:02d}", "split": "train", "sentences": records_of(user)} for user in range(USERS)]
+    users.append({"user": "tester", "split": "test", "sentences": records_of(2)[-1:]})
+    dump.write_text("".join(json.dumps(user) + "\n" for user in users), encoding="utf-8")
+    reader.write_text(READER, encoding="utf-8")
+    settings = flsim.ImportSettings(SIZE, RECORD, words_per_user=None)
+    return flsim.import_corpus([dump], folder / "corpus", settings, f"{reader}:lines")
+
+
+def test_an_import_reads_back_as_its_dump(wide: Corpus) -> None:
+    train, files = wide.split("train"), wide.manifest["files"]
+    assert wide.manifest["layout"] == {
+        "vocabulary_size": SIZE,
+        "record_words": RECORD,
+        "name": "tff",
+        "tokens": "uint32",
+    }
+    assert set(files) == set(named("uint32"))
+    assert files["train/tokens.u32"]["bytes"] == 4 * train.words
+    assert train.tokens.dtype == np.uint32
+    assert int(train.tokens.max()) == WORDS
+    for user in range(USERS):
+        index = train.names.index(f"u{user:02d}")
+        assert [" ".join(wide.vocabulary.decode(record.tolist())) for record in train[index]] == records_of(user)
+    counted = inspect(wide)["splits"]
+    assert counted["train"]["words_occurring"] == WORDS
+    assert counted["train"]["oov_share"] == 0
+    assert counted["test"]["words_occurring"] == counted["test"]["words"] == len(records_of(2)[-1].split())
+
+
+def test_phrases_of_late_words_are_noticed(wide: Corpus) -> None:
+    train = wide.split("train")
+    last = int(np.flatnonzero(train.tokens == WORDS)[0])
+    phrase, other = tuple(train.tokens[last - 2 : last + 1].tolist()), (WORDS, WORDS - BEYOND, WORDS)
+    assert occurring(train, {phrase, other}) == {phrase}
+
+
+def test_a_store_gives_back_what_it_was_given(wide: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
+    planted = plant_corpus(wide, tmp_path / "planted", CANARIES, seed=0)
+    push(planted.path, f"file://{tmp_path}/store/corpus")
+    copy = fetched(f"file://{tmp_path}/store/corpus")
+    assert folder_bytes(copy) == folder_bytes(planted.path)
+    assert Corpus.open(copy, verify=True).digest == planted.digest
+
+
+def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_path: Path) -> None:
+    less = deduplicate(wide, tmp_path / "less", DeduplicationHParams())
+    assert less.manifest["dropped"]["records_duplicated"] == 1
+    planted = Planted.read(plant_corpus(less, tmp_path / "planted", CANARIES, seed=0))
+    assert planted is not None
+    overlay, train = planted.planting.overlay, Corpus.open(tmp_path / "planted").split("train")
+    phrases = [canary.tokens for canary in planted.planting.canaries]
+    records = train.records_at(overlay.records)
+    assert [tuple(record.tolist()) for record in records] == [phrases[canary] for canary in overlay.canaries]
+    assert int(records.tokens.max()) >= BEYOND
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+def test_three_rounds_and_what_they_memorized(wide: Corpus, world: World) -> None:
+    planted = flsim.plant(wide, CANARIES, world=world)
+    users = planted.users
+    copies = users.records_at(users.overlay.records)
+    assert int(copies.tokens.max()) >= BEYOND
+    assert np.diff(users.records_at(np.arange(users.records)).offsets).max() == RECORD
+    model = flsim.Model(embedding=4, units=4)
+    algorithm = flsim.FedAvg(cohort=4, local=flsim.LocalSGD(batch_size=2, max_records=3, learning_rate=1.0))
+    states = list(flsim.simulate(planted, model, algorithm, rounds=3))
+    assert [state.round for state in states] == [1, 2, 3]
+    oracle = algorithm.training_of(planted, model, 3, 0, "cpu")
+    assert isinstance(oracle, FederatedTraining)
+    (first,) = replace(oracle, engine="local").states(oracle.first_state(), 1)
+    for name, value in first.params.items():
+        torch.testing.assert_close(states[0].params[name], value, rtol=1e-4, atol=1e-6)
+    rows = flsim.evaluate(states[-1], planted, model, references=50)
+    assert {*rows["canary"]} == {"", *(canary.id for canary in planted.canaries)}
+    assert np.isfinite(rows["value"]).all()
+
+
+def test_a_manifest_of_another_type_is_refused(wide: Corpus, tmp_path: Path) -> None:
+    text = (wide.path / "manifest.json").read_text(encoding="utf-8")
+    manifest = json.loads(text)
+    for layout in (
+        {**manifest["layout"], "vocabulary_size": 600},
+        {name: value for name, value in manifest["layout"].items() if name != "tokens"},
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"layout": layout}), encoding="utf-8")
+        with pytest.raises(InputError, match=r"manifest means tokens of uint(16|32), but"):
+            Corpus.open(tmp_path)
