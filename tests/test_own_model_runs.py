@@ -37,7 +37,7 @@ def own(experiment: Experiment) -> Experiment:
 
 def test_a_federated_run_is_killed_and_resumes_to_the_same_bits(own: Experiment) -> None:
     """On two client processes, through Flower and Ray; then it is moved, verified and measured where it lies."""
-    rounds = ("--set", "training.rounds=12")
+    rounds = ("--set", "training.rounds=12", "--set", "system.shards=2")
     process = start(own, "--out", "broken", *rounds)
     workers = wait_for_round(own.folder / "broken", 3)
     assert len(workers) == 2

@@ -226,7 +226,8 @@ def test_runs_are_killed_and_resume_to_the_same_bits(experiment: Experiment, own
     if own:
         (experiment.folder / "mine.py").write_text(OWN)
         algorithm = str(experiment.folder / "mine.py:Counting")
-    options = ("--set", "training.rounds=12", "--set", f"training.algorithm={algorithm}")
+    settings = ("training.rounds=12", "system.shards=2", f"training.algorithm={algorithm}")
+    options = tuple(part for setting in settings for part in ("--set", setting))
     process = start(experiment, "--out", "broken", *options)
     workers = wait_for_round(experiment.folder / "broken", 3)
     assert len(workers) == 2
