@@ -22,7 +22,8 @@ def size_of(folder: Path) -> int:
 def config_of(experiment: Experiment, *overrides: str) -> Path:
     text = experiment.config.read_text()
     if overrides and overrides[0] == CENTRAL[0]:
-        text = text.replace("rounds = 4\ncohort = 6\n", "").replace("[local]\nbatch_size = 4\n", "")
+        for of_federated in ("rounds = 4\ncohort = 6\n", "[local]\nbatch_size = 4\n", "shards = 1\n"):
+            text = text.replace(of_federated, "")
     path = experiment.folder / "this.toml"
     path.write_text(text)
     return path

@@ -65,7 +65,7 @@ class EvaluationsHere:
 class NodesHere:
     """Stands in for `server.cluster.nodes.Nodes`."""
 
-    def __init__(self, run: Path, corpus: Path | str) -> None:
+    def __init__(self, run: Path, corpus: Path | str, is_local: bool) -> None:
         """Nobody is asked."""
 
     def check(self) -> None:
