@@ -78,14 +78,14 @@ def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experimen
 
 
 def test_clients_without_memory_say_so(experiment: Experiment) -> None:
-    with little_memory(700) as around:
+    with little_memory(600) as around:
         run = [*around.within, sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]
         run += ["--set", "system.shards=2"]
         done = subprocess.run(run, cwd=experiment.folder, capture_output=True, text=True, timeout=300)
     assert done.returncode in (1, 2), done.stderr  # by chance a client dies first, or what looks at the machine
     *_, line = done.stderr.strip().splitlines()
     assert "the kernel has killed for want of memory" in line
-    assert "(0.7 GB there); run fewer processes at once (system.shards, system.evaluators), or give them more" in line
+    assert "(0.6 GB there); run fewer processes at once (system.shards, system.evaluators), or give them more" in line
 
 
 @pytest.mark.parametrize(
