@@ -18,7 +18,7 @@ demo: setup      ## train IID and non-IID on the built-in corpus; table, test an
 	$(BIN)/flsim demo
 
 test: setup lint ## lint, type-check, all tests
-	$(BIN)/pytest -n 3 --dist loadfile  # most of them wait for other processes: three keep two cores busy
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # many wait for other processes: three keep two cores busy
 
 # What trains and scores with floats, without Ray, in seconds; compiling kernels asks nothing of a processor.
 NUMBERS := tests/training tests/models tests/memorization/test_score.py tests/privacy/test_mechanism.py \

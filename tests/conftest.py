@@ -19,6 +19,16 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 
 torch.set_num_threads(1)
+LONG = (  # files that train on Ray for a minute or more
+    *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_server_optimizers"),
+    *("data/test_remote", "cluster/", "algorithms/test_algorithms", "test_extending", "sweeps/test_sweeping"),
+    *("test_prometheus", "runs/test_tracking", "bench/test_training", "deploy/test_slurm", "test_own_model"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files begin first, or a worker would be left with one at the end, when the others have nothing to do."""
+    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
 
 
 @pytest.fixture
