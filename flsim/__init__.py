@@ -79,13 +79,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load the public names on first use: `import flsim` alone takes no time."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from flsim import api
+if not TYPE_CHECKING:  # or it would take every name that is misspelt for one of these
 
-    return getattr(api, name)
+    def __getattr__(name: str) -> Any:
+        """Load the public names on first use: `import flsim` alone takes no time."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from flsim import api
+
+        return getattr(api, name)
 
 
 def __dir__() -> list[str]:
