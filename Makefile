@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test numbers lint audit tools peers bench image-check chaos soak clean
+.PHONY: help setup demo test nightly numbers lint audit tools peers bench image-check chaos soak clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -19,6 +19,10 @@ demo: setup      ## train IID and non-IID on the built-in corpus; table, test an
 
 test: setup lint ## lint, type-check, all tests
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # many wait for other processes: three keep two cores busy
+
+nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
+	$(BIN)/pytest -n 3 --dist loadfile -m nightly
+	$(MAKE) chaos
 
 # What trains and scores with floats, without Ray, in seconds; compiling kernels asks nothing of a processor.
 NUMBERS := tests/training tests/models tests/memorization/test_score.py tests/privacy/test_mechanism.py \

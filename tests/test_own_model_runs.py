@@ -35,6 +35,7 @@ def own(experiment: Experiment) -> Experiment:
     return experiment
 
 
+@pytest.mark.nightly  # tests/test_extending.py kills a run of everything of one's own at once
 def test_a_federated_run_is_killed_and_resumes_to_the_same_bits(own: Experiment) -> None:
     """On two client processes, through Flower and Ray; then it is moved, verified and measured where it lies."""
     rounds = ("--set", "training.rounds=12", "--set", "system.shards=2")

@@ -141,6 +141,7 @@ def test_the_document_s_optimizers_train(experiment: Experiment) -> None:
     assert 0 < away < 1.001 * sum(eta)  # three steps, each as long as the schedule says
 
 
+@pytest.mark.nightly  # tests/test_extending.py kills a run of everything of one's own at once
 def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Experiment) -> None:
     """On Ray, with a local optimizer, a server optimizer and schedules of one's own."""
     (experiment.folder / "my_optimizers.py").write_text(OWN)

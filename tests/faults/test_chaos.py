@@ -1,7 +1,7 @@
 """Harm of every kind to random processes of real runs at random moments; each run ends as one that nothing happens to.
 
-A few strikes among all other tests, CHAOS_KILLS of them with `make chaos`. CHAOS_SEED chooses moments, victims and
-harm: the same ones again, as far as the machine is as fast as before.
+CHAOS_KILLS strikes, with `make chaos`. CHAOS_SEED chooses moments, victims and harm: the same ones again, as far as the
+machine is as fast as before.
 """
 
 import os
@@ -19,7 +19,7 @@ import pytest
 from faulty import SETTINGS, assert_equal_runs, events
 from harms import AT_WORK, TO_PROCESSES, Harm, Relief, Surroundings, kind_of, living, small_places, title_of
 from helpers import Experiment, finish, start
-from raynodes import tree, without_agents
+from raynodes import tree
 from test_central_run import CENTRAL
 from test_central_run import PRIVATE as PRIVATE_CENTRAL
 
@@ -27,7 +27,6 @@ from flsim.base.progress import say
 from flsim.base.rng import stream
 
 KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS_SEED", "0"))
-IN_CI = 4
 SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
 ENOUGH = 120  # strikes, after which every victim came to every harm
 GRACE = 10.0  # seconds after some harm, in which a command that it ends may still train
@@ -66,7 +65,6 @@ class Chaos:
         settings: tuple[str, ...],
         rng: np.random.Generator,
         surroundings: Surroundings,
-        most: float = float("inf"),
     ) -> None:
         """Train the run that nothing happens to.
 
@@ -76,10 +74,9 @@ class Chaos:
             settings: of the runs.
             rng: of moments, victims and harm.
             surroundings: of each command.
-            most: seconds that any harm lasts.
         """
         self._experiment, self._name, self._rng = experiment, name, rng
-        self._surroundings, self._most = surroundings, most
+        self._surroundings = surroundings
         self._options = [part for text in settings for part in ("--set", text)]
         self.runs, self.resumed, self.begun_again = 0, 0, 0
         self.silent = 0  # ends with exit code 1 and other last words than ours
@@ -222,7 +219,7 @@ class Chaos:
             kind, harm = min(choices, key=lambda choice: so_far[choice[0], choice[1].name])
             choices = [choice for choice in choices if choice[0] != kind]
             victims, now = by_kind.get(kind, [driver]), time.monotonic()
-            lasts = min(harm.seconds, self._most) and self._rng.uniform(1, min(harm.seconds, self._most))
+            lasts = harm.seconds and self._rng.uniform(1, harm.seconds)
             try:
                 relief = harm.strike(victims[self._rng.integers(len(victims))])
             except psutil.Error:  # it ended by itself, or with the one before
@@ -293,9 +290,9 @@ def command_of(process: psutil.Process) -> str:
 
 @pytest.fixture
 def nothing_is_left(experiment: Experiment) -> Iterator[None]:
-    """Ray's agents look for their cluster for a minute before they end; only the long form has the time."""
+    """Ray's agents look for their cluster for a minute before they end."""
     yield
-    left = living(experiment.folder) if KILLS else without_agents(living(experiment.folder))
+    left = living(experiment.folder)
     try:
         names = {process.pid: command_of(process) for process in left}
         _, alive = psutil.wait_procs(left, timeout=120)
@@ -305,10 +302,11 @@ def nothing_is_left(experiment: Experiment) -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.skipif(not KILLS, reason="minutes: of `make chaos`")
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize(
     ("form", "settings"),
-    [("federated", LONG), ("central", LONG_CENTRAL)] if KILLS else [("federated", SETTINGS)],
+    [("federated", LONG), ("central", LONG_CENTRAL)],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_whatever_is_done_the_run_ends_as_if_nothing_were(
@@ -316,11 +314,11 @@ def test_whatever_is_done_the_run_ends_as_if_nothing_were(
 ) -> None:
     if form == "central":
         experiment.config.write_text(CENTRAL)
-    strikes, most = (KILLS // 2, float("inf")) if KILLS else (IN_CI, 3.0)
+    strikes = KILLS // 2
     with small_places() as surroundings:
         if not surroundings.places:
             say("no small TMPDIR and shared memory can be mounted here: nothing is full")
-        chaos = Chaos(experiment, form, settings, stream(SEED, "chaos", form), surroundings, most)
+        chaos = Chaos(experiment, form, settings, stream(SEED, "chaos", form), surroundings)
         try:
             chaos.rage(strikes)
         finally:

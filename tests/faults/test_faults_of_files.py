@@ -69,7 +69,10 @@ def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Pa
         assert all(content.startswith(before[file]) for file, content in whole.items())
 
 
-@pytest.mark.parametrize("folder", ["gone", "gone/planted", "corpus", "corpus/train"])
+@pytest.mark.parametrize(
+    "folder",
+    ["gone/planted", "corpus", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("gone", "corpus/train"))],
+)
 def test_a_folder_that_was_moved_is_said_to_be_missing(experiment: Experiment, folder: str) -> None:
     process, _ = begin(experiment, "gone", "system.retries=0", until_round=2)
     (experiment.folder / folder).rename(experiment.folder / "away")

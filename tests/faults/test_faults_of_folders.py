@@ -136,7 +136,10 @@ def test_copies_of_a_run_are_one_row_of_a_table(
 
 @pytest.mark.parametrize(
     ("override", "says"),
-    [("local.learning_rate=0.07", "of a run with other settings"), ("seed=1", "of a run with other settings")],
+    [
+        ("local.learning_rate=0.07", "of a run with other settings"),
+        pytest.param("seed=1", "of a run with other settings", marks=pytest.mark.nightly),
+    ],
 )
 def test_rows_of_another_run_are_refused_where_they_are_read(
     experiment: Experiment, interrupted: Interrupted, trained: Trained, override: str, says: str

@@ -80,6 +80,7 @@ def test_extrapolation_is_tensorflow_privacys_and_keeps_names(alpha: float, size
     np.testing.assert_allclose([each.bits for each in found.exposures.values()], expected, rtol=1e-3)
 
 
+@pytest.mark.nightly
 def test_extrapolation_recovers_the_distribution_and_its_intervals_cover() -> None:
     """30 samples of a skew-normal: intervals cover at 4 scores, the farthest at 33 bits, and few fits are poor.
 

@@ -268,6 +268,7 @@ def test_sizes_may_differ_where_the_sampler_says_so(experiment: Experiment, own:
     assert training.cohort(0).dtype == np.int64
 
 
+@pytest.mark.nightly  # that both resume from a checkpoint is tested above without Ray
 def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Experiment, own: Path) -> None:
     """On Ray; another version of the file is refused."""
     settings = (*OVERRIDES, "training.rounds=12", "evaluation.every=12", "system.checkpoint_every=2")
