@@ -22,7 +22,7 @@ from server.stopping import Stop
 POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
 START_POLL = 0.02  # while client processes start, which need the processor
 PATIENT_POLL = 0.1  # seconds, where replies take long
-NODES_DEADLINE = 120.0  # seconds
+NODES_DEADLINE = 600.0  # seconds, as an evaluator has: a machine that is busy with other work starts none for minutes
 WORTH_SAYING = 60.0  # seconds without a client
 
 
