@@ -60,8 +60,10 @@ def test_a_server_optimizer_sees_all_tensors(own: Path) -> None:
         mean = [value / (1 - beta**count) for value in m]
         norm = sum(value**2 for value in mean) ** 0.5
         x = [old + eta * value / norm for old, value in zip(x, mean, strict=True)]
-    found = torch.cat([params["a"].flatten(), params["b"]])
-    torch.testing.assert_close(found, torch.tensor(x, dtype=torch.float64), rtol=0, atol=1e-6)  # steps count in float32
+    trained = torch.cat([params["a"].flatten(), params["b"]])
+    torch.testing.assert_close(
+        trained, torch.tensor(x, dtype=torch.float64), rtol=0, atol=1e-6
+    )  # steps count in float32
 
 
 @pytest.mark.parametrize(

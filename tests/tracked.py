@@ -13,46 +13,46 @@ Scalars = dict[str, dict[int, list[float]]]  # tag -> round -> values, each as o
 def of_tensorboard(run: Path) -> Scalars:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found: Scalars = {}
+    scalars: Scalars = {}
     if (run / "tensorboard").exists():
         events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
         for tag in events.Tags()["scalars"]:
             for each in events.Scalars(tag):
-                found.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
-    return found
+                scalars.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
+    return scalars
 
 
 def of_mlflow(run: Path) -> Scalars:
     from mlflow import MlflowClient
 
-    found: Scalars = {}
+    scalars: Scalars = {}
     if (run / "mlflow" / "run_id").exists():
         client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
         known = client.get_run((run / "mlflow" / "run_id").read_text())
         for tag in known.data.metrics:
             for each in client.get_metric_history(known.info.run_id, tag):
-                found.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
-    return found
+                scalars.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
+    return scalars
 
 
 def of_wandb(run: Path) -> Scalars:
     """The history in the one folder that would be synchronized."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found: Scalars = {}
+    scalars: Scalars = {}
     folders = list((run / "wandb").glob("offline-run-*"))
     for record in records(next(folders[0].glob("*.wandb"))) if folders else ():
         history = Record.FromString(record).history
         items = {(each.key or ".".join(each.nested_key)): json.loads(each.value_json) for each in history.item}
         for tag, value in items.items():
             if "/" in tag:
-                found.setdefault(tag, {}).setdefault(items["round"], []).append(float(value))
+                scalars.setdefault(tag, {}).setdefault(items["round"], []).append(float(value))
     assert len(folders) <= 1
-    return found
+    return scalars
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Of a LevelDB log: blocks of 32 KiB, of chunks with a header of checksum, length and type."""
+    """Yield the records of a LevelDB log: blocks of 32 KiB, of chunks with a header of checksum, length and type."""
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         if 2**15 - at % 2**15 < 7:

@@ -81,6 +81,18 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     return thing
 
 
+def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, base: type[Thing]) -> type[Thing]:
+    """Return a class that derives from `base`; arguments and errors as `resolve`.
+
+    Raises:
+        InputError: what a user's file defines is no such class.
+    """
+    thing: object = resolve(name, built_in, kind)
+    if not (isinstance(thing, type) and issubclass(thing, base)):
+        raise InputError(f"{name}: is no subclass of {base.__module__}.{base.__qualname__}; make it one")
+    return thing
+
+
 def short_name(name: str) -> str:
     """Return NAME of ``path/to/file.py:NAME``, and a built-in name as it is. No code is executed."""
     return parts(name)[1] if is_own(name) else name
@@ -154,7 +166,7 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = RunFailed) -> 
 
 @contextmanager
 def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFailed] = RunFailed) -> Iterator[None]:
-    """As `naming_own_code`, and turn an error of a call that a user's own thing does not fit into one line too.
+    """Turn errors of a user's own code into one line, as `naming_own_code`, and those of a call that it does not fit.
 
     Args:
         name: of the thing.

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, resolve
+from flsim.base.extensions import is_own, resolve_class
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel, representative
 from flsim.models.recurrent import GRULanguageModel, LSTMLanguageModel
@@ -21,12 +20,9 @@ def class_of(architecture: str) -> type[TrainableModel]:
     """Return the class of a built-in architecture, or of a user's own, whose file is executed.
 
     Raises:
-        InputError: as `flsim.base.extensions.resolve`, or what the file defines is no `TrainableModel`.
+        InputError: as `flsim.base.extensions.resolve_class`.
     """
-    kind = resolve(architecture, BUILT_IN, "architecture")
-    if not (isinstance(kind, type) and issubclass(kind, TrainableModel)):
-        raise InputError(f"{architecture}: is no subclass of flsim.models.language_model.TrainableModel; make it one")
-    return kind
+    return resolve_class(architecture, BUILT_IN, "architecture", TrainableModel)  # type: ignore[type-abstract]
 
 
 def declared(architecture: str) -> Capabilities | None:

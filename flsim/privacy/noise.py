@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import calling_own, is_own, resolve, short_name
+from flsim.base.extensions import calling_own, is_own, resolve_class, short_name
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # each takes half a second or more, which accounting or every process of a run would pay
@@ -94,10 +94,7 @@ def noise_class(name: str) -> type[Noise]:
     Raises:
         InputError: there is none of that name, or the file failed.
     """
-    kind: object = resolve(name, NOISES, "noise")
-    if not (isinstance(kind, type) and issubclass(kind, Noise)):
-        raise InputError(f"{name}: is no flsim.privacy.noise.Noise; derive a class from it")
-    return kind
+    return resolve_class(name, NOISES, "noise", Noise)  # type: ignore[type-abstract]
 
 
 def label_of(name: str) -> str:

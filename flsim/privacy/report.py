@@ -11,7 +11,8 @@ Unit = Literal["user", "record"]  # what neighbouring data sets differ in; a rec
 
 def reported(sampler: str) -> tuple[Convention, ...]:
     """The paper's convention, where it is about that sampler, then the sound one."""
-    return tuple(of for of in conventions_of(sampler) if of == PAPER or (of.is_sound and of.accountant == "rdp"))
+    conventions = conventions_of(sampler)
+    return tuple(one for one in conventions if one == PAPER or (one.is_sound and one.accountant == "rdp"))
 
 
 def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:

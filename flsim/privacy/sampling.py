@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import calling_own, is_own, refuse_unknown, resolve, short_name
+from flsim.base.extensions import calling_own, is_own, refuse_unknown, resolve_class, short_name
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
@@ -101,10 +101,7 @@ def sampler_class(name: str) -> type[Sampler]:
     Raises:
         InputError: there is none of that name, or the file failed.
     """
-    kind: object = resolve(name, SAMPLERS, "sampler")
-    if not (isinstance(kind, type) and issubclass(kind, Sampler)):
-        raise InputError(f"{name}: is no flsim.privacy.sampling.Sampler; derive a class from it")
-    return kind
+    return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
 
 
 def label_of(name: str) -> str:

@@ -52,7 +52,7 @@ def of_round(users: Population, round_: int) -> Population:
 
 
 def planted_in(experiment: Experiment, world: World) -> tuple[flsim.Planted, flsim.Planted]:
-    """The same canaries in all rounds, and in those of `BOUNDS`."""
+    """Plant the same canaries in all rounds, and in those of `BOUNDS`."""
     always = flsim.plant(Corpus.open(experiment.folder / "corpus"), CANARIES, world=world)
     users, canaries = always.users, windowed(always.canaries)
     assert len(np.unique(users.overlay.canaries)) == len(BOUNDS)

@@ -92,15 +92,15 @@ def test_the_job_of_an_actor_that_never_starts_ends_as_of_one_that_died(pool: Ac
 
 def test_an_actor_is_bound_to_its_machine(pool: Actors[str]) -> None:
     """It waits for no other one where there is no such machine."""
-    here = ray.get_runtime_context().get_node_id()
-    lost = pool.start(Worker, machine="1" * len(here), num_cpus=0)
+    node = ray.get_runtime_context().get_node_id()
+    lost = pool.start(Worker, machine="1" * len(node), num_cpus=0)
     [(one, error)] = until_started(pool)
     assert one is lost
     assert error is not None
-    bound = pool.start(Worker, machine=here, num_cpus=0)
+    bound = pool.start(Worker, machine=node, num_cpus=0)
     pool.end(lost)
     assert until_started(pool) == [(bound, None)]
-    assert (bound.machine, pool.idle()) == (here, [bound])
+    assert (bound.machine, pool.idle()) == (node, [bound])
 
 
 def test_an_actor_that_is_ended_leaves_no_job(pool: Actors[str]) -> None:

@@ -144,9 +144,9 @@ def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path
     ]
     assert lines[0]["epsilon"] == expected
     plan = ("--users", "24", "--cohort", "6", "--rounds", "3", "--delta", "0.004", "--sampler", f"{own}:Turns")
-    said = experiment.call("privacy", *plan, "--noise-multiplier", "2").stdout
-    assert "Turns" in said
-    assert "poisson" not in said
+    printed = experiment.call("privacy", *plan, "--noise-multiplier", "2").stdout
+    assert "Turns" in printed
+    assert "poisson" not in printed
     refused = experiment.call("trace", "run", check=False)
     assert refused.returncode == 2
     (copy,) = (run.path / "code").iterdir()
@@ -170,8 +170,8 @@ def test_noise_without_a_known_cost_may_say_so(experiment: Experiment, own: Path
 
 def test_names_digests_and_plans(experiment: Experiment, own: Path) -> None:
     plain = load_config(experiment.config)
-    said = load_config(experiment.config, ("privacy.noise=independent", "training.sampler=fixed-size"))
-    assert said.digest == plain.digest
+    explicit = load_config(experiment.config, ("privacy.noise=independent", "training.sampler=fixed-size"))
+    assert explicit.digest == plain.digest
     private = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=2.0")
     usual, mine = load_config(experiment.config, private), load_config(experiment.config, OVERRIDES)
     assert mine.setting == "Non-IID, DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns"
@@ -197,7 +197,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ("np.sort(order[places])", "np.sort(order[places]) + 24", "round 1 drew no cohort of 5 to 5 users"),
         ("draw(self, seed, round_, population)", "draw(self, seed)", r"it needs draw\(seed, round_, population\)"),
         ("def draw", "def drew", r"abstract method '?draw'?; it needs draw\("),
-        ("class Turns(Sampler)", "class Turns", r"is no flsim\.privacy\.sampling\.Sampler; derive a class from it"),
+        ("class Turns(Sampler)", "class Turns", r"is no subclass of flsim\.privacy\.sampling\.Sampler; make it one"),
         (STATED, "return None", "TakenBack: states no privacy event, so that no accountant knows it"),
         (STATED, "return Unknown()", "dp_accounting's rdp refuses"),
         (STATED, "return rounds.no", r"my_privacy\.py:\d+: AttributeError: 'int' object has no attribute 'no'"),
@@ -206,7 +206,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ('{"before": fresh}', "None", r"'NoneType' object has no attribute 'keys'; it needs next\(state, round_\)"),
         ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' holds other than tensors"),
         ("next(self, state, round_)", "next(self, state)", r"it needs next\(state, round_\)"),
-        ("class TakenBack(Noise)", "class TakenBack", r"is no flsim\.privacy\.noise\.Noise; derive a class from it"),
+        ("class TakenBack(Noise)", "class TakenBack", r"is no subclass of flsim\.privacy\.noise\.Noise; make it one"),
     ],
 )
 def test_what_is_wrong_is_known_before_training(
@@ -286,6 +286,6 @@ def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Exper
     experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
     assert_same(broken, whole)
     assert verify(Run.open(whole), 12).differs is None
-    shown = experiment.call("table", "whole").stdout
-    assert "DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns" in shown
-    assert "own-replace-one-rdp" in shown
+    table = experiment.call("table", "whole").stdout
+    assert "DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns" in table
+    assert "own-replace-one-rdp" in table
