@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test nightly numbers lint audit tools peers bench image-check chaos soak clean
+.PHONY: help setup demo test docs nightly numbers lint audit tools peers bench image-check chaos soak clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -19,6 +19,9 @@ demo: setup      ## train IID and non-IID on the built-in corpus; table, test an
 
 test: setup lint ## lint, type-check, all tests
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # many wait for other processes: three keep two cores busy
+
+docs: setup      ## the documentation site, in site/; a dead link or a missing name is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
 	$(BIN)/pytest -n 3 --dist loadfile -m nightly
@@ -72,5 +75,5 @@ chaos: setup     ## KILLS times harm to processes of real runs, power lost at ea
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
 	$(BIN)/python tests/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
-clean:           ## remove the environments
-	rm -rf .venv .venv-peers
+clean:           ## remove the environments and the site
+	rm -rf .venv .venv-peers site
