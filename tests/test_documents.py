@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -24,6 +26,7 @@ from documents import (
 )
 from runs.test_config import train_split
 
+import flsim
 from flsim.cli import app
 from flsim.runs.config import load, toml
 
@@ -122,6 +125,27 @@ def resolve(words: list[str]) -> tuple[click.Command, list[str]]:
 @cache
 def root_command() -> click.Command:
     return typer.main.get_command(app)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: flsim\.(\w+)$", page, re.MULTILINE)) == sorted(flsim.__all__)
+
+
+def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) -> None:
+    """Dead links and missing names are errors of the build; links that a reader follows may lead anywhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(DOCUMENTS)
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:link|script|img|iframe)\b[^>]*?\b(?:href|src)=\"?([^\"\s>]+)", text)
+        assert len(fetched) > 3
+        assert [address for address in fetched if re.match(r"(https?:)?//", address)] == [], page.name
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
 
 
 def test_every_command_has_its_row() -> None:
