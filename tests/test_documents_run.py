@@ -15,15 +15,21 @@ from power.resuming import without_ray
 
 PAGES = [path for path in written_documents() if any(block.mark == RUNS for block in blocks_of(path))]
 DEMO = "flsim demo --out runs/demo"
-SMALL = ("canaries.count=1", "evaluation.every_epochs=0.2", "evaluation.references=100")
+SMALL = ("canaries.count=1", "training.cohort=8", "evaluation.every_epochs=0.04", "evaluation.references=100")
 SHORTER: Mapping[str, Mapping[str, str]] = {
-    "README.md": {"rounds=100": "rounds=2", "every=100": "every=2", "20_000": "100"},
+    "README.md": {
+        "count=12": "count=1",
+        "cohort=40": "cohort=8",
+        "rounds=100": "rounds=2",
+        "every=100": "every=2",
+        "20_000": "100",
+    },
     "first-run.md": {
         DEMO: f"{DEMO} --set training.rounds=4 {' '.join(f'--set {setting}' for setting in SMALL)}",
         "round-000100": "round-000004",
         "c43": "c3",
         "--round 100": "--round 4",
-        "--also space": "--also space --samples 50 --nodes 50",
+        "--also space": "--also space --samples 20 --nodes 20",
     },
     "dp.md": {"--rounds 7840": "--rounds 100", "--sampler poisson": "--sampler fixed-size"},
     "own-data.md": {"rounds = 40": "rounds = 4", "every = 20": "every = 2", "references = 2000": "references = 100"},
@@ -31,7 +37,7 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flsim: Flsim) -> None:
+def test_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flsim: Flsim) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "experiments", "experiments")
     shorter = dict(SHORTER.get(page.name, {}))
