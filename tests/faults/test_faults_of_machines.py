@@ -36,6 +36,7 @@ def waits_while_held(users: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(experiment: Experiment) -> None:
     """The second and the third join while the first round waits for them; the third dies in the middle of another."""
     hold, three = experiment.folder / "hold", experiment.folder / "three"
@@ -62,6 +63,7 @@ def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(expe
     assert len(set.union(*machines[-5:])) == 2
 
 
+@pytest.mark.slow
 def test_a_reply_that_is_lost_with_its_machine_is_made_again(
     tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
