@@ -75,7 +75,7 @@ chaos: setup     ## KILLS times harm to processes of real runs, power lost at ea
 		tests/faults/test_limits.py tests/faults/test_cut_networks.py
 
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
-	$(BIN)/python tests/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
+	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
 clean:           ## remove the environments
 	rm -rf .venv .venv-peers

@@ -72,7 +72,7 @@ def test_a_reply_that_is_lost_with_its_machine_is_made_again(
     run.mkdir()
     (run / "config.toml").write_text("seed = 0\n")
     folder = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent}")  # of the clients, which import this file
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent / 'support'}")  # of the clients, which import this file
     place = free_place()
     with cluster(cpus=0, head=place):
         machines = Nodes(run, make_corpus([[[1]]]).path)

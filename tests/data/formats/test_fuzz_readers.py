@@ -19,7 +19,7 @@ from flsim.bench import writers
 
 CASES = 10_000
 MEMORY = Path("/dev/shm")
-FUZZING = Path(__file__).parents[2] / "fuzzing.py"
+FUZZING = Path(__file__).parents[2] / "support" / "fuzzing.py"
 EXAMPLES = [(split, user, f"{user} says a / b . {n}") for split in ("train", "test") for user in "ab" for n in range(2)]
 TRAIN = [example for example in EXAMPLES if example[0] == "train"]
 
