@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GENERATED = {"command-line.md", "configuration.md"}  # by the commands that they describe
 PROGRAMS = {
     *("flsim", "make", "python", "pip", "pytest", "git", "ray", "flwr", "export", "for", "tensorboard"),
