@@ -27,6 +27,7 @@ from documents import (
 from runs.test_config import train_split
 
 import flsim
+from flsim.base.errors import InputError
 from flsim.cli import app
 from flsim.runs.config import load, toml
 
@@ -34,6 +35,31 @@ RUN_FILES = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "
 DOCUMENTS = written_documents()
 SHELL = [block for document in DOCUMENTS for block in blocks_of(document) if block.is_shell]
 LONGEST_README = 130  # lines: the rest is in docs/
+
+
+PAGE = """# Page
+
+<!-- runs -->
+```sh
+for a in x y; do for b in 1 2; do
+  flsim run $a-$b | tail \\
+  -n 1 # end
+done; done
+```
+
+1. Item
+
+    <!-- not run: why -->
+    ```sh
+    A=1 make
+    ```
+
+Text:
+
+    flsim table b
+
+    x's
+"""
 
 
 def by_name(path: Path) -> str:
@@ -71,6 +97,46 @@ def test_every_block_of_commands_runs_or_says_why_not(block: Block) -> None:
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
     """Parsed by the real command line, with all options and values; settings are those of the file that is named."""
+    check_commands(block)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flsim unheard-of",
+        "flsim run experiments/demo.toml --unheard-of",
+        "flsim run experiments/demo.toml --cpus many",
+        "for world in mars iid; do\n    flsim run experiments/demo.toml --set data.world=$world\ndone",
+        "flsim run experiments/demo.toml --set evaluation.every=10 --set evaluation.every_epochs=1",
+        "flsim sweep experiments/table1.toml --tier unheard-of",
+        "X=1 make unheard-of",
+        "pip install '.[unheard-of]'",
+        "python -m flsim.unheard_of",
+    ],
+)
+def test_wrong_commands_are_seen(text: str) -> None:
+    with pytest.raises((AssertionError, click.UsageError, InputError)):
+        check_commands(Block(ROOT / "README.md", 1, "sh", text, RUNS))
+
+
+def test_blocks_of_a_document_and_their_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    blocks = blocks_of(page)
+    assert [(block.line, block.language, block.mark, block.is_shell) for block in blocks] == [
+        (5, "sh", "runs", True),
+        (15, "sh", "not run: why", True),
+        (20, "", "", True),
+    ]
+    assert [list(commands_of(block)) for block in blocks] == [
+        [["flsim", "run", "x-1"], ["tail", "-n", "1"]],
+        [["make"]],
+        [["flsim", "table", "b"]],
+    ]
+
+
+def check_commands(block: Block) -> None:
+    """Refuse commands of a block that nothing would understand."""
     for program, *words in commands_of(block):
         if program == "flsim":
             command, rest = resolve(words)
@@ -81,12 +147,11 @@ def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
             assert {word for word in words if "=" not in word} <= set(targets)
         elif program == "pip":
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            assert {name for listed in re.findall(r"\[([\w,]+)\]", " ".join(words)) for name in listed.split(",")} <= {
-                *extras
-            }
+            named = ",".join(re.findall(r"\[([\w,-]+)\]", " ".join(words))).split(",")
+            assert {*named} - {""} <= extras.keys()
         elif program in {"python", "pytest", ".venv/bin/python"}:
             if words[0] == "-m":
-                assert importlib.util.find_spec(words[1])
+                assert importlib.util.find_spec(words[1]), words
             assert [word for word in words if re.match(r"(\.ci|tests)/", word) and not (ROOT / word).exists()] == []
 
 
