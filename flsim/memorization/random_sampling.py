@@ -154,7 +154,7 @@ class _Canary:
         for words in typical.T[:-1]:
             state, log_probs = self.model.step(state, words)
             visits.append((state, log_probs))
-        return found
+        return visits
 
     def expected(self, references: Tensor) -> Tensor:
         """Return rough costs of references [M], from words without their contexts, to choose an order of checks."""
