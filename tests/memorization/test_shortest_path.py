@@ -23,7 +23,7 @@ templates = st.lists(
     st.one_of(st.sampled_from(TOKENS), st.sets(st.sampled_from(TOKENS), min_size=1).map(sorted), st.just(list(TOKENS))),
     min_size=1,
     max_size=4,
-).map(Template.of)
+).map(Template.from_positions)
 prefixes = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3)
 
 
