@@ -1,4 +1,4 @@
-"""A federated run on a Ray cluster: Flower's ClientApp in processes on its machines, the rounds in this process."""
+"""The launch of a federated run on a Ray cluster: client processes on its machines, the rounds in this process."""
 
 from collections.abc import Sequence
 
@@ -22,16 +22,16 @@ def simulate(
     """Train a run on Ray, with a Flower node per shard.
 
     Args:
-        run: the run; it says the number of shards and the resources of a client.
-        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
-        cpus: cores of the local one, or of the head; all where this is None.
-        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
-        retrain_lost: as of `flsim.runs.recovery.recover`.
+        run: the run; its settings have the number of shards and the resources of a client.
+        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
+        cpus: cores of the local cluster, or of the head; None for all.
+        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
+        retrain_lost: see `flsim.runs.recovery.recover`.
 
     Raises:
-        InputError: no cluster at that address, its machines differ, or none can hold a client.
-        Interrupted: by a signal; there is a checkpoint of the last completed round.
-        RunFailed: as `server.federated.rounds.train`.
+        InputError: there is no cluster at the address, its machines differ, or none can hold a client.
+        Interrupted: a signal ended the run; there is a checkpoint of the last completed round.
+        RunFailed: see `server.federated.rounds.train`.
     """
     system, stop = run.federated.system, Stop()
     _say_what_a_cap_leaves_out(run)
@@ -47,7 +47,8 @@ def simulate(
 
 
 def _say_what_a_cap_leaves_out(run: Run) -> None:
-    """No cap drops a canary silently: one that is trained on less often than it was planted looks less memorized."""
+    """Warn where `max_records` leaves copies of canaries out."""
+    # A canary that is trained on less often than it was planted looks less memorized.
     cap = run.federated.local.max_records
     if cap is None:
         return
@@ -60,10 +61,10 @@ def _say_what_a_cap_leaves_out(run: Run) -> None:
 
 
 def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
-    """GPUs of a client and of an evaluator, on nodes with so many GPUs.
+    """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
-    Nodes are filled with clients by their totals, whatever else runs there. So one client per GPU takes a little less
-    than the whole, and the evaluators, which ask for no CPU, find the rest.
+    Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
+    than the whole GPU, and the rest is for the evaluators, which need no CPU.
     """
     there_are_some = any(gpus)
     client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
@@ -76,13 +77,13 @@ def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, flo
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
-    """Raises InputError where clients could not train."""
+    """Raise InputError where the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
 
 
 def _refuse_what_does_not_fit(share: ClientShare) -> None:
-    """Raises InputError where no machine could hold a client."""
+    """Raise InputError where no machine can hold a client."""
     if not any(share.fits(node) for node in nodes()):
         raise InputError(
             f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has them; lower "
