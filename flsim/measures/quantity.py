@@ -130,7 +130,7 @@ class Quantity:
         return f"{about}. {self.description}" if about else self.description
 
 
-def shown(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
+def select_for(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
     """Return the quantities of a place: flags, then numbers of canaries, then numbers of the model."""
     kept = [quantity for quantity in quantities if place in quantity.places and not quantity.is_partial]
     return sorted(kept, key=lambda quantity: (not quantity.of_canaries, not quantity.is_flag))
