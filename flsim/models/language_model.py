@@ -33,7 +33,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What engines may do with a model; plain PyTorch trains any.
+    """The engines' operations that a model supports; plain PyTorch trains any model.
 
     Attributes:
         written_out: `flsim.training.cohort.gradient` has its gradient written out, which CPUs use.
