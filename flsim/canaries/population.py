@@ -208,7 +208,7 @@ def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray
 
 
 def order_dtype(records: int) -> str:
-    """Return the smallest type, as named in files, that counts so many records."""
+    """Return the smallest type, as named in files, that counts this many records."""
     return "<u4" if records <= 2**32 else "<i8"
 
 

@@ -35,7 +35,7 @@ from flsim.privacy.conventions import Convention
 
 # [WBK] Theorem 27 holds at integer orders, and between them only by interpolation.
 INTEGER_ORDERS = tuple(int(order) for order in DEFAULT_RDP_ORDERS if float(order).is_integer())
-TABULATED = 100.0  # epsilon above which losses are not tabulated: it takes gigabytes and minutes, and protects nobody
+TABULATED = 100.0  # epsilon above which losses are not tabulated: tables take gigabytes, and protection is nil
 PRV_POINTS = 1e7  # in Opacus's table: 1.6 GB
 PRV_ERROR = 0.01  # of epsilon; Opacus returns an upper bound
 
@@ -91,7 +91,7 @@ def _rdp(event: DpEvent, delta: float, convention: Convention) -> float:
 def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
     accountant = PLDAccountant(_relation(convention))
     if not accountant.supports(event):
-        _compose(accountant, event, convention)  # says why not
+        _compose(accountant, event, convention)  # raises the reason
     _check_size(event, delta, convention)
     return float(_compose(accountant, event, convention).get_epsilon(delta))
 

@@ -21,7 +21,7 @@ class ShardFailed(RunFailed):
         self.request = request
 
 
-def blame(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
+def explain(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
     """Return the error to raise for a shard that keeps failing.
 
     Args:

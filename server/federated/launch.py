@@ -34,7 +34,7 @@ def simulate(
         RunFailed: see `server.federated.rounds.train`.
     """
     system, stop = run.federated.system, Stop()
-    _say_what_a_cap_leaves_out(run)
+    _warn_of_capped_canaries(run)
     with cluster(address, cpus, head), stopping(stop):
         client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
@@ -46,7 +46,7 @@ def simulate(
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
 
 
-def _say_what_a_cap_leaves_out(run: Run) -> None:
+def _warn_of_capped_canaries(run: Run) -> None:
     """Warn where `max_records` leaves copies of canaries out."""
     # A canary that is trained on less often than it was planted looks less memorized.
     cap = run.federated.local.max_records

@@ -22,7 +22,7 @@ from flsim.training.update import UpdateSum
 from flsim.wire import Address
 from server.federated.deadline import Deadline
 from server.federated.exchange import NODES_DEADLINE, Exchange, wait_for_nodes
-from server.federated.failures import ShardFailed, blame
+from server.federated.failures import ShardFailed, explain
 from server.stopping import Stop
 from server.supervision import Evaluations, keep, supervised
 
@@ -59,7 +59,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
             try:
                 return exchange.send(asked)
             except ShardFailed as failed:
-                raise blame(run, failed, exchange.send_once) from failed
+                raise explain(run, failed, exchange.send_once) from failed
 
         with supervised(run, evaluation_gpus, stop=stop) as evaluations:
             return train_rounds(run, run.latest_state(), send, evaluations)

@@ -216,11 +216,11 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             message = self._waiting.popleft()
             node = message.metadata.dst_node_id
             before = self._served_by.get(node)
-            process = before if before in idle else self._stranger(idle)
+            process = before if before in idle else self._pick(idle)
             self._served_by[node] = process
             self._processes.send(process, message, "run", message, self._context(node))
 
-    def _stranger(self, idle: list[Actor[Message]]) -> Actor[Message]:
+    def _pick(self, idle: list[Actor[Message]]) -> Actor[Message]:
         """Return an idle process, preferably one whose cached shard no queued message needs."""
         reserved = {self._served_by.get(message.metadata.dst_node_id) for message in self._waiting}
         return next((process for process in idle if process not in reserved), idle[0])

@@ -26,7 +26,7 @@ from flsim.training.dropout import factors
 from flsim.training.optimizers import BETAS, MOMENTUM, SGD, optimizer_named
 from flsim.training.state import Moments, State
 
-POSITIONS = 2  # for each record of a batch: graphs are for multiples of so many positions
+POSITIONS = 2  # for each record of a batch; CUDA graphs are for multiples of this number of positions
 
 
 class PackedChunk(NamedTuple):

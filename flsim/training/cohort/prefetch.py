@@ -32,7 +32,7 @@ def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
             for item in items:
                 if not hand_over(item, None, False):
                     return
-        except BaseException as error:  # it belongs to whoever iterates
+        except BaseException as error:  # raised again in the thread that iterates
             hand_over(None, error, True)
         else:
             hand_over(None, None, True)
