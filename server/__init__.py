@@ -6,4 +6,4 @@ import os
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's default to come; unset, Ray warns about it
-os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of tasks whose results are no longer needed
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # they are of tasks whose results are not needed

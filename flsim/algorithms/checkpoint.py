@@ -92,7 +92,7 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     about |= about.pop("model")
     about["options"] = json.dumps(about["options"]) if about["options"] else ""
     metadata = {name: str(value) for name, value in about.items() if name not in ("options", "frozen") or value}
-    values = json.dumps(dict(state.values))  # a float that is written so reads back bit for bit
+    values = json.dumps(dict(state.values))  # JSON keeps every bit of a float
     metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
     with new_file(path) as partial:

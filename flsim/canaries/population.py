@@ -31,7 +31,7 @@ from flsim.data.vocabulary import Layout
 
 World = Literal["iid", "non-iid"]
 ABOUT = "population.json"
-NEVER = np.iinfo(np.int64).max  # the round in which a window without an end closes
+NEVER = np.iinfo(np.int64).max  # last round of a window without an end
 ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by the type of their values
 
 

@@ -29,7 +29,7 @@ from flsim.models.loss import predictions
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
 BLOCK = 2**13  # records that are sorted by length at a time
-CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # in one batch
+CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # most logits in one batch
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
     step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
     for setting in ("optimizer", "schedule"):
-        if is_own(name := step["training"][setting]):  # a folder is no property of a corpus, the code is
+        if is_own(name := step["training"][setting]):  # the manifest names code by content, not by its folder
             step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
     return drop_records(corpus, out, kept, step, dropped)
 

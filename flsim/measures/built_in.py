@@ -13,7 +13,7 @@ from flsim.measures.utility import UTILITY
 
 ALWAYS = (RANDOM_SAMPLING, BEAM_SEARCH, UTILITY)
 ALSO = {measure.name: measure for measure in (SPACE, EXTRAPOLATION, PATH, GENERATION, CONTEXTS)}
-WITH_OTHER_MODELS = (CALIBRATED,)  # of every evaluation that has models without the canaries
+WITH_OTHER_MODELS = (CALIBRATED,)  # for evaluations that have models without the canaries
 MEASURES = (*ALWAYS, *ALSO.values(), *WITH_OTHER_MODELS)
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for measure in MEASURES for quantity in measure.quantities}
 PRIMARY = next(quantity for quantity in QUANTITIES.values() if quantity.is_primary)

@@ -23,7 +23,7 @@ from flsim.memorization.template import Template, cheapest
 from flsim.models.language_model import LanguageModel
 
 Path = tuple[int, ...]
-CHILDREN = 32  # of a node, fetched at once; further ones cost another evaluation of the node
+CHILDREN = 32  # of a node in one fetch; more of them cost another evaluation of the node
 BEAMS = 5  # least width of the beam search for the first answers
 
 

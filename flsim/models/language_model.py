@@ -164,7 +164,7 @@ class TrainableModel(nn.Module, ABC):
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 if parameter.dim() < 2:
-                    parameter.fill_(float(name.endswith("weight")))  # a LayerNorm's, which scales
+                    parameter.fill_(float(name.endswith("weight")))  # 1 for scales of a LayerNorm, else 0
                     continue
                 bound = self._bound(name, parameter)
                 values = stream(seed, "model", name).uniform(-bound, bound, parameter.shape)

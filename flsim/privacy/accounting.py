@@ -36,8 +36,8 @@ from flsim.privacy.conventions import Convention
 # [WBK] Theorem 27 holds at integer orders, and between them only by interpolation.
 INTEGER_ORDERS = tuple(int(order) for order in DEFAULT_RDP_ORDERS if float(order).is_integer())
 TABULATED = 100.0  # epsilon above which losses are not tabulated: tables take gigabytes, and protection is nil
-PRV_POINTS = 1e7  # in Opacus's table: 1.6 GB
-PRV_ERROR = 0.01  # of epsilon; Opacus returns an upper bound
+PRV_POINTS = 1e7  # number of points in Opacus's table, which then takes 1.6 GB
+PRV_ERROR = 0.01  # error of epsilon that Opacus may make; it returns an upper bound
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting's remarks on its own numerics
 
@@ -71,8 +71,8 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
 def rdp_of(event: DpEvent, convention: Convention) -> RdpAccountant:
     """Return the Renyi DP of an event.
 
-    Orders are integers where a neighbour replaces one user and cohorts are drawn without replacement, else those of
-    dp_accounting.
+    Orders are integers for the relation "replace-one", which is that of sampling without replacement; for others they
+    are dp_accounting's own.
 
     Raises:
         InputError: dp_accounting does not support the event under this relation.

@@ -46,7 +46,7 @@ def calibrate(planned: Entry, target: float, delta: float, convention: Conventio
 
     low, high = _bracket(excess, math.log(guess), f"{convention}: no noise multiplier gives epsilon {target:g}")
     log_noise = scipy.optimize.brentq(excess, low, high, xtol=TOLERANCE / 8) + TOLERANCE / 4
-    while excess(log_noise) > 0:  # where epsilon does not fall smoothly
+    while excess(log_noise) > 0:  # brentq may end above 0 where epsilon does not fall smoothly
         log_noise += TOLERANCE / 4
     return math.exp(log_noise)
 

@@ -6,7 +6,7 @@ from flsim.base.extensions import short_name
 from flsim.privacy.conventions import PAPER, Convention, conventions_of
 from flsim.privacy.ledger import Ledger, epsilon
 
-Unit = Literal["user", "record"]  # what neighbouring data sets differ in; a record is one sentence
+Unit = Literal["user", "record"]  # difference of neighbouring data sets; a record is one sentence
 
 
 def reported(sampler: str) -> tuple[Convention, ...]:

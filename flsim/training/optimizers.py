@@ -15,8 +15,8 @@ from torch import Tensor
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, naming_own_code, parts, resolve
 
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of torch.optim.Adam
-ALPHA = 0.99  # of torch.optim.RMSprop, whose epsilon is Adam's
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of torch.optim.Adam
+ALPHA = 0.99  # default of torch.optim.RMSprop, whose epsilon is Adam's
 
 Moments = Sequence[Tensor]
 Over = Callable[[Iterable[Tensor], float, float, float], torch.optim.Optimizer]
@@ -135,7 +135,7 @@ def _own(name: str, make: object) -> Optimizer:
         try:
             with naming_own_code(InputError):
                 made = make(parameters, **settings)
-        except TypeError as error:  # of the call itself, which is no code of theirs
+        except TypeError as error:  # raised by the call itself, and so not inside the user's code
             raise InputError(f"{name}: cannot be made of (parameters, {', '.join(settings)}): {error}") from error
         if not isinstance(made, torch.optim.Optimizer) or not all("lr" in group for group in made.param_groups):
             raise InputError(f"{name}: made {type(made).__name__}, not a torch.optim.Optimizer with a learning rate")

@@ -28,7 +28,7 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
             _try(model, layout, seed)
     except InputError:
         raise
-    except Exception as error:  # of the call, such as a constructor with other arguments
+    except Exception as error:  # such as a call of a constructor that takes other arguments
         raise InputError(f"{model.label}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 

@@ -21,7 +21,7 @@ from server.cluster.start import cluster, nodes
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
 
-EVALUATION_SHARE = 0.05  # of a GPU; Ray counts nothing else on it, and the evaluation leaves most of it to the training
+EVALUATION_SHARE = 0.05  # share of a GPU in the accounts of Ray; the rest of it is for training
 
 
 def simulate(
@@ -123,7 +123,7 @@ def _attempt(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_f
             evaluations.poll()
             if news is None:
                 continue
-            if advance is None:  # it trains from now on
+            if advance is None:  # the first news: training has begun
                 advance = stack.enter_context(progress(run.name, run.rounds, news.step, unit="steps"))
             advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
             if news.saved:

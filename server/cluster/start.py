@@ -90,7 +90,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
         _refuse_silence(address)
         with chdir("/"):  # Ray's workers import from this folder first, before the shipped code
             ray.init(address=address, runtime_env=_this_code(), **options)
-    except Exception as error:  # of any type: Ray also raises plain ones
+    except Exception as error:  # Ray also raises plain exceptions
         raise InputError(
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error

@@ -13,7 +13,7 @@ from server.federated import rounds
 from server.pool.grid import ClientShare, ray_grid
 from server.stopping import Stop, stopping
 
-EVALUATION_SHARE = 0.05  # of a GPU, for all evaluators
+EVALUATION_SHARE = 0.05  # share of a GPU, for all evaluators
 
 
 def simulate(

@@ -24,7 +24,7 @@ class Actor(Generic[Job]):
     handle: Any
     machine: str | None  # id of the Ray node that it is bound to
     ready: Any  # reference to a reply that comes once its process runs
-    is_ready: bool = False  # whether that reply was seen
+    is_ready: bool = False  # whether the reply of `ready` has come
     job: Job | None = None
     reply: Any = None  # reference to the job's result
     since: float = 0.0  # `time.monotonic` when it got the job

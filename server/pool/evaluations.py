@@ -112,8 +112,8 @@ class EvaluationService:
         """
         self._work, self._hparams = work, hparams
         self._pool = Actors[_Job]()
-        self._waiting: dict[Path, deque[_Job]] = {}  # by run, in the order of their turns
-        self._ended: dict[Path, list[Evaluation]] = {}  # by run, until `poll` or `drain` returns them
+        self._waiting: dict[Path, deque[_Job]] = {}  # queued jobs by run, in the order of the runs' turns
+        self._ended: dict[Path, list[Evaluation]] = {}  # outcomes by run, until `poll` or `drain` returns them
         self._lock = RLock()
 
     def pending(self, run: Path) -> int:

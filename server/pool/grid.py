@@ -28,7 +28,7 @@ from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 
 LOOK = 1.0  # seconds between two checks of the machines
-SERVER = 0  # the node that sends
+SERVER = 0  # the node that sends requests
 CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
 STARTS = 5  # processes in a row that end during their start, after which the run fails
@@ -179,7 +179,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         for process in self._processes:
             room[process.machine] -= 1
         while len(self._processes) < self._shards and any(left > 0 for left in room.values()):
-            machine = max(room, key=lambda id_: room[id_])  # the emptiest
+            machine = max(room, key=lambda id_: room[id_])  # the machine with most room
             room[machine] -= 1
             cpus, gpus = self._share.cpus, self._share.gpus
             self._processes.start(_Client, self._app, machine=machine, num_cpus=cpus, num_gpus=gpus)

@@ -69,7 +69,7 @@ class StackedEngine:
         self._rule = _rule(self._hparams)
         slots = self._rule.optimizer.slots
         self._moments = [self._stacked(state.moments.get(slot), units_of(wide)) for slot in slots]
-        self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # by the optimizer
+        self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # steps of the optimizer
         self._began = state.round - self._done
         self._losses = torch.zeros(0, dtype=torch.float64, device=self._device)
         self._width = width_of(wide) if self._hparams.dropout else 0
@@ -195,7 +195,8 @@ def _rule(hparams: CentralHParams) -> Rule:
 
 def _by_token(steps: Steps) -> Steps:
     """Return the steps with positions of the same input next to each other, as `SpreadKernels` requires."""
-    places = np.arange(len(steps.inputs))  # they make keys unique: sorting need not be stable, which is slower
+    # Places make the keys unique, so that a stable sort, which is slower, is not needed.
+    places = np.arange(len(steps.inputs))
     order = np.argsort((steps.step * (int(steps.inputs.max(initial=0)) + 1) + steps.inputs) * len(places) + places)
     sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
     return replace(steps, **sorted_)

@@ -111,7 +111,7 @@ class CohortEngine:
         while waiting:
             try:
                 self._train_waiting(start, waiting, seed, round_, clip, parts, delta)
-            except (MemoryError, RuntimeError) as error:  # of Python, or of torch
+            except (MemoryError, RuntimeError) as error:  # Python's error, or torch's
                 if not is_out_of_memory(error):
                     raise
                 self._shrink(error)

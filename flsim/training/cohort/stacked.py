@@ -21,10 +21,10 @@ from flsim.training.cohort.steps import Steps
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import BETAS, optimizer_named
 
-GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # so coarse that there are few different shapes
+GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, so that there are few different shapes
 WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
-SLACK = 0.9  # of the memory that is free; the rest is for what libraries take
+SLACK = 0.9  # share of the free memory; the rest is for libraries
 
 
 class StackedTrainer:
