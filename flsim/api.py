@@ -78,11 +78,11 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
     """Open a corpus that `flsim data` made, or fetch one from an object store.
 
     Args:
-        path: its folder, or a URI such as ``s3://bucket/corpus``.
-        verify: whether every file is read again and compared with the digest that it was written with.
+        path: folder of the corpus, or a URI such as ``s3://bucket/corpus``.
+        verify: whether to read every file again and compare its digest with the recorded one.
 
     Raises:
-        InputError: not a corpus, or a file is missing or changed.
+        InputError: there is no corpus, or a file is missing or changed.
     """
     return Corpus.open(path, verify=verify)
 
@@ -99,21 +99,21 @@ def make_corpus(
 
     Args:
         out: a new folder.
-        seed: of everything that is drawn.
+        seed: seed of all random draws.
         maker: "synthetic", whose options are those of `flsim.data.synthetic.SyntheticHParams`, such as ``users=400``;
             or ``"path/to/file.py:NAME"``, a function that yields (user, sentences) or (user, sentences, split).
-        writing: settings of `ImportSettings` for what a maker of one's own yields, such as
+        writing: settings of `ImportSettings` for the sentences of a user's own maker, such as
             ``{"vocabulary_size": 500}``.
-        options: of the maker.
+        options: options of the maker.
 
     Raises:
-        InputError: `out` exists, an option is wrong, or a maker of one's own failed.
+        InputError: `out` exists, an option is wrong, or a user's own maker failed.
     """
     return make_by_code(maker, Path(out), seed, options, writing)
 
 
 def open_run(path: Path | str) -> Run:
-    """Open a run folder. Raises InputError where it is none."""
+    """Open a run folder; raise InputError where it is none."""
     return Run.open(Path(path))
 
 
@@ -133,21 +133,21 @@ def run(
     Args:
         config: settings, or a TOML file with them.
         out: the run folder; new, unless `resume`.
-        overrides: of a file's settings, as ``"section.key=value"``.
+        overrides: replacements of a file's settings, as ``"section.key=value"``.
         resume: whether to continue the run in `out` from its newest valid checkpoint.
         retrain_lost: with `resume`, whether to train rounds again that the log of rounds has lost.
-        address: of a Ray cluster that runs already, such as "auto"; a local one is started where this is None.
-        cpus: cores of the local cluster, or of the head; all where this is None.
-        head: "HOST:PORT" of this machine, to start a Ray head there that other machines can join.
+        address: address of an existing Ray cluster, such as "auto"; None starts a local one.
+        cpus: cores of the local cluster, or of the head; None for all.
+        head: "HOST:PORT" of this machine on which to start a Ray head that other machines can join.
 
     Returns:
         The completed run.
 
     Raises:
-        InputError: what can be known to be wrong before training.
-        Diverged: values are not finite; names the round and the last good checkpoint.
-        Interrupted: by SIGTERM or Ctrl-C; the same call with `resume` goes on.
-        RunFailed: training or an evaluation failed; the same call with `resume` goes on.
+        InputError: settings or arguments are wrong, as far as that is known before training.
+        Diverged: values are not finite; the message names the round and the last good checkpoint.
+        Interrupted: SIGTERM or Ctrl-C ended the run; the same call with `resume` continues it.
+        RunFailed: training or an evaluation failed; the same call with `resume` continues it.
     """
     from server.launch import train
 
@@ -177,22 +177,22 @@ def evaluate(
     """Measure what a model memorized of the planted canaries, and its utility on the corpus' test users.
 
     Args:
-        model: a state of `simulate`, with its `architecture`; a checkpoint's file, which is measured as its run's
-            settings say, and whose rows are stored there too; or any other model: an object that starts and steps as
-            `flsim.models.language_model.LanguageModel` asks, or ``path/to/model.py:factory``.
-        planted: the users and canaries; not of a checkpoint, whose run knows them.
-        architecture: of a state.
-        seed: of the references R and of the test users that are chosen; not of a checkpoint.
-        device: of torch.
-        threads: of torch; one, as a run's evaluators have, gives the bits of their rows.
-        settings: of `flsim.evaluation.evaluate.EvaluationHParams`, such as ``references=20_000``.
+        model: one of three kinds. A state of `simulate`, with its `architecture`. A checkpoint's file, which is
+            measured by its run's settings, and whose rows are stored in the run too. Or any other model: an object with
+            `start` and `step` as in `flsim.models.language_model.LanguageModel`, or ``path/to/model.py:factory``.
+        planted: the users and canaries; None for a checkpoint, whose run has them.
+        architecture: architecture of a state.
+        seed: seed of the references R and of the choice of test users; ignored for a checkpoint.
+        device: torch's name of the device.
+        threads: number of torch's threads; one, as a run's evaluators have, gives the bits of their rows.
+        settings: settings of `flsim.evaluation.evaluate.EvaluationHParams`, such as ``references=20_000``.
 
     Returns:
         A row per measurement with columns run, round, metric, canary and value; see `flsim.results.rows.Row`.
 
     Raises:
-        InputError: an argument is missing or does not fit, or the model is not what it must be.
-        Diverged: its parameters are not finite.
+        InputError: an argument is missing or does not fit, or the model breaks its protocol.
+        Diverged: the model's parameters are not finite.
     """
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:
@@ -219,15 +219,15 @@ def evaluate(
 
 
 def table(*runs: Path | str, round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
-    """The memorization table of runs, with the columns of `flsim.results.tables`.
+    """Return the memorization table of runs, with the columns of `flsim.results.tables`.
 
     Args:
         runs: run folders, and folders of sweeps.
         round: the evaluated round to show; default each run's last.
-        epoch: in place of it, so many passes over all records.
+        epoch: passes over all records after which to show runs, in place of `round`.
 
     Raises:
-        InputError: not runs, damaged ones, or none was evaluated then.
+        InputError: a folder is no run, a run is damaged, or none was evaluated then.
     """
     return memorization_table(list(read_shown(_paths(runs)).values()), round, epoch)
 
@@ -237,11 +237,11 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
 
     Args:
         runs: run folders, and folders of sweeps.
-        out: the file; replaced if it is there.
-        over_seeds: whether runs that differ in nothing but the seed are one curve.
+        out: the file, which is replaced if it exists.
+        over_seeds: whether runs that differ only in the seed are one curve.
 
     Raises:
-        InputError: not runs, or another kind of file.
+        InputError: a folder is no run, or `out` has another suffix.
     """
     from flsim.results.plots import plot_rounds  # matplotlib, which nothing else here needs
 
@@ -249,17 +249,17 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
 
 
 def write_report(*runs: Path | str, out: Path | str) -> None:
-    """Write one HTML file about runs or a sweep. Raises InputError where there are none."""
+    """Write one HTML file about runs or a sweep; raise InputError where there are none."""
     from flsim.report.page import write_report as write_page  # matplotlib, too
 
     write_page(_paths(runs), Path(out))
 
 
 def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "RunsCompared":
-    """Compare two runs over the same canaries, at a round or after so many epochs; default each run's last evaluation.
+    """Compare two runs over the same canaries, at a round or after an epoch; default each run's last evaluation.
 
     Raises:
-        InputError: not runs, or runs over other canaries.
+        InputError: a folder is no run, or the runs have other canaries.
     """
     from flsim.results.compare_runs import compare_runs  # scipy
 

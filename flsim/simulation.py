@@ -1,4 +1,4 @@
-"""Plant and train in this process, without Ray: what a notebook needs of the loop that `flsim run` shares.
+"""Planting and training in this process, without Ray, by the loop that `flsim run` uses too.
 
     users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
     for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
@@ -35,10 +35,10 @@ class Planted:
     """The users of a corpus with canaries planted in their records.
 
     Attributes:
-        corpus: where they are from; utility is measured on its test users.
+        corpus: the corpus of the users; utility is measured on its test users.
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
         users: the training users.
-        canaries: what is planted.
+        canaries: the planted canaries.
     """
 
     corpus: Corpus
@@ -53,18 +53,19 @@ class Planted:
 def plant(
     corpus: Corpus | Path | str, canaries: CanaryHParams | None = None, *, world: World = "non-iid", seed: int = 0
 ) -> Planted:
-    """Plant canaries in the training users of a corpus, in memory; the corpus stays as it is.
+    """Plant canaries in the training users of a corpus, in memory; the corpus is not changed.
 
     The same corpus, canaries, world and seed give what `flsim run` plants (Thakkar et al., 2020, section 4.1).
 
     Args:
-        corpus: a corpus, or where it lies.
-        canaries: what to plant; the default is the paper's grid, or what is planted in the corpus already.
+        corpus: a corpus, or its folder or URI.
+        canaries: settings of the canaries; the default is the paper's grid, or the canaries that the corpus has in
+            place.
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
-        seed: of phrases, sharers and records, and of the twin's order.
+        seed: seed of phrases, sharers and records, and of the twin's order.
 
     Raises:
-        InputError: not a corpus; it has too few users or words; or other canaries are planted in it already.
+        InputError: there is no corpus; it has too few users or words; or it has other canaries in place.
     """
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
     if world not in ("iid", "non-iid"):
@@ -73,7 +74,7 @@ def plant(
     split, overlay, twin = opened.split("train"), planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
-    return Planted(opened, world, Population.of(split, planting.canaries, overlay, twin), planting.canaries)
+    return Planted(opened, world, Population.with_canaries(split, planting.canaries, overlay, twin), planting.canaries)
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ class FedAvg:
 
     Attributes:
         cohort: users per round; the expected number, where the sampler is "poisson".
-        algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
-        sampler: "fixed-size" draws that many users without replacement; "poisson" each user independently; or one's own
-            as ``path/to/file.py:NAME``, see docs/privacy.md.
-        local: local training.
+        algorithm: "fedavg", "fedprox", "scaffold", or a user's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
+        sampler: "fixed-size" draws that many users without replacement; "poisson" draws each user independently;
+            ``path/to/file.py:NAME`` is a user's own, see docs/privacy.md.
+        local: settings of local training.
         server: the server's optimizer; by default the average is the step.
         privacy: clip and noise; by default neither.
-        shards: contiguous ranges of users whose updates are summed first. A run has `system.shards` of them; equal
-            numbers give equal bits.
+        shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them;
+            equal numbers give equal bits.
     """
 
     cohort: int = 500
@@ -101,7 +102,7 @@ class FedAvg:
     shards: int = 2
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """The training of these users. Raises InputError where it cannot begin."""
+        """Return the training of these users; raise InputError where it cannot begin."""
         settings = FedAvgHParams(
             **asdict(self.server), rounds=rounds, cohort=self.cohort, algorithm=self.algorithm, sampler=self.sampler
         )
@@ -120,7 +121,7 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class Central:
-    """Central training over records: SGD and its like, or DP-SGD.
+    """Central training over records: SGD and other optimizers, or DP-SGD.
 
     Attributes:
         training: batches, learning rate and optimizer; a round is a step.
@@ -131,7 +132,7 @@ class Central:
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """The training over these users' records. Raises InputError where it cannot begin."""
+        """Return the training over these users' records; raise InputError where it cannot begin."""
         is_private = self.privacy.mechanism != "none"
         order: Order = "iid" if is_private or planted.world == "iid" else "sequence"
         return CentralTraining(
@@ -151,28 +152,28 @@ def simulate(
     device: str = "cpu",
     threads: int = 1,
 ) -> Iterator[State]:
-    """Train in this process, and hand out the states.
+    """Train in this process, and yield the states.
 
     Equal arguments give equal bits on equal machines, and the bits of `flsim run` with the same settings.
 
     Args:
-        planted: the users.
-        model: which network, and of what size.
+        planted: the users with their canaries.
+        model: architecture and sizes of the network.
         algorithm: `FedAvg` or `Central`.
-        rounds: how long; of central training, steps.
-        seed: of everything that is drawn.
-        start: a state to go on from; by default a new model's.
-        every: rounds between two states that are handed out, or whether one is wanted after so many rounds. The last
-            state always is handed out.
-        device: of torch.
-        threads: of torch, while it trains.
+        rounds: number of rounds; in central training, of steps.
+        seed: seed of all random draws.
+        start: the state to continue from; None for a new model's.
+        every: number of rounds between two yielded states, or a function that tells whether to yield the state after
+            that many rounds. The last state is always yielded.
+        device: torch's name of the device.
+        threads: number of torch's threads during training.
 
     Yields:
         States after completed rounds, with parameters on the CPU.
 
     Raises:
         InputError: the settings do not fit each other, or the users.
-        Diverged: values are not finite, or the loss is absurd; names the round.
+        Diverged: values are not finite, or the loss is absurd; the message names the round.
     """
     refuse_unfit(model, planted.corpus.layout, seed)
     training = algorithm.training_of(planted, model, rounds, seed, device)
@@ -181,7 +182,7 @@ def simulate(
 
 
 def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
-    """Hand out the same states, and give the threads back to whoever uses them in between."""
+    """Yield the same states, and give the threads back to the caller in between."""
     while True:
         with threads_of_torch(number):
             state = next(states, None)

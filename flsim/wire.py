@@ -1,4 +1,4 @@
-"""Requests and replies of a round as Flower messages: the one codec, and the one place in flsim that knows Flower."""
+"""The codec of a round's requests and replies as Flower messages; no other file of flsim imports Flower."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -17,7 +17,7 @@ COUNTS = [field.name for field in fields(UpdateSum) if field.name != "delta"]
 
 @dataclass(frozen=True)
 class Address:
-    """Which run a request is of.
+    """The run that a request is about.
 
     Attributes:
         run: path of the run folder, as a node sees it.
@@ -29,7 +29,7 @@ class Address:
 
 
 def encode_requests(requests: Iterable[RoundRequest], address: Address) -> list[RecordDict]:
-    """Requests of a run as messages, in the same order; parameters that several share are encoded once."""
+    """Return a run's requests as messages, in the same order; parameters that several share are encoded once."""
     requests = list(requests)
     distinct = {id(request.params): request.params for request in requests}
     arrays = {key: _arrays(params) for key, params in distinct.items()}
@@ -58,7 +58,7 @@ def _request(request: RoundRequest, address: Address, params: ArrayRecord, sent:
 
 
 def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
-    """A request, and the run that it is of."""
+    """Return the request in a message, and its run."""
     record = content.config_records["request"]
     request = RoundRequest(
         round=int(record["round"]),
@@ -96,5 +96,5 @@ def _arrays(params: Params) -> ArrayRecord:
 
 
 def _params(arrays: ArrayRecord) -> Params:
-    """They are writable: decoding an array copies it out of the message."""
+    """Return parameters that are writable, as decoding copies an array out of the message."""
     return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}

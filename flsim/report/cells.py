@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from flsim.measures.quantity import flags, numbers, of_model, shown
+from flsim.measures.quantity import flags, numbers, of_model, select_for
 from flsim.report.blocks import Cell, number
 from flsim.results.against_published import AGAINST
 from flsim.results.columns import columns_of, columns_over_seeds, is_in, mean_of, prefix_of, quantities_in
@@ -45,7 +45,7 @@ class Cells:
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
-        self.quantities = [each for each in shown(quantities_in(frame), "table") if is_in(frame, each)]
+        self.quantities = [each for each in select_for(quantities_in(frame), "table") if is_in(frame, each)]
         self._forms = self._known()
         self._numbers = {mean_of(quantity): quantity for quantity in numbers(self.quantities)}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.store import RunResults, refuse_two_points
 
@@ -73,7 +73,7 @@ def paired_canaries(
 
 def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:
     """Return what comparisons of runs are about: the primary number, flags, other numbers, and numbers of the model."""
-    compared = shown(quantities_of(runs), "compare")
+    compared = select_for(quantities_of(runs), "compare")
     return sorted(compared, key=lambda quantity: not quantity.is_primary)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import described, quantities_in, quantities_of
 from flsim.results.formats import note
 from flsim.results.store import RunResults
@@ -76,7 +76,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
 
 def _traced(quantities: Iterable[Quantity]) -> list[Quantity]:
     """What a trace shows of canaries: the primary number, flags, then other numbers."""
-    traced = [quantity for quantity in shown(quantities, "trace") if quantity.of_canaries]
+    traced = [quantity for quantity in select_for(quantities, "trace") if quantity.of_canaries]
     return sorted(traced, key=lambda quantity: not quantity.is_primary)
 
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
-from flsim.measures.quantity import Quantity, flags, shown
+from flsim.measures.quantity import Quantity, flags, select_for
 from flsim.results.columns import quantities_in
 from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
 from flsim.results.store import RunResults
@@ -51,7 +51,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     traced = run.roster[run.roster["canary"].isin(table["canary"])]
     of_copies = ["planned_insertions"] if traced["p_u"].isna().any() else []
     groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
-    own = [each for each in shown(quantities_in(table), "trace") if each.of_canaries and not each.is_standard]
+    own = [each for each in select_for(quantities_in(table), "trace") if each.of_canaries and not each.is_standard]
     quantities = [PRIMARY, *own]
     columns = _columns([(p_u, p_e) for (p_u, p_e, *_), _ in groups])
     rows, longest = math.ceil(len(groups) / columns), max(len(group) for _, group in groups)
