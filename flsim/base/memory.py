@@ -1,11 +1,12 @@
 """Peak memory of a process and all its descendants, sampled from /proc.
 
-It is proportional set size: a page that k processes share counts 1/k in each, so that the sum is what is resident.
-Anonymous memory, which nothing else can have, is kept apart from pages of mapped files, which the system takes back
-when it needs them.
+The measure is proportional set size: a page that k processes share counts 1/k in each of them, so the sum over
+processes is the resident memory. Anonymous memory belongs to its process alone. It is kept apart from pages of mapped
+files, which the system takes back when it needs them.
 
-psutil gives the proportional size as one number, without what of it is anonymous, and finds descendants by a look at
-all processes of the machine; here a look costs some milliseconds for each process that is measured.
+psutil is not used for two reasons. It gives the proportional set size as one number, without its anonymous part. It
+also searches all processes of the machine for descendants, while a sample here costs some milliseconds for each
+measured process.
 """
 
 import threading
@@ -21,11 +22,11 @@ SAMPLE_EVERY = 0.1  # seconds
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
+    """Resident memory of processes, in bytes.
 
     Attributes:
-        anonymous: of the processes' own.
-        file: of mapped files, shared memory included.
+        anonymous: memory that belongs to the processes alone.
+        file: pages of mapped files, shared memory included.
     """
 
     anonymous: int = 0
@@ -37,7 +38,7 @@ class Memory:
 
     @classmethod
     def of(cls, process: int) -> "Memory":
-        """What a process and its descendants hold now; nothing, where it has ended."""
+        """Return the memory that a process and its descendants hold now; zero if the process has ended."""
         sizes = {"Pss_Anon:": 0, "Pss_File:": 0, "Pss_Shmem:": 0}
         below: list[Memory] = []
         with suppress(OSError):
@@ -53,10 +54,12 @@ class Memory:
 
 
 class PeakMemory:
-    """While it is open, the largest that was seen; `anonymous`, `file` and `total` may be of different moments.
+    """Context manager that samples the memory of a process and keeps the largest values.
+
+    The peaks in `anonymous`, `file` and `total` (bytes) may be of different moments.
 
     Args:
-        process: its number.
+        process: number of the process.
         every: seconds between two samples.
 
     Raises:
