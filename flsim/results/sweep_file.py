@@ -1,4 +1,4 @@
-"""The types of what a sweep.json says: others are refused where it is read, not where they are shown."""
+"""The types in a sweep.json; other types are refused when the file is read."""
 
 from typing import Annotated, Any, NotRequired
 
