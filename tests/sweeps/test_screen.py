@@ -46,7 +46,7 @@ def test_a_screen_of_80_columns_shows_those_that_run_first(tmp_path: Path, shown
     folder = SweepFolder(tmp_path)
     names = [f"fedavg-non-iid-cohort{index}-a-rather-long-name-of-a-run-seed0" for index in range(30)]
     run_folder(folder.run(names[25]), "running", 50, '{"round": 50, "loss": 4.0}\n')
-    with Screen(folder, names, began=time.time() - 100).shown() as screen:
+    with Screen(folder, names, began=time.time() - 100).live() as screen:
         screen.look()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
     assert max(map(len, re.split(r"[\r\n]+", text))) <= 80
@@ -59,7 +59,7 @@ def test_a_screen_of_80_columns_shows_those_that_run_first(tmp_path: Path, shown
 def test_elsewhere_a_run_that_begins_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = SweepFolder(tmp_path)
     run_folder(folder.run("one"), "running", 5)
-    with Screen(folder, ["one", "two"], began=0).shown() as screen:
+    with Screen(folder, ["one", "two"], began=0).live() as screen:
         screen.look()
         screen.look()
         screen.ended("two", "disk full", left=1)
