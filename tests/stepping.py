@@ -1,4 +1,4 @@
-"""What the tests of central training's engines share."""
+"""Helpers for tests of central training's engines."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -252,9 +252,11 @@ class HashedFile:
         self._file, self._sha256 = file, hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
+        """Read bytes, and count and hash them."""
         return self._count(self._file.read(size))
 
     def write(self, data: bytes) -> None:
+        """Write bytes, and count and hash them."""
         self._file.write(self._count(data))
 
     def close(self) -> None:

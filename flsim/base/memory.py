@@ -37,7 +37,7 @@ class Memory:
         return self.anonymous + self.file
 
     @classmethod
-    def of(cls, process: int) -> "Memory":
+    def held_by(cls, process: int) -> "Memory":
         """Return the memory that a process and its descendants hold now; zero if the process has ended."""
         sizes = {"Pss_Anon:": 0, "Pss_File:": 0, "Pss_Shmem:": 0}
         below: list[Memory] = []
@@ -48,7 +48,7 @@ class Memory:
                 if name in sizes:
                     sizes[name] = 1024 * int(kilobytes)
             for task in (folder / "task").iterdir():
-                below += [cls.of(int(child)) for child in (task / "children").read_text().split()]
+                below += [cls.held_by(int(child)) for child in (task / "children").read_text().split()]
         anonymous, file, shared = sizes.values()
         return cls(anonymous + sum(one.anonymous for one in below), file + shared + sum(one.file for one in below))
 
@@ -86,7 +86,7 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while True:
-            now = Memory.of(self._process)
+            now = Memory.held_by(self._process)
             self.anonymous = max(self.anonymous, now.anonymous)
             self.file = max(self.file, now.file)
             self.total = max(self.total, now.total)

@@ -102,10 +102,12 @@ class Split(Unchanging):
 
     @property
     def records(self) -> int:
+        """The number of records."""
         return len(self.record_offsets) - 1
 
     @property
     def words(self) -> int:
+        """The number of words."""
         return len(self.tokens)
 
     @cached_property

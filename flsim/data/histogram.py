@@ -27,8 +27,8 @@ class Distribution:
     counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
-        """Return the distribution of all lengths in several arrays, of which one at a time is in memory."""
+    def count(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
+        """Count all lengths in several arrays, of which one at a time is in memory."""
         whole = cls(np.empty(0, np.int64), np.empty(0, np.int64))
         for piece in lengths:
             whole += cls(*np.unique(piece, return_counts=True))

@@ -102,14 +102,16 @@ class _Measured:
     def lengths(self) -> dict[str, Distribution]:
         split = self.split
         return {
-            "words_per_record": Distribution.of(_steps(split.record_offsets)),
-            "records_per_user": Distribution.of(_steps(split.user_offsets)),
-            "words_per_user": Distribution.of([np.diff(_taken(split.record_offsets, np.asarray(split.user_offsets)))]),
+            "words_per_record": Distribution.count(_steps(split.record_offsets)),
+            "records_per_user": Distribution.count(_steps(split.user_offsets)),
+            "words_per_user": Distribution.count(
+                [np.diff(_taken(split.record_offsets, np.asarray(split.user_offsets)))]
+            ),
         }
 
     @cached_property
     def token_counts(self) -> NDArray[np.int64]:
-        """How often each token id occurs, int64 [2^16, or V if that is more]."""
+        """The number of occurrences of each token id, int64 [2^16, or V if that is more]."""
         counts = np.zeros(max(2**16, self.split.layout.vocabulary_size), np.int64)
         for _, tokens in windows(self.split.tokens):
             counts += np.bincount(tokens, minlength=len(counts))

@@ -34,22 +34,30 @@ class Step(TypedDict):
 
 
 class Source(TypedDict):
+    """A source of a corpus."""
+
     name: str
     bytes: int
     format: NotRequired[str]
 
 
 class Parameters(TypedDict):
+    """The parameters of a corpus that are checked when it is read."""
+
     read: NotRequired[dict[str, int]]
     steps: NotRequired[list[Step]]
 
 
 class File(TypedDict):
+    """The size and digest of a file."""
+
     bytes: int
     sha256: str
 
 
 class Manifest(TypedDict):
+    """The content of manifest.json."""
+
     schema: Any
     layout: Described
     dropped: dict[str, int]

@@ -50,6 +50,7 @@ class Records:
 
     @property
     def words(self) -> int:
+        """The number of words."""
         return len(self.tokens)
 
 

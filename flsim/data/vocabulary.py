@@ -69,22 +69,27 @@ class Layout:
 
     @property
     def first_word(self) -> int:
+        """The smallest id of a word."""
         return self._first("words")
 
     @property
     def last_word(self) -> int:
+        """The largest id of a word."""
         return self.first_word + self.words - 1
 
     @property
     def oov(self) -> int:
+        """The id of a word outside the vocabulary."""
         return self._first("oov")
 
     @property
     def bos(self) -> int:
+        """The id of the beginning of a sequence."""
         return self._first("bos")
 
     @property
     def eos(self) -> int:
+        """The id of the end of a sequence."""
         return self._first("eos")
 
     @overload
@@ -166,6 +171,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
+        """The token ids of words."""
         return {word: id for id, word in enumerate(self.words, self._layout.first_word)}
 
     def encode(self, words: Iterable[str]) -> list[int]:

@@ -86,7 +86,7 @@ def _request_of_run(file: Path, corpus: Path | str | None, overrides: Sequence[s
     opened = Corpus.open(config.data.corpus)
     config = replace(config, canaries=settled(opened, config.canaries))
     run = Planned(file.stem, file.stem, config.seed, {}, None, config)
-    return Request(file.stem, None, [run], Users.of(opened), opened.split("train"))
+    return Request(file.stem, None, [run], Users.in_corpus(opened), opened.split("train"))
 
 
 def _request_of_sweep(
@@ -113,7 +113,7 @@ def _request_of_sweep(
     train = users.split() if users else None
     if users is None or train is None:
         opened = open_corpus(at, path, folder)
-        users, train = Users.of(opened), opened.split("train")
+        users, train = Users.in_corpus(opened), opened.split("train")
         makes = corpus_bytes(opened) if opened.path.parent == folder else 0
     return Request(
         file.stem,

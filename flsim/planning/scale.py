@@ -31,7 +31,8 @@ class Users:
     vocabulary: int
 
     @classmethod
-    def of(cls, corpus: Corpus) -> "Users":
+    def in_corpus(cls, corpus: Corpus) -> "Users":
+        """Return the numbers of a corpus' train users."""
         train = corpus.split("train")
         return cls(len(train), train.records, train.words, corpus.layout.vocabulary_size)
 

@@ -48,7 +48,7 @@ def identity_of(config: str, corpus: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
+    """A single measurement.
 
     Attributes:
         run: the run's identity, see `identity_of`; for a foreign model its name.

@@ -22,6 +22,8 @@ class Published(TypedDict, total=False):
 
 
 class Run(TypedDict):
+    """A run of the sweep."""
+
     name: str
     grid: str
     seed: Whole
@@ -30,6 +32,8 @@ class Run(TypedDict):
 
 
 class Session(TypedDict, total=False):
+    """A session of work on the sweep."""
+
     began: str
     seconds: Seconds
     peak_memory: Count | None
@@ -40,6 +44,8 @@ class Session(TypedDict, total=False):
 
 
 class SweepFile(TypedDict):
+    """The content of sweep.json."""
+
     name: str
     title: str
     question: str

@@ -79,6 +79,7 @@ class Sweep:
 
 
 def is_sweep(path: Path) -> bool:
+    """Return whether a folder is a sweep's."""
     return (path / FILE).is_file()
 
 

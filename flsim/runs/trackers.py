@@ -51,6 +51,8 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
+    """Tracker for TensorBoard."""
+
     def __init__(self, path: Path, settings: Settings) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -68,6 +70,8 @@ class TensorBoard:
 
 
 class MLflow:
+    """Tracker for MLflow."""
+
     def __init__(self, path: Path, settings: Settings) -> None:
         """Continue the MLflow run of a run folder, or create one."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
