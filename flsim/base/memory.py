@@ -68,7 +68,7 @@ class PeakMemory:
 
     def __init__(self, process: int, every: float = SAMPLE_EVERY) -> None:
         if not Path("/proc/self/smaps_rollup").exists():
-            raise InputError("memory is read from /proc/self/smaps_rollup, which this system has not")
+            raise InputError("memory is read from /proc/self/smaps_rollup, which this system lacks")
         self.anonymous = self.file = self.total = 0
         self._process, self._every = process, every
         self._over = threading.Event()

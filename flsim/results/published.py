@@ -58,12 +58,12 @@ def published_rows(file: str, table: str) -> list[dict[str, object]]:
     folder = resources.files("experiments")
     files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".csv"))
     if file not in files:
-        raise InputError(f"{file!s:.80}: no file of published numbers; choose of {', '.join(files)}")
+        raise InputError(f"{file!s:.80}: no file of published numbers; choose one of {', '.join(files)}")
     rows = list(csv.DictReader((folder / file).read_text(encoding="utf-8").splitlines()))
     table_rows = [row for row in rows if row["table"] == str(table)]
     if not table_rows:
         tables = ", ".join(dict.fromkeys(row["table"] for row in rows))
-        raise InputError(f"{file}: has no table {table}; choose of {tables}")
+        raise InputError(f"{file}: has no table {table}; choose one of {tables}")
     return [
         {name: cell if name == "table" else _parsed(cell) for name, cell in row.items() if cell != ""}
         for row in table_rows
@@ -81,7 +81,7 @@ def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for name in keys:
         if name not in columns:
-            raise InputError(f"{name}: no column of the published table; choose of {', '.join(columns)}")
+            raise InputError(f"{name}: no column of the published table; choose one of {', '.join(columns)}")
     matches = [row for row in rows if all(_comparable(row.get(name, "")) == _comparable(keys[name]) for name in keys)]
     if len(matches) > 1:
         names = ", ".join(f"{name} {value}" for name, value in keys.items())

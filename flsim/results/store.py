@@ -86,7 +86,7 @@ class RunResults:
             reason = self.failures.get(f"round-{round:06d}.safetensors")
             why = f" ({reason})" if reason else ""
             raise InputError(
-                f"run {self.name}: round {round} was not evaluated{why}; choose of {_listed(self.evaluated)}"
+                f"run {self.name}: round {round} was not evaluated{why}; choose one of {_listed(self.evaluated)}"
             )
         return self.evaluated[-1] if round is None else round
 
@@ -110,7 +110,7 @@ class RunResults:
         nearest = min(self.evaluated, key=lambda round_: abs(round_ - target))
         if not (math.isfinite(target) and abs(nearest - target) <= _tolerance(target)):
             evaluated = _listed([f"{round_ / self.rounds_per_epoch:.3g}" for round_ in self.evaluated])
-            raise InputError(f"run {self.name}: was not evaluated at {epochs:g} epochs; choose of {evaluated}")
+            raise InputError(f"run {self.name}: was not evaluated at {epochs:g} epochs; choose one of {evaluated}")
         return nearest
 
     def at(self, round: int | None = None, epoch: float | None = None) -> int:

@@ -81,7 +81,7 @@ def _go_back(run: Run, round_: int, why: str, damaged: dict[Path, str]) -> None:
     later = [path for path in checkpoint.all_in(run.path / "checkpoints") if checkpoint.round_of(path) > round_]
     for path in reversed(later):
         if path not in damaged:
-            _put_aside(path, "training comes by again", "superseded")
+            _put_aside(path, "training passes this round again", "superseded")
     newest = [path for path in checkpoint.all_in(run.path / "checkpoints") if path not in damaged]
     start = checkpoint.round_of(newest[-1]) if newest else 0
     say(f"{run.name}: goes back to round {start:,}: {why}", round=start)

@@ -195,7 +195,7 @@ def load(path: Path) -> Definition:
 def tier_of(definition: Definition, name: str, source: str) -> Tier:
     """Return a tier by its name; raise InputError if there is no such tier."""
     if name not in definition.tiers:
-        raise InputError(f"{source}: has no tier {name!r}; choose of {', '.join(definition.tiers)}")
+        raise InputError(f"{source}: has no tier {name!r}; choose one of {', '.join(definition.tiers)}")
     return definition.tiers[name]
 
 
@@ -226,7 +226,7 @@ def planned_runs(
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
         if name not in grids:
-            raise InputError(f"{source}: has no grid {name!r}; choose of {', '.join(grids)}")
+            raise InputError(f"{source}: has no grid {name!r}; choose one of {', '.join(grids)}")
     rows = published_rows(definition.published.file, definition.published.table) if definition.published else []
     runs = []
     for grid in definition.grids:

@@ -127,7 +127,7 @@ def _read_vocabulary(data: Path, source: Path, _size: int, _changed: int) -> Wor
         or len({unk, pad, ids["BOS"], ids["EOS"]}) < 4
         or not {unk, pad} <= {*range(size)}
     ):
-        raise InputError(f"{source}: the vocabulary has not BOS, EOS, unk_symbol and pad_symbol as different tokens")
+        raise InputError(f"{source}: the vocabulary lacks BOS, EOS, unk_symbol and pad_symbol as different tokens")
     words = np.empty(size, object)
     for token, number in ids.items():
         words[number] = OOV_WORD if number == unk else token

@@ -68,7 +68,7 @@ class Scratch:
         if others := list(_needed(self.folder)):
             say(
                 f"{self.out}: begins anew; the interrupted import had other sources or parameters. Its pieces stay in "
-                f"{others[0]}; remove that folder unless it shall go on"
+                f"{others[0]}; remove that folder unless that import is to continue"
             )
         make_folder(pieces.folder)
         write_json(pieces.folder / "plan.json", plan)
