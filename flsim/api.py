@@ -87,7 +87,7 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
     Raises:
         InputError: the path is no corpus, or a file is missing or changed.
 
-    Example:
+    Examples:
         >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
         >>> len(corpus.split("train")), corpus.layout.vocabulary_size          # doctest: +SKIP
         (400, 600)
@@ -121,7 +121,7 @@ def make_corpus(
     Raises:
         InputError: `out` exists, an option is wrong, or a maker of one's own failed.
 
-    Example:
+    Examples:
         >>> corpus = flsim.make_corpus("corpora/demo", seed=1, users=400, vocabulary_size=600)     # doctest: +SKIP
     """
     return make_by_code(maker, Path(out), seed, options, writing)
@@ -139,8 +139,8 @@ def open_run(path: Path | str) -> Run:
     Raises:
         InputError: the path is no run folder.
 
-    Example:
-        >>> flsim.open_run("runs/demo").config.algorithm                       # doctest: +SKIP
+    Examples:
+        >>> flsim.open_run("runs/demo").setting                                # doctest: +SKIP
     """
     return Run.open(Path(path))
 
@@ -177,7 +177,7 @@ def run(
         Interrupted: SIGTERM or Ctrl-C ended the run; the same call with `resume` continues it.
         RunFailed: training or an evaluation failed; the same call with `resume` continues the run.
 
-    Example:
+    Examples:
         >>> run = flsim.run("paper.toml", "runs/paper", overrides=["training.rounds=20"])          # doctest: +SKIP
         >>> flsim.table(run.path)                                              # doctest: +SKIP
     """
@@ -226,7 +226,7 @@ def evaluate(
         InputError: an argument is missing or does not fit, or the model does not implement the interface.
         Diverged: the model's parameters are not finite.
 
-    Example:
+    Examples:
         >>> rows = flsim.evaluate(state, users, flsim.Model(32, 64), references=20_000)            # doctest: +SKIP
         >>> rows[rows.metric == "rs"].value.sum()                              # doctest: +SKIP
     """
@@ -265,7 +265,7 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
     Raises:
         InputError: a folder is no run, a run is damaged, or no run was evaluated at that round or epoch.
 
-    Example:
+    Examples:
         >>> flsim.table("runs/iid", "runs/non-iid", round=100)                 # doctest: +SKIP
     """
     return memorization_table(list(read_shown(_paths(runs)).values()), round, epoch)
@@ -282,7 +282,7 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
     Raises:
         InputError: a folder is no run, or `out` has another ending.
 
-    Example:
+    Examples:
         >>> flsim.plot("runs/iid", "runs/non-iid", out="rounds.svg")           # doctest: +SKIP
     """
     from flsim.results.plots import plot_rounds  # matplotlib, which nothing else here needs
@@ -300,7 +300,7 @@ def write_report(*runs: Path | str, out: Path | str) -> None:
     Raises:
         InputError: a folder is no run, or there are no runs in it.
 
-    Example:
+    Examples:
         >>> flsim.write_report("runs/iid", "runs/non-iid", out="report.html")  # doctest: +SKIP
     """
     from flsim.report.page import write_report as write_page  # matplotlib, too
@@ -320,7 +320,7 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
     Raises:
         InputError: a folder is no run, or the runs have different canaries.
 
-    Example:
+    Examples:
         >>> flsim.compare("runs/iid", "runs/non-iid")                          # doctest: +SKIP
     """
     from flsim.results.compare_runs import compare_runs  # scipy

@@ -42,7 +42,7 @@ class Planted:
         users: the training users.
         canaries: the planted canaries.
 
-    Example:
+    Examples:
         >>> users = flsim.plant("corpora/demo", world="iid")                   # doctest: +SKIP
         >>> len(users), len(users.canaries)                                    # doctest: +SKIP
     """
@@ -72,7 +72,7 @@ def plant(
     Raises:
         InputError: the path is no corpus, the corpus has too few users or words, or other canaries are planted in it.
 
-    Example:
+    Examples:
         >>> users = flsim.plant("corpora/demo", flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12))   # doctest: +SKIP
     """
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
@@ -100,7 +100,7 @@ class FedAvg:
         shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them,
             and equal numbers give equal bits.
 
-    Example:
+    Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
     """
 
@@ -142,7 +142,7 @@ class Central:
         training: batches, learning rate and optimizer; a round is a step.
         privacy: clip norm and noise of the records' gradients; by default neither.
 
-    Example:
+    Examples:
         >>> flsim.Central(flsim.CentralSGD(learning_rate=0.5))                 # doctest: +SKIP
     """
 
@@ -197,7 +197,7 @@ def simulate(
         InputError: the settings do not fit the users or each other.
         Diverged: values are not finite, or the loss is absurdly high; the message names the round.
 
-    Example:
+    Examples:
         >>> model, algorithm = flsim.Model(32, 64), flsim.FedAvg(cohort=40)    # doctest: +SKIP
         >>> for state in flsim.simulate(users, model, algorithm, 100, every=50):     # doctest: +SKIP
         ...     print(state.round, len(flsim.evaluate(state, users, model)))

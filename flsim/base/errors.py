@@ -35,7 +35,7 @@ class RunFailed(RuntimeError):  # noqa: N818 (an outcome of a run, as in its sta
 class Diverged(RunFailed):
     """Training produced values that are not finite; the message names the round and the likely cause.
 
-    Example:
+    Examples:
         >>> try:                                                               # doctest: +SKIP
         ...     flsim.run("paper.toml", "runs/paper", overrides=["local.learning_rate=100"])
         ... except flsim.Diverged as error:

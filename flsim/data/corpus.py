@@ -135,7 +135,7 @@ class Corpus:
         manifest: the content of manifest.json.
         digest: sha256 of the manifest, which stands for everything in the corpus.
 
-    Example:
+    Examples:
         >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
         >>> train = corpus.split("train")                                      # doctest: +SKIP
         >>> [" ".join(corpus.vocabulary.decode(record)) for record in train[0]]      # doctest: +SKIP

@@ -124,7 +124,7 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
     Raises:
         InputError: a path is neither a run nor a sweep, there are no runs, a run is damaged, or copies of a run differ.
 
-    Example:
+    Examples:
         >>> runs, canaries = flsim.frames("runs/*")                            # doctest: +SKIP
         >>> runs[runs.is_final].groupby("world").mean_exposure.mean()          # doctest: +SKIP
     """

@@ -55,7 +55,7 @@ class Run:
         path: the run folder.
         config: all settings of the run.
 
-    Example:
+    Examples:
         >>> flsim.open_run("runs/demo").setting                                # doctest: +SKIP
     """
 

@@ -74,7 +74,7 @@ def import_corpus(
             are fewer different words than the vocabulary needs, or `out` exists or is being imported to.
         RunFailed: the disk is full.
 
-    Example:
+    Examples:
         >>> settings = flsim.ImportSettings(vocabulary_size=5_000)             # doctest: +SKIP
         >>> flsim.import_corpus([Path("ai.Posts.xml")], Path("corpora/ai"), settings)              # doctest: +SKIP
     """

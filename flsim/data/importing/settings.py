@@ -21,7 +21,7 @@ class ImportHParams:
         seed: decides which authors are kept out.
         layout: layout of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
 
-    Example:
+    Examples:
         >>> flsim.ImportSettings(vocabulary_size=5_000, words_per_user=500)    # doctest: +SKIP
     """
 
