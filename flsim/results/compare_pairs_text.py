@@ -22,7 +22,7 @@ SEEDS_LEGEND = """With several seeds: counts are means over them. p is Student's
 for {}; for {} Fisher's exact test, which exchanges a and b within
 seeds and is at least 2/2^n: below 0.05 only from 6 seeds on.
 """
-CANARIES_LEGEND = """With one seed: p is of the t test over canaries and of McNemar's exact test. Both
+CANARIES_LEGEND = """With one seed: p is of the t test over canaries and McNemar's exact test. Both
 are about these models, not other seeds, and treat canaries as independent.
 """
 UTILITY = "{}: {} on test text, a/b."
