@@ -2,10 +2,10 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test nightly numbers lint audit tools peers bench image-check chaos soak clean
+.PHONY: help setup demo test test-slow nightly numbers lint audit tools peers bench image-check chaos soak clean
 
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
 setup: .venv/done ## make .venv with everything pinned
 
@@ -17,11 +17,16 @@ setup: .venv/done ## make .venv with everything pinned
 demo: setup      ## train IID and non-IID on the built-in corpus; table, test and plot at the end
 	$(BIN)/flsim demo
 
-test: setup lint ## lint, type-check, all tests
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # many wait for other processes: three keep two cores busy
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # many wait for others: three keep two cores busy
+
+test: setup lint ## lint, type-check, the tests of every day: minutes
+	$(PYTEST) -m "not slow and not nightly"
+
+test-slow: setup ## the tests that kill, cut, fill, damage and outlast real runs: a quarter of an hour
+	$(PYTEST) -m "slow and not nightly"
 
 nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
-	$(BIN)/pytest -n 3 --dist loadfile -m nightly
+	$(PYTEST) -m nightly
 	$(MAKE) chaos
 
 # What trains and scores with floats, without Ray, in seconds; compiling kernels asks nothing of a processor.
@@ -70,7 +75,7 @@ chaos: setup     ## KILLS times harm to processes of real runs, power lost at ea
 		tests/faults/test_limits.py tests/faults/test_cut_networks.py
 
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
-	$(BIN)/python tests/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
+	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
 clean:           ## remove the environments
 	rm -rf .venv .venv-peers

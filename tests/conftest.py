@@ -19,6 +19,7 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 
 torch.set_num_threads(1)
+os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code says where
 LONG = (  # files that train on Ray for a minute or more
     *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_server_optimizers"),
     *("data/test_remote", "cluster/", "algorithms/test_algorithms", "test_extending", "sweeps/test_sweeping"),

@@ -5,11 +5,10 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 from flsim.measures.built_in import ALSO, QUANTITIES
 from flsim.models.cifg import CIFGLanguageModel
@@ -73,10 +72,25 @@ FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
 ALL = [*FLSIM, *(path for name in ("clients", "server", "experiments") for path in sorted((ROOT / name).rglob("*.py")))]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def place_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def offenders(paths: list[Path], offence: Callable[[Path], object]) -> dict[str, object]:
+    """Return what is wrong with which file, for all files at once."""
+    return {place_of(path): wrong for path in paths if (wrong := offence(path))}
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names of everything that a file imports, wherever in the file."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -90,12 +104,14 @@ def module_of(path: Path) -> str:
     return path.relative_to(ROOT / "flsim").parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", FLSIM, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_imports_go_one_way(path: Path) -> None:
-    module, names = module_of(path), imported(path)
-    rooms = {name.split(".")[1] for name in names if name.startswith("flsim.")}
-    rooms |= {"server" for name in names if name.split(".")[0] == "server"}
-    assert rooms <= MAY_IMPORT[module] | {"base", module}
+def test_imports_go_one_way() -> None:
+    def forbidden(path: Path) -> set[str]:
+        module, names = module_of(path), imported(path)
+        rooms = {name.split(".")[1] for name in names if name.startswith("flsim.")}
+        rooms |= {"server" for name in names if name.split(".")[0] == "server"}
+        return rooms - MAY_IMPORT[module] - {"base", module}
+
+    assert not offenders(FLSIM, forbidden)
 
 
 def test_neither_modules_nor_rooms_import_each_other_in_circles() -> None:
@@ -126,29 +142,36 @@ def room_of(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-@pytest.mark.parametrize("path", FLSIM, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_flower_and_ray_stay_out_of_the_science(path: Path) -> None:
-    roots = {name.split(".")[0] for name in imported(path)}
-    assert not roots & {"clients", "experiments", "ray"}
-    assert "flwr" not in roots or path.name == "wire.py" or path.parent == PEERS
+def test_flower_and_ray_stay_out_of_the_science() -> None:
+    def forbidden(path: Path) -> set[str]:
+        knows_flower = path.name == "wire.py" or path.parent == PEERS
+        roots = {name.split(".")[0] for name in imported(path)}
+        return roots & ({"clients", "experiments", "ray"} | (set() if knows_flower else {"flwr"}))
+
+    assert not offenders(FLSIM, forbidden)
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_one_file_knows_the_private_parts_of_ray_and_flower(path: Path) -> None:
+def test_one_file_knows_the_private_parts_of_ray_and_flower() -> None:
     """Of Ray all that begins with an underscore is private, of Flower all but what its documentation names."""
-    text, names = path.read_text(encoding="utf-8"), imported(path)
-    private = {name for name in names if name.startswith("ray.") and "._" in name}
-    private |= {name for name in names if name.startswith("flwr.") and not name.startswith(PUBLIC_FLOWER)}
-    private |= {*re.findall(r"\bray\._\w+|\bTaskIdentity\b|\bMetadata\(", text)}
-    assert bool(private) == (path.relative_to(ROOT).as_posix() == "server/cluster/internals.py"), private
+
+    def private(path: Path) -> set[str]:
+        text, names = path.read_text(encoding="utf-8"), imported(path)
+        of_ray = {name for name in names if name.startswith("ray.") and "._" in name}
+        of_flower = {name for name in names if name.startswith("flwr.") and not name.startswith(PUBLIC_FLOWER)}
+        return of_ray | of_flower | {*re.findall(r"\bray\._\w+|\bTaskIdentity\b|\bMetadata\(", text)}
+
+    assert set(offenders(ALL, private)) == {"server/cluster/internals.py"}
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_kinds_of_training_are_known_to_their_own_rooms(path: Path) -> None:
+def test_kinds_of_training_are_known_to_their_own_rooms() -> None:
     """Elsewhere settings answer for themselves (`flsim.runs.config.base.Config`)."""
-    tested = re.search(r"isinstance\([^)]*(Federated|Central)Config", path.read_text(encoding="utf-8"))
-    where = path.relative_to(ROOT).as_posix()
-    assert not tested or where.startswith(("flsim/bench/", "flsim/runs/config/")) or where in KNOW_KINDS
+
+    def tests_of_kind(path: Path) -> list[str]:
+        if place_of(path).startswith(("flsim/bench/", "flsim/runs/config/")):
+            return []
+        return re.findall(r"isinstance\([^)]*(?:Federated|Central)Config", path.read_text(encoding="utf-8"))
+
+    assert set(offenders(ALL, tests_of_kind)) <= KNOW_KINDS
 
 
 TENSORS = {name for name, _ in CIFGLanguageModel(5, ModelSettings(2, 2)).named_parameters()}
@@ -159,18 +182,14 @@ KNOW_TENSORS = {
 }
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_tensors_are_known_by_name_to_their_own_model_and_its_kernels(path: Path) -> None:
+def test_tensors_are_known_by_name_to_their_own_model_and_its_kernels() -> None:
     """Elsewhere a model answers for its sizes, and any tensor for device and dtype."""
-    names = TENSORS & set(texts_of(path))
-    assert bool(names) == (path.relative_to(ROOT).as_posix() in KNOW_TENSORS), names
+    assert set(offenders(ALL, lambda path: TENSORS & set(texts_of(path)))) == KNOW_TENSORS
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_modules_are_imported_in_the_open(path: Path) -> None:
+def test_modules_are_imported_in_the_open() -> None:
     """By a string only a user's own code, an app that Flower names, and a peer in a process of its own."""
-    loads = "import_module" in path.read_text(encoding="utf-8")
-    assert not loads or path.relative_to(ROOT).as_posix() in {
+    assert set(offenders(ALL, lambda path: "import_module" in path.read_text(encoding="utf-8"))) == {
         "flsim/evaluation/loading.py",
         "flsim/bench/peers/__main__.py",
         "server/pool/grid.py",
@@ -178,17 +197,22 @@ def test_modules_are_imported_in_the_open(path: Path) -> None:
 
 
 def test_clients_and_server_do_not_know_each_other() -> None:
-    for here, there in (("clients", "server"), ("server", "clients")):
-        for path in (ROOT / here).rglob("*.py"):
-            assert there not in {name.split(".")[0] for name in imported(path)}, path
+    other = {"clients": "server", "server": "clients"}
+    paths = [path for path in ALL if path.relative_to(ROOT).parts[0] in other]
+
+    def knows_the_other(path: Path) -> bool:
+        return other[path.relative_to(ROOT).parts[0]] in {name.split(".")[0] for name in imported(path)}
+
+    assert not offenders(paths, knows_the_other)
 
 
 def test_rng_is_the_only_birthplace_of_randomness() -> None:
     born = ("default_rng", "manual_seed", "SeedSequence", "np.random.seed", "random.seed", "torch.rand", "uuid4")
-    for path in ALL:
-        if path.name != "rng.py":
-            text = path.read_text(encoding="utf-8")
-            assert not [name for name in born if name in text], path
+
+    def births(path: Path) -> list[str]:
+        return [name for name in born if path.name != "rng.py" and name in path.read_text(encoding="utf-8")]
+
+    assert not offenders(ALL, births)
 
 
 def test_the_science_imports_without_flower_and_ray() -> None:
@@ -207,9 +231,10 @@ for name in {modules!r}:
 
 
 def test_no_assert_outside_tests() -> None:
-    for path in ALL:
-        asserts = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
-        assert not asserts, path
+    def lines(path: Path) -> list[int]:
+        return [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Assert)]
+
+    assert not offenders(ALL, lines)
 
 
 def test_files_are_small() -> None:
@@ -224,21 +249,24 @@ SHOWING = {"cli", "evaluation", "planning", "report", "results", "runs", "sweeps
 PUBLISHED = {"flsim/results/published.py", "flsim/results/against_published.py"}  # columns of the papers' tables
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_measures_are_known_by_name_to_their_own_file(path: Path) -> None:
+def test_measures_are_known_by_name_to_their_own_file() -> None:
     """Everything else goes by the list of measures, or by descriptions that are stored with rows."""
-    place = path.relative_to(ROOT)
-    if place.is_relative_to("flsim/measures") or place.as_posix() in PUBLISHED or place.parts[0] == "experiments":
-        return
-    names = NAMED if place.parts[0] == "flsim" and module_of(path) in SHOWING else NAMED - WORDS
-    is_name = re.compile(rf"(mean_|published_)?({'|'.join(map(re.escape, names))})(_\w+)?").fullmatch
-    is_heading = re.compile(r"\b(RS|BS)\b").search
-    assert not [text for text in texts_of(path) if is_name(text) or is_heading(text)]
+
+    def names_of_measures(path: Path) -> list[str]:
+        place = path.relative_to(ROOT)
+        if place.is_relative_to("flsim/measures") or place_of(path) in PUBLISHED or place.parts[0] == "experiments":
+            return []
+        names = NAMED if place.parts[0] == "flsim" and module_of(path) in SHOWING else NAMED - WORDS
+        is_name = re.compile(rf"(mean_|published_)?({'|'.join(map(re.escape, names))})(_\w+)?").fullmatch
+        is_heading = re.compile(r"\b(RS|BS)\b").search
+        return [text for text in texts_of(path) if is_name(text) or is_heading(text)]
+
+    assert not offenders(ALL, names_of_measures)
 
 
 def texts_of(path: Path) -> list[str]:
-    """All strings of a file but docstrings, parts of formatted ones too."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """Return all strings of a file but docstrings, parts of formatted ones too."""
+    tree = tree_of(path)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     first = [node.body[0] for node in ast.walk(tree) if isinstance(node, documented) and node.body]
@@ -246,7 +274,7 @@ def texts_of(path: Path) -> list[str]:
     return [str(node.value) for node in nodes if node not in docstrings]
 
 
-@pytest.mark.parametrize("name", ["flsim", "clients", "server", "experiments"])
-def test_the_names_are_ours(name: str) -> None:
+def test_the_names_are_ours() -> None:
     """`flsim` on PyPI is another project, and `clients` and `server` are anybody's names."""
-    assert Path(str(importlib.import_module(name).__file__)).parent == ROOT / name
+    for name in ("flsim", "clients", "server", "experiments"):
+        assert Path(str(importlib.import_module(name).__file__)).parent == ROOT / name

@@ -123,6 +123,7 @@ def status_of(path: Path) -> str:
     return str(json.loads((path / "run.json").read_text())["status"])
 
 
+@pytest.mark.slow
 def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
     """Three of them, of one CPU each, on two CPUs."""
     for run in [begin(f"run{seed}", f"seed={seed}") for seed in range(3)]:
@@ -132,6 +133,7 @@ def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
         assert status_of(run.path) == "completed"
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(begin: Begin) -> None:
     """The first one's two processes hold all CPUs, for ever: the second can only train once they have ended."""
     first = begin("first", "system.workers=2", *LONG)
@@ -170,6 +172,7 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert steps == [*range(7, 1500, 7), 1500]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -> None:
     """Killed and not: equal bit for bit. Against one process: the loss of the first 20 steps, to float32's rounding."""
     options = ("system.workers=2", "training.steps=600", "evaluation.every=600", "system.checkpoint_every=20")

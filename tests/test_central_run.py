@@ -94,6 +94,7 @@ def train_in_this_process(run: Run) -> State:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "setting"),
     [
@@ -163,6 +164,7 @@ def wait_until_nobody_trains(run: Path) -> None:
     raise AssertionError(f"{run} is still trained")
 
 
+@pytest.mark.slow
 def test_a_second_command_changes_nothing_while_a_first_one_looks_after_the_run(
     central_experiment: Experiment, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +186,7 @@ def settings(*overrides: str) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
+@pytest.mark.slow
 def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_experiment: Experiment) -> None:
     """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
     process = start(central_experiment, "--out", "broken", *settings(*PRIVATE, *LONG))
@@ -207,6 +210,7 @@ def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_e
     assert json.loads((broken / "run.json").read_text())["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> None:
     process = start(central_experiment, "--out", "stopped", *settings(*LONG))
     stopped = central_experiment.folder / "stopped"

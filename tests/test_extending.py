@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import Experiment, assert_same, start, wait_for_round
 
 from flsim.base.rng import stream
@@ -33,6 +34,7 @@ def write_letters(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> None:
     for file, page in FILES.items():
         (tmp_path / file).write_text(block_of(page, "python"))
@@ -74,6 +76,7 @@ def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> 
     assert "Log-perplexity of a canary, per word that is not known." in (tmp_path / "all.html").read_text()
 
 
+@pytest.mark.slow
 def test_errors_of_ones_own_name_the_line(experiment: Experiment) -> None:
     """What fails as soon as it is imported is known before training; what fails in a round, after."""
     file = experiment.folder / "my_algorithm.py"

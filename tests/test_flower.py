@@ -39,6 +39,7 @@ def train_without_flower(run: Run, rounds: int) -> State:
     return state
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
     """The demo itself, cut short."""
     short = ["training.rounds=2", "canaries.count=2", "evaluation.references=100"]
@@ -52,6 +53,7 @@ def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
     assert table["status"].tolist() == ["completed"] * 2
 
 
+@pytest.mark.slow
 def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment) -> None:
     path = experiment.run("run", "data.world=iid", "model.architecture=gru")
     run = Run.open(path)
@@ -115,6 +117,7 @@ def two_ray_nodes() -> Iterator[str]:
         yield place
 
 
+@pytest.mark.slow
 def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(
     experiment: Experiment, trained: Trained, two_ray_nodes: str
 ) -> None:

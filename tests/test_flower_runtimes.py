@@ -140,6 +140,7 @@ def table_of(run: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained: Trained, flower: Flower) -> None:
     reference = trained()
     Run.create(config.load(tiny.config), tiny.folder / "simulated")  # one that ended before its first round
@@ -195,6 +196,7 @@ class Deployment:
         return self.flower.output.count("SuperNode ID: ")
 
 
+@pytest.mark.slow
 def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, trained: Trained, flower: Flower) -> None:
     deployment = Deployment(flower)
     stranger = deployment.supernode("stranger", register=False)

@@ -233,6 +233,7 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
     assert message in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TINY_OWN, CENTRAL], ids=["federated", "central"])
 def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) -> None:
     """Exit code 1: what is tried before training are records of four words, and there are longer ones."""

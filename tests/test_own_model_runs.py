@@ -3,13 +3,12 @@
 import json
 import re
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment, assert_same, final_params, rows, start, wait_for_round
+from helpers import Experiment, assert_same, final_params, killed_and_whole, rows
 from own_model import CENTRAL, SECTION, TINY_OWN, TWISTED, line_of, write_model
 from stepping import same
 from torch import Tensor
@@ -38,16 +37,8 @@ def own(experiment: Experiment) -> Experiment:
 @pytest.mark.nightly  # tests/test_extending.py kills a run of everything of one's own at once
 def test_a_federated_run_is_killed_and_resumes_to_the_same_bits(own: Experiment) -> None:
     """On two client processes, through Flower and Ray; then it is moved, verified and measured where it lies."""
-    rounds = ("--set", "training.rounds=12", "--set", "system.shards=2")
-    process = start(own, "--out", "broken", *rounds)
-    workers = wait_for_round(own.folder / "broken", 3)
-    assert len(workers) == 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    own.flsim("run", own.config, "--out", "broken", *rounds, "--resume")
-    whole = own.run("whole", options=rounds)
-    broken = own.folder / "broken"
-    assert_same(broken, whole)
+    killed, whole = killed_and_whole(own, "training.rounds=12", "system.shards=2", workers=2)
+    assert_same(killed, whole)
     assert "words.weight" in final_params(whole)
     assert not any(torch.equal(value, first) for value, first in _movement(whole))
     (copy,) = (whole / "code").iterdir()
@@ -70,6 +61,7 @@ def _movement(path: Path) -> list[tuple[Tensor, Tensor]]:
     return [(value, first[name]) for name, value in final_params(path).items() if name != "cells.bias_hh_l0"]
 
 
+@pytest.mark.slow
 def test_a_private_central_run(own: Experiment) -> None:
     """DP-SGD by `flsim run`, and a step trained again."""
     own.config.write_text(CENTRAL + SECTION)

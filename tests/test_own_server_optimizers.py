@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment, assert_same, finish, start, wait_for_round
+from helpers import Experiment, assert_same, killed_and_whole
 from own_optimizers import OWN
 
 from flsim.algorithms import server_optimizers
@@ -159,22 +159,17 @@ def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Exper
         "system.checkpoint_every=2",
     )
     options = tuple(part for text in settings for part in ("--set", text))
-    whole = experiment.run("whole", *settings)
-    process = start(experiment, "--out", "broken", *options)
-    wait_for_round(experiment.folder / "broken", 5)
-    process.kill()
-    finish(experiment, process)
-    experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
-    assert_same(experiment.folder / "broken", whole)
-    logs = [(experiment.folder / run / "rounds.jsonl").read_text().splitlines() for run in ("broken", "whole")]
+    killed, whole = killed_and_whole(experiment, *settings)
+    assert_same(killed, whole)
+    logs = [(run / "rounds.jsonl").read_text().splitlines() for run in (killed, whole)]
     assert len(logs[0]) == 12
     assert [json.loads(line)["digest"] for line in logs[0]] == [json.loads(line)["digest"] for line in logs[1]]
-    experiment.call("verify", "broken", "--round", "11")
+    experiment.call("verify", "killed", "--round", "11")
     (experiment.folder / "my_optimizers.py").write_text(OWN + "# another version\n")
-    done = experiment.call("run", experiment.config, "--out", "broken", *options, "--resume", check=False)
+    done = experiment.call("run", experiment.config, "--out", "killed", *options, "--resume", check=False)
     assert done.returncode == 2
     assert "was started with another version of" in done.stderr
     shorter = (*options, "--set", "training.rounds=6")
     (experiment.folder / "my_optimizers.py").write_text(OWN)
-    done = experiment.call("run", experiment.config, "--out", "broken", *shorter, "--resume", check=False)
+    done = experiment.call("run", experiment.config, "--out", "killed", *shorter, "--resume", check=False)
     assert "was started with other settings" in done.stderr  # schedules know the end

@@ -45,6 +45,7 @@ def test_every_public_name_is_documented_in_the_code_and_in_the_guide() -> None:
         _ = flsim.audit  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_guide_runs_and_gives_the_rows_of_runs_bit_for_bit(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

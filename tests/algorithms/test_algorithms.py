@@ -1,7 +1,6 @@
 """SCAFFOLD and FedProx against their papers' equations; what users keep; an algorithm of one's own; on Ray, killed."""
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from helpers import Experiment, InMemory, assert_same, start, wait_for_round
+from helpers import Experiment, InMemory, assert_same, killed_and_whole
 from hypothesis import given, settings
 from numpy.typing import NDArray
 from stepping import LAYOUT
@@ -227,20 +226,12 @@ def test_runs_are_killed_and_resume_to_the_same_bits(experiment: Experiment, own
         (experiment.folder / "mine.py").write_text(OWN)
         algorithm = str(experiment.folder / "mine.py:Counting")
     settings = ("training.rounds=12", "system.shards=2", f"training.algorithm={algorithm}")
-    options = tuple(part for setting in settings for part in ("--set", setting))
-    process = start(experiment, "--out", "broken", *options)
-    workers = wait_for_round(experiment.folder / "broken", 3)
-    assert len(workers) == 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
-    whole = experiment.run("whole", options=options)
-    broken = experiment.folder / "broken"
-    assert_same(broken, whole)
+    killed, whole = killed_and_whole(experiment, *settings, workers=2)
+    assert_same(killed, whole)
     run = Run.open(whole)
     training = run.federated.training_of(run.users, run.rounds)
     sampled = {int(user) for round_ in range(12) for user in training.cohort(round_)}
-    for path in (broken, whole):
+    for path in (killed, whole):
         assert {int(user.name) for user in (path / "users").glob("*/*")} == sampled
         assert max(len(list(user.iterdir())) for user in (path / "users").glob("*/*")) <= 4
     assert verify(run, 12).differs is None

@@ -52,6 +52,7 @@ def test_sigterm_while_ray_starts_ends_a_run_as_it_does_later(experiment: Experi
     assert said.splitlines()[-1] in ("flsim: terminated", f"flsim: {Interrupted(signal.SIGTERM)}")
 
 
+@pytest.mark.slow
 def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     assert not psutil.wait_procs(list(head), timeout=60)[1]
 
 
+@pytest.mark.slow
 def test_a_head_with_a_token_turns_others_away_and_ends_when_we_are_killed() -> None:
     place, token = free_place(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "01" * 32}
     code = f"""

@@ -116,6 +116,7 @@ def test_it_is_the_same_byte_for_byte(store: Store, small: Corpus, tmp_path: Pat
     assert Corpus.open(small.path.as_uri()).path.stat().st_ino == before
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_and_refuses_another_corpus(
     store: Store, experiment: Experiment, trained: Trained, make_corpus: MakeCorpus, tmp_path: Path
 ) -> None:

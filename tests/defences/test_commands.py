@@ -19,6 +19,7 @@ from flsim.runs.folder import Run
 SMALL = ["--embedding", "6", "--units", "8", "--epochs", "2"]
 
 
+@pytest.mark.slow
 def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -> None:
     """A real run over what is left, with users whose every record is gone."""
     experiment.call("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")

@@ -30,6 +30,7 @@ def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undist
     assert not list((broken / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_a_checkpoint_of_the_last_round(experiment: Experiment, undisturbed: Path) -> None:
     process, _ = begin(experiment, "stopped", until_round=7)
     process.send_signal(signal.SIGTERM)
@@ -45,6 +46,7 @@ def test_sigterm_leaves_a_checkpoint_of_the_last_round(experiment: Experiment, u
     assert_equal_runs(stopped, undisturbed)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoint(experiment: Experiment) -> None:
     """A terminal sends it to the whole process group."""
     command = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "stopped", *OPTIONS]
@@ -64,6 +66,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoi
     assert round_of(all_in(stopped / "checkpoints")[-1]) == digests(stopped)[-1][0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc, to build the clock that jumps (clock.c)")
 def test_clocks_that_jump_change_nothing(experiment: Experiment, undisturbed: Path) -> None:
     """All processes of the run see the time of day leap by years, there and back, while it trains."""

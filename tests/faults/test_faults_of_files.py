@@ -18,6 +18,7 @@ from flsim.runs import config
 from flsim.runs.folder import Run
 
 
+@pytest.mark.slow
 def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
     """One folder alone is full, so that the failure is that of what lies there.
 
@@ -98,6 +99,7 @@ def full(folder: Path) -> Iterator[Path]:
         away.rename(folder)
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, undisturbed: Path) -> None:
     """Of the same size, so that nothing fails by itself; put back, the run goes on as if nothing had been."""
     file = "corpus/train/tokens.u16"
@@ -120,6 +122,7 @@ def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, 
     assert_equal_runs(experiment.folder / "changed", undisturbed)
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experiment) -> None:
     """Their memory ends with the file: they die of it (SIGBUS), again and again."""
     process, _ = begin(experiment, "cut", "system.retries=1", until_round=5)
@@ -132,6 +135,7 @@ def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experime
     assert f"{tokens}: missing or of another size" in said
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Experiment, undisturbed: Path) -> None:
     """Checkpoints whose bits changed read as well as before.
 
@@ -160,6 +164,7 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
     assert_equal_runs(evaluated, undisturbed)
 
 
+@pytest.mark.slow
 def test_two_do_not_train_one_run(experiment: Experiment) -> None:
     process, _ = begin(experiment, "one", "training.rounds=4000", until_round=2)
     other = start(experiment, "--out", "one", *OPTIONS, "--set", "training.rounds=4000", "--resume")

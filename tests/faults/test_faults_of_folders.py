@@ -41,6 +41,7 @@ def resume(experiment: Experiment, out: str | Path, *options: str) -> str:
     return experiment.flsim("run", experiment.config, "--out", out, *OPTIONS, *options, "--resume").stderr
 
 
+@pytest.mark.slow
 def test_a_resume_that_is_refused_removes_nothing(experiment: Experiment, interrupted: Interrupted) -> None:
     """Without a log of rounds, a link to the folder, or before anything is trained, all the same."""
     run = interrupted("robbed")
@@ -88,6 +89,7 @@ def test_a_new_run_that_somebody_took_over_stays(
     assert all(path.exists() for name, path in left.items() if name == harm)
 
 
+@pytest.mark.slow
 def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: Interrupted, undisturbed: Path) -> None:
     """Under another name, through a link of a third name, and as the folder that the command is given in."""
     run = interrupted("kept here")
@@ -108,6 +110,7 @@ def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: In
     assert json.loads((moved / "run.json").read_text())["name"] == "moved"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_folder_that_the_command_is_given_in(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
@@ -158,6 +161,7 @@ def test_rows_of_another_run_are_refused_where_they_are_read(
         assert f"{rows.name}: holds rows {says}; move it away" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_asked_for(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
@@ -185,6 +189,7 @@ def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_as
     assert kept == {f"{name}.superseded": content for name, content in whole_states.items()}
 
 
+@pytest.mark.slow
 def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
     """Central training has lines of saved steps alone, and they are lost in one piece."""
     experiment.config.write_text(CENTRAL)
@@ -196,6 +201,7 @@ def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
     assert [json.loads(line) for line in _log(run)] == [{"round": last, "since": 0, "lost": True}]
 
 
+@pytest.mark.slow
 def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
@@ -216,6 +222,7 @@ def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
     assert [line["round"] for line in map(json.loads, _log(run))] == list(range(1, 31))
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_gone_are_said_to_be(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:

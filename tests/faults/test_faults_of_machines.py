@@ -36,6 +36,7 @@ def waits_while_held(users: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(experiment: Experiment) -> None:
     """The second and the third join while the first round waits for them; the third dies in the middle of another."""
     hold, three = experiment.folder / "hold", experiment.folder / "three"
@@ -62,6 +63,7 @@ def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(expe
     assert len(set.union(*machines[-5:])) == 2
 
 
+@pytest.mark.slow
 def test_a_reply_that_is_lost_with_its_machine_is_made_again(
     tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +72,7 @@ def test_a_reply_that_is_lost_with_its_machine_is_made_again(
     run.mkdir()
     (run / "config.toml").write_text("seed = 0\n")
     folder = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent}")  # of the clients, which import this file
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent / 'support'}")  # of the clients, which import this file
     place = free_place()
     with cluster(cpus=0, head=place):
         machines = Nodes(run, make_corpus([[[1]]]).path)

@@ -11,6 +11,7 @@ from raynodes import named
 from server.cluster.watch import is_alive
 
 
+@pytest.mark.slow
 def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experiment, undisturbed: Path) -> None:
     """Before the first evaluation has a process: without Ray it will have none. `make chaos` kills gcs_server too."""
     process, _ = begin(experiment, "broken", until_round=2)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from soak import after_warm_up, grows, soak
 
 from flsim.runs.folder import Run
@@ -10,6 +11,7 @@ ROUNDS, EVERY = 150, 10
 WATCHED = {"driver", "client", "gcs_server", "raylet"}  # the evaluator starts on the way
 
 
+@pytest.mark.slow
 def test_memory_descriptors_and_objects_stay_as_they_are(tmp_path: Path) -> None:
     """Nothing is left behind by each round, or by each evaluation: no copy of the parameters, no descriptor, no object.
 

@@ -26,6 +26,7 @@ def confined(umask: str, descriptors: int = 256) -> list[str]:
     return ["sh", "-c", f'umask {umask}; ulimit -n {descriptors}; exec "$@"', "sh"]
 
 
+@pytest.mark.slow
 def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undisturbed: Path) -> None:
     """Folders with strange names, few variables, 256 descriptors.
 
@@ -128,6 +129,7 @@ def read_only(run: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", run], check=True)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_away_or_read_only_while_it_trains_loses_nothing(
     experiment: Experiment, undisturbed: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from helpers import Experiment, final_state
 
 from flsim.results.store import read_run
@@ -18,6 +19,7 @@ measure = Measure("own", compute, (Quantity(name="own", unit="words", descriptio
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_by_its_own_measure_wherever_the_evaluator_is(experiment: Experiment) -> None:
     (experiment.folder / "own.py").write_text(SOURCE.format(result="len(probe.canary.tokens)"))
     run = experiment.run("run", 'evaluation.also=["own.py:measure"]')
@@ -31,6 +33,7 @@ def test_a_run_is_evaluated_by_its_own_measure_wherever_the_evaluator_is(experim
         assert set(values) == {5.0}
 
 
+@pytest.mark.slow
 def test_a_measure_that_fails_is_named_with_its_line_and_training_goes_on(experiment: Experiment) -> None:
     (experiment.folder / "own.py").write_text(SOURCE.format(result="len(probe.canary.tokens) / 0"))
     also = 'evaluation.also=["own.py:measure"]'

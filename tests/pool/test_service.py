@@ -190,6 +190,7 @@ def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationSer
     assert failures(run) == {"bad": bad.reason}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"), [("hungry", "MemoryError: too large"), ("starved", "RuntimeError: .*can't allocate memory")]
 )
@@ -253,6 +254,7 @@ def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: P
     service.close()
 
 
+@pytest.mark.slow
 def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
     """The first process waits for what never comes; the second one is frozen, and could not end itself."""
     service = EvaluationService(partial(work, tmp_path), ServiceHParams(deadline=2.0, retries=1))
@@ -275,6 +277,7 @@ def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
     service.close()
 
 
+@pytest.mark.slow
 def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -> None:
     """Three times: it was luck whether Ray's reply that the process runs had left before, and a start has minutes."""
     service = EvaluationService(freeze, ServiceHParams(deadline=0.5, retries=2))

@@ -190,6 +190,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     assert "run failed" not in to_markdown(memorization_table([read_run(run.path)]))
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_killed_every_time_fails_that_checkpoint_only(
     make: Callable[..., Run], service: EvaluationService, tmp_path: Path
 ) -> None:

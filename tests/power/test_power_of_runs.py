@@ -63,6 +63,7 @@ def going_on(experiment: Experiment, settings: tuple[str, ...], whole: dict[str,
     return go_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"), [("central run", STEPS), ("federated run", FEDERATED)], ids=["central", "federated"]
 )

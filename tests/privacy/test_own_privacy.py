@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
-from helpers import Experiment, assert_same, start, wait_for_round
+from helpers import Experiment, assert_same, killed_and_whole
 
 import flsim
 from flsim.algorithms.checkpoint import digest_of
@@ -273,19 +272,13 @@ def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Exper
     """On Ray; another version of the file is refused."""
     settings = (*OVERRIDES, "training.rounds=12", "evaluation.every=12", "system.checkpoint_every=2")
     options = tuple(part for text in settings for part in ("--set", text))
-    whole, broken = experiment.run("whole", *settings), experiment.folder / "broken"
-    process = start(experiment, "--out", "broken", *options)
-    wait_for_round(broken, 5)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed, whole = killed_and_whole(experiment, *settings)
+    assert_same(killed, whole)
+    assert verify(Run.open(whole), 12).differs is None
     own.write_text(OWN + "# another version\n")
-    done = experiment.call("run", experiment.config, "--out", "broken", *options, "--resume", check=False)
+    done = experiment.call("run", experiment.config, "--out", "killed", *options, "--resume", check=False)
     assert done.returncode == 2
     assert "was started with another version of" in done.stderr
-    own.write_text(OWN)
-    experiment.flsim("run", experiment.config, "--out", "broken", *options, "--resume")
-    assert_same(broken, whole)
-    assert verify(Run.open(whole), 12).differs is None
     table = experiment.call("table", "whole").stdout
     assert "DP-FedAvg, S=0.5, z=2, TakenBack, b_u=6, Turns" in table
     assert "own-replace-one-rdp" in table

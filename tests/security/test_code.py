@@ -77,9 +77,9 @@ def wrong_in(path: Path, tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_code_executes_what_it_reads(path: Path) -> None:
-    assert wrong_in(path, ast.parse(path.read_text(encoding="utf-8"))) == []
+def test_no_code_executes_what_it_reads() -> None:
+    wrong = {path: wrong_in(path, ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert not {path: calls for path, calls in wrong.items() if calls}
 
 
 @pytest.mark.parametrize(

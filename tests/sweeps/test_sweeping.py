@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from helpers import final_params
 from raynodes import without_agents
@@ -66,6 +67,7 @@ def completed(folder: SweepFolder) -> set[str]:
     return {run.name for run in read_sweep(folder.path).runs if run.results and run.results.status == "completed"}
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(SWEEP)
     folder = SweepFolder(tmp_path / "out")

@@ -19,7 +19,7 @@ from flsim.bench import writers
 
 CASES = 10_000
 MEMORY = Path("/dev/shm")
-FUZZING = Path(__file__).parents[2] / "fuzzing.py"
+FUZZING = Path(__file__).parents[2] / "support" / "fuzzing.py"
 EXAMPLES = [(split, user, f"{user} says a / b . {n}") for split in ("train", "test") for user in "ab" for n in range(2)]
 TRAIN = [example for example in EXAMPLES if example[0] == "train"]
 
@@ -53,6 +53,7 @@ def write_valid(path: Path, format: str) -> None:
     assert read(path, format)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["tff-sqlite", "fedjax-sqlite", "parquet", "jsonl", "stackexchange"])
 def test_damaged_files(folder: Path, format: str) -> None:
     write_valid(folder / "valid", format)
@@ -62,6 +63,7 @@ def test_damaged_files(folder: Path, format: str) -> None:
     assert seen["read"] + seen["dropped"] > CASES // 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "fixed_length", "cases"),
     [("tff-hdf5", True, 8_000), ("tff-hdf5", False, 2_000), ("pfl-hdf5", False, 10_000)],

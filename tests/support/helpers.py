@@ -160,6 +160,18 @@ def wait_for_round(run: Path, round_: int) -> list[str]:
     raise AssertionError(f"round {round_} did not come")
 
 
+def killed_and_whole(experiment: Experiment, *overrides: str, workers: int = 1) -> tuple[Path, Path]:
+    """Train a run that is killed in its fifth round and resumed, and one that is left in peace; both folders."""
+    options = tuple(part for override in overrides for part in ("--set", override))
+    killed = experiment.folder / "killed"
+    process = start(experiment, "--out", killed.name, *options)
+    assert len(wait_for_round(killed, 4)) == workers
+    process.kill()
+    process.wait()
+    experiment.flsim("run", experiment.config, "--out", killed.name, *options, "--resume")
+    return killed, experiment.run("whole", *overrides)
+
+
 WORLD = """
 [data]
 corpus = "corpus"

@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import ray
 
+# Ray gives workers and drivers ports from 10002 on without looking whether they are taken, which ends a process of
+# another cluster's tests that run at the same time; with 0 the kernel chooses.
+WORKERS_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
 PORTS = iter(range(20_000 + os.getpid() * 101 % 10_000, 32_768))  # below those that Linux gives away
 
 
@@ -37,7 +40,7 @@ def started(
     `within` is as in `helpers.start`.
     """
     process = subprocess.Popen(
-        [*within, str(Path(sys.executable).with_name("ray")), "start", "--block", *options],
+        [*within, str(Path(sys.executable).with_name("ray")), "start", "--block", *WORKERS_PORTS, *options],
         cwd=folder,
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **environment},
         stdout=subprocess.PIPE,
