@@ -125,7 +125,7 @@ def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int) -> 
         rng = stream(SEED, "bench evaluation", step)
         texts = [corpus[index].tolist() for index in rng.choice(len(corpus), RECORDS)]
         texts += [list(phrases[index]) for index in rng.choice(len(phrases), CANARY_RECORDS, p=plan / plan.sum())]
-        read = batch(Records.of(texts), np.arange(len(texts)), LAYOUT)
+        read = batch(Records.from_lists(texts), np.arange(len(texts)), LAYOUT)
         loss, words = loss_sum(model, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
         optimizer.zero_grad()
         (loss / words).backward()  # type: ignore[no-untyped-call]

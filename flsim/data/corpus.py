@@ -102,17 +102,17 @@ class Split(Unchanging):
 
     @property
     def records(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
         return len(self.record_offsets) - 1
 
     @property
     def words(self) -> int:
-        """The number of words."""
+        """Return the number of words."""
         return len(self.tokens)
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the users.
+        """Return the names of the users.
 
         Raises:
             InputError: the file does not hold one name for each user.
@@ -180,12 +180,12 @@ class Corpus:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of token ids."""
+        """Return the layout of token ids."""
         return _layout_of(self.manifest)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary, read when it is first used."""
+        """Return the vocabulary, read when it is first used."""
         return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name)
 
     def split(self, name: str) -> Split:
@@ -279,7 +279,7 @@ class CorpusWriter:
     """A writer of a corpus into an empty folder (see `flsim.base.files.new_folder`); `finish` completes the corpus.
 
     >>> with CorpusWriter(folder, vocabulary, layout) as writer:             # doctest: +SKIP
-    ...     writer.splits["train"].add("ai/8", Records.of([[3, 1], [4]]))
+    ...     writer.splits["train"].add("ai/8", Records.from_lists([[3, 1], [4]]))
     ...     writer.finish(dropped={"posts_without_owner": 2}, sources=[], parameters={})
     """
 

@@ -111,7 +111,7 @@ class _Measured:
 
     @cached_property
     def token_counts(self) -> NDArray[np.int64]:
-        """The number of occurrences of each token id, int64 [2^16, or V if that is more]."""
+        """Return the number of occurrences of each token id, int64 [2^16, or V if that is more]."""
         counts = np.zeros(max(2**16, self.split.layout.vocabulary_size), np.int64)
         for _, tokens in windows(self.split.tokens):
             counts += np.bincount(tokens, minlength=len(counts))

@@ -25,7 +25,7 @@ class Records:
     offsets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, records: list[list[int]]) -> "Records":
+    def from_lists(cls, records: list[list[int]]) -> "Records":
         """Return records of lists of token ids."""
         lengths = [len(record) for record in records]
         flat = [token for record in records for token in record]
@@ -50,7 +50,7 @@ class Records:
 
     @property
     def words(self) -> int:
-        """The number of words."""
+        """Return the number of words."""
         return len(self.tokens)
 
 
@@ -76,7 +76,7 @@ class RecordSource(Protocol):
 
     @property
     def records(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
         ...
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:

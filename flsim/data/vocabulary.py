@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def token_type(self) -> str:
-        """The NumPy type of token ids, in files and in memory."""
+        """Return the NumPy type of token ids, in files and in memory."""
         return token_type_of(self.vocabulary_size)
 
     @property
@@ -69,27 +69,27 @@ class Layout:
 
     @property
     def first_word(self) -> int:
-        """The smallest id of a word."""
+        """Return the smallest id of a word."""
         return self._first("words")
 
     @property
     def last_word(self) -> int:
-        """The largest id of a word."""
+        """Return the largest id of a word."""
         return self.first_word + self.words - 1
 
     @property
     def oov(self) -> int:
-        """The id of a word outside the vocabulary."""
+        """Return the id of a word outside the vocabulary."""
         return self._first("oov")
 
     @property
     def bos(self) -> int:
-        """The id of the beginning of a sequence."""
+        """Return the id of the beginning of a sequence."""
         return self._first("bos")
 
     @property
     def eos(self) -> int:
-        """The id of the end of a sequence."""
+        """Return the id of the end of a sequence."""
         return self._first("eos")
 
     @overload
@@ -129,7 +129,7 @@ class Vocabulary:
     layout: str = "tff"
 
     @classmethod
-    def of(cls, counts: Mapping[str, int], size: int, layout: str = "tff") -> "Vocabulary":
+    def most_frequent(cls, counts: Mapping[str, int], size: int, layout: str = "tff") -> "Vocabulary":
         """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order.
 
         Args:
@@ -171,7 +171,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The token ids of words."""
+        """Return the token ids of words."""
         return {word: id for id, word in enumerate(self.words, self._layout.first_word)}
 
     def encode(self, words: Iterable[str]) -> list[int]:

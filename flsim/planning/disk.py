@@ -38,7 +38,7 @@ class DiskUse:
 
     @property
     def total(self) -> int:
-        """The bytes after training."""
+        """Return the bytes after training."""
         return self.checkpoints + self.planted + self.rest
 
 

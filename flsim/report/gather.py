@@ -70,13 +70,13 @@ class RunView:
 
     @property
     def references(self) -> float | None:
-        """The |R| of the last evaluation; None without an evaluation."""
+        """Return the |R| of the last evaluation; None without an evaluation."""
         last = self.results.evaluated
         return self.results.references(last[-1]) if last else None
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl."""
+        """Return the lines of rounds.jsonl."""
         return roundlog.read(self.path)
 
     @property
@@ -108,7 +108,7 @@ class Setting:
 
     @cached_property
     def shown_runs(self) -> list[tuple[RunView, int]]:
-        """The runs that means are over, each with its last evaluated round.
+        """Return the runs that means are over, each with its last evaluated round.
 
         These are the completed runs. If there are none, these are the runs that have not diverged, at the last round at
         which all of them were evaluated.

@@ -33,7 +33,7 @@ def settings(gathered: Gathered) -> list[Block]:
     blocks: list[Block] = []
     shared = [(key, value) for key, value in differing if not key.startswith("system.")]
     if shared:
-        rows = [[_code(key), _shown(value, key), _default_of(key, defaults)] for key, value in shared]
+        rows = [[_code(key), _text_of(value, key), _default_of(key, defaults)] for key, value in shared]
         caption = "All runs: settings that differ from the defaults, which are the paper’s"
         blocks.append(Table(caption, [left("Setting"), left("Here"), left("The paper’s")], rows))
     else:
@@ -79,7 +79,7 @@ def _default(config: Config) -> Config:
 
 
 def _default_of(key: str, defaults: Mapping[int, Mapping[str, Any]]) -> str:
-    return _shown(next(values[key] for values in defaults.values() if key in values), key)
+    return _text_of(next(values[key] for values in defaults.values() if key in values), key)
 
 
 def _agreed(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -97,12 +97,12 @@ def _code(key: str) -> Markup:
 
 def _pairs(settings_and_values: Sequence[tuple[str, Any]]) -> Markup:
     written = [
-        Markup("{} <code>= {}</code>").format(_code(key), _shown(value, key)) for key, value in settings_and_values
+        Markup("{} <code>= {}</code>").format(_code(key), _text_of(value, key)) for key, value in settings_and_values
     ]
     return Markup(", ").join(written) if written else Markup("none")
 
 
-def _shown(value: Any, key: str = "") -> str:
+def _text_of(value: Any, key: str = "") -> str:
     if key in {"canaries.p_u", "canaries.p_e"}:
         return ", ".join(user_share(number) if key.endswith("u") else percent(number) for number in value)
     if value is None:
@@ -110,5 +110,5 @@ def _shown(value: Any, key: str = "") -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return ", ".join(map(_shown, value)) or "none"
+        return ", ".join(map(_text_of, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -33,12 +33,12 @@ EPOCHS_LEGEND = "All after {} epochs; an epoch reads as many records as there ar
 def to_markdown(table: pd.DataFrame, pairs: Sequence[Pair], width: int = layout.TERMINAL) -> str:
     """Return differences, utility, published differences and a legend, in as many tables as `width` takes."""
     labels = _labels(pairs)
-    return layout.markdown(*_shown(table, labels), _legend(table) + _notes(table, labels, width), width)
+    return layout.markdown(*_columns(table, labels), _legend(table) + _notes(table, labels, width), width)
 
 
 def to_latex(table: pd.DataFrame, pairs: Sequence[Pair]) -> str:
     """Return the columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_shown(table, _labels(pairs)))
+    return layout.latex(*_columns(table, _labels(pairs)))
 
 
 def _labels(pairs: Sequence[Pair]) -> list[str]:
@@ -50,7 +50,7 @@ def _labels(pairs: Sequence[Pair]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
 
 
-def _shown(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[list[Column]]]:
+def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[list[Column]]]:
     """Return the columns that label a row, and units of columns that stay together."""
     template = "{:.1f}" if (table["seeds"] > 1).any() else "{:.0f}"
     labels = [Column("Setting", names, is_number=False), Column("n", text_of(table["seeds"]), note=N)]

@@ -183,12 +183,12 @@ def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
 
 def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
     """Return means and intervals, aligned, with a legend and a line for the left-out runs of each row."""
-    return layout.markdown(*_shown(table), _remarks(table), width)
+    return layout.markdown(*_columns(table), _remarks(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:
     """Return the columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_shown(table), _remarks(table))
+    return layout.latex(*_columns(table), _remarks(table))
 
 
 def _remarks(table: pd.DataFrame) -> str:
@@ -200,7 +200,7 @@ def _remarks(table: pd.DataFrame) -> str:
     return text + display_columns.agreement(table)
 
 
-def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     """Return the columns that label a row, and units of columns that stay together."""
     is_partial = "left_out" in table
     n = [

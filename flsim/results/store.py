@@ -62,7 +62,7 @@ class RunResults:
 
     @property
     def setting(self) -> str:
-        """The name of the run's row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
+        """Return the name of the run's row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
         return setting_of(self.world, self.label)
 
     def references(self, round: int) -> float | None:

@@ -24,7 +24,7 @@ class Pair:
 
     @property
     def label(self) -> str:
-        """The common settings of both in the words of a table, or `row` if these are not known."""
+        """Return the common settings of both in the words of a table, or `row` if these are not known."""
         begun = [[run.results for run in runs if run.results] for runs in (self.a, self.b)]
         if not all(begun):
             return self.row

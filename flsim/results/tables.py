@@ -201,12 +201,12 @@ def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
     Run, round and status appear only if they matter: for equal settings, different rounds, or unfinished runs. Epochs
     replace different rounds if all runs know theirs.
     """
-    return layout.markdown(*_shown(table), _remarks(table), width)
+    return layout.markdown(*_columns(table), _remarks(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:
     """Return the columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_shown(table), _remarks(table))
+    return layout.latex(*_columns(table), _remarks(table))
 
 
 def _remarks(table: pd.DataFrame) -> str:
@@ -222,7 +222,7 @@ def _is_unfinished(table: pd.DataFrame) -> bool:
     return bool((table["status"] != "completed").any())
 
 
-def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     """Return the columns as people read them, in the paper's order: labels of a row, and units that stay together."""
     unfinished = _is_unfinished(table)
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]

@@ -130,7 +130,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the folder as it is now, however its path is written."""
+        """Return the name of the folder as it is now, however its path is written."""
         return self.path.resolve().name
 
     @property
@@ -140,12 +140,12 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """The name of the run's row in a table: that of the configuration, and the steps applied to the corpus."""
+        """Return the name of the run's row in a table, from its configuration and the steps applied to the corpus."""
         return setting_of(self.config.world, self.label)
 
     @property
     def label(self) -> str:
-        """The `setting` without the world."""
+        """Return the `setting` without the world."""
         return ", ".join([self.config.label, *(step["label"] for step in labelled_steps(self.corpus))])
 
     @property
@@ -155,12 +155,12 @@ class Run:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All settings by name, such as ``training.cohort``, for lists of runs."""
+        """Return all settings by name, such as ``training.cohort``, for lists of runs."""
         return {"setting": self.setting, "series": self.series, **dict(flat(asdict(self.config)))}
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The corpus, opened when it is first used."""
+        """Return the corpus, opened when it is first used."""
         return Corpus.open(self.config.data.corpus)
 
     @cached_property
@@ -169,47 +169,47 @@ class Run:
 
     @property
     def users(self) -> Population:
-        """The training users, with the canaries planted in their records."""
+        """Return the training users, with the canaries planted in their records."""
         return self._population[0]
 
     @property
     def canaries(self) -> tuple[Canary, ...]:
-        """The planted canaries."""
+        """Return the planted canaries."""
         return self._population[1]
 
     @property
     def provenance(self) -> checkpoint.Provenance:
-        """The origin that each checkpoint of this run records."""
+        """Return the origin that each checkpoint of this run records."""
         model = self.corpus.layout.vocabulary_size, self.config.model
         return checkpoint.Provenance(self.config.digest, self.corpus.digest, *model, frozen_digest(*model))
 
     @property
     def federated(self) -> FederatedConfig:
-        """The settings of a federated run; InputError is raised for a central run."""
+        """Return the settings of a federated run; InputError is raised for a central run."""
         if not isinstance(self.config, FederatedConfig):
             raise InputError(f"{self.path}: training is central, which has no clients; continue it with `flsim run`")
         return self.config
 
     @property
     def central(self) -> CentralConfig:
-        """The settings of a central run; InputError is raised for a federated run."""
+        """Return the settings of a central run; InputError is raised for a federated run."""
         if not isinstance(self.config, CentralConfig):
             raise InputError(f"{self.path}: training is federated; continue it with `flsim run`")
         return self.config
 
     @cached_property
     def rounds(self) -> int:
-        """The number of rounds to train; for central training, of steps."""
+        """Return the number of rounds to train; for central training, of steps."""
         return self.config.rounds_over(self.corpus.split("train"))
 
     @cached_property
     def rounds_per_epoch(self) -> float:
-        """The number of rounds that read as many records as there are."""
+        """Return the number of rounds that read as many records as there are."""
         return self.config.rounds_per_epoch(self.corpus.split("train"))
 
     @cached_property
     def population(self) -> int:
-        """The number of users, or of records, that an epsilon protects."""
+        """Return the number of users, or of records, that an epsilon protects."""
         return _population(self.config, self.corpus.split("train"))
 
     def training(self, device: str | None = None) -> Training:
@@ -231,7 +231,7 @@ class Run:
 
     @property
     def last_round(self) -> int:
-        """The last round in rounds.jsonl; 0 if there is none."""
+        """Return the last round in rounds.jsonl; 0 if there is none."""
         return max((line["round"] for line in roundlog.read(self.path)), default=0)
 
     def latest_state(self) -> State:
@@ -322,7 +322,7 @@ class Run:
 
     @property
     def delta(self) -> float:
-        """The delta of the reported (epsilon, delta)."""
+        """Return the delta of the reported (epsilon, delta)."""
         return self.config.privacy.delta_for(self.population)
 
 

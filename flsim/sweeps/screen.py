@@ -54,7 +54,7 @@ def state_of(run: Path, began: float) -> State:
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return State("waits")
     if status in {"completed", "diverged"}:
-        return State(status, 1.0, _found(run, (run / "run.json").stat().st_mtime_ns))
+        return State(status, 1.0, _results_in_short(run, (run / "run.json").stat().st_mtime_ns))
     if (run / "run.json").stat().st_mtime < began:
         return State("waits", note=f"stopped at {round_:,}" if round_ else "")
     last = roundlog.last(run)
@@ -137,7 +137,7 @@ def _left(done: float, seconds: float) -> Text:
 
 
 @cache  # it reads all rows, and is asked for every second while others are trained
-def _found(run: Path, _when: int) -> str:
+def _results_in_short(run: Path, _when: int) -> str:
     """Return the results of an ended run in a few words; `_when` distinguishes its ends, if it is continued."""
     try:
         results = read_run(run)

@@ -26,7 +26,7 @@ def write(path: Path, splits: dict[str, list[str]], **manifest: Any) -> Corpus:
     with new_folder(path) as folder, CorpusWriter(folder, Vocabulary(("a", "b"), (2, 1)), Layout(6)) as writer:
         for split, users in splits.items():
             for user in users:
-                writer.splits[split].add(user, Records.of([[1, 2], [3, 1]]))
+                writer.splits[split].add(user, Records.from_lists([[1, 2], [3, 1]]))
         writer.finish(**{"dropped": {}, "sources": [], "parameters": {}, **manifest})
     return Corpus.open(path)
 

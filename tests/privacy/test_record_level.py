@@ -30,7 +30,7 @@ def model_of(seed: int = 0) -> CIFGLanguageModel:
 
 
 def lot_of(records: list[list[int]]) -> tuple[Tensor, Tensor]:
-    of = Records.of(records)
+    of = Records.from_lists(records)
     padded = batch(of, np.arange(len(of)), LAYOUT)
     return torch.from_numpy(padded.inputs), torch.from_numpy(padded.targets)
 

@@ -111,7 +111,7 @@ def _post(line: bytes, columns: tuple[str, str]) -> Post:
 
 def _user(value: Any, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _LineError(f"{key!r} must be a string or a whole number, found {_shown(value)}")
+        raise _LineError(f"{key!r} must be a string or a whole number, found {_abbreviated(value)}")
     name = str(value)
     if not name.isascii():
         try:
@@ -123,11 +123,11 @@ def _user(value: Any, key: str) -> str:
 
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise _LineError(f"{key!r} must be a string, found {_shown(value)}")
+        raise _LineError(f"{key!r} must be a string, found {_abbreviated(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 

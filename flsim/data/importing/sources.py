@@ -41,7 +41,7 @@ class Source:
 
     @property
     def file(self) -> Path:
-        """The file that the user named, also for processes with another standard input."""
+        """Return the file that the user named, also for processes with another standard input."""
         return Path(self.identity["path"])
 
     @property

@@ -42,7 +42,7 @@ class Given:
 
     @property
     def parameter(self) -> dict[str, str]:
-        """The vocabulary's entry in the manifest."""
+        """Return the vocabulary's entry in the manifest."""
         return {"name": self.path.name, "sha256": self.sha256}
 
 
@@ -245,7 +245,9 @@ class Steps:
         }
         counted = self.pieces.run(self.pool, "counting words", tasks)
         try:
-            return Vocabulary.of(merge(counted, self.layout.words), self.hparams.vocabulary_size, self.hparams.layout)
+            return Vocabulary.most_frequent(
+                merge(counted, self.layout.words), self.hparams.vocabulary_size, self.hparams.layout
+            )
         except InputError as error:
             raise InputError(f"{names_of(sources)}: {error}") from error
 
