@@ -82,7 +82,7 @@ def plant(
     split, overlay, twin = opened.split("train"), planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
-    return Planted(opened, world, Population.of(split, planting.canaries, overlay, twin), planting.canaries)
+    return Planted(opened, world, Population.with_canaries(split, planting.canaries, overlay, twin), planting.canaries)
 
 
 @dataclass(frozen=True)

@@ -264,6 +264,52 @@ def test_measures_are_known_by_name_to_their_own_file() -> None:
     assert not offenders(ALL, names_of_measures)
 
 
+# Words that tell a reader nothing of the value, function or module that they name.
+NO_NAMES = {
+    *("ahead", "alone", "each", "ever", "found", "given", "here", "of"),
+    *("said", "shown", "some", "there", "together", "wanted"),
+}
+FRAGMENTS = {"As", "How", "It", "Of", "That", "They", "Those", "What", "Where", "Whether", "Which", "Who", "Why"}
+NO_VERBS = FRAGMENTS | {"A", "All", "An", "Every", "None", "Some", "The"}
+NOT_REWORDED = {"base", "bench", "cli", "data", "planning", "report", "results", "runs", "sweeps"}  # rooms of flsim/
+REWORDED = [path for path in ALL if path.parts[len(ROOT.parts)] != "flsim" or module_of(path) not in NOT_REWORDED]
+STORED = {("server/verify.py", "found")}  # a key of the JSON that `flsim verify --json` prints
+
+
+@pytest.mark.parametrize("path", REWORDED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_names_say_what_they_name(path: Path) -> None:
+    place = path.relative_to(ROOT).as_posix()
+    bound = {
+        *names_bound_by(ast.parse(path.read_text(encoding="utf-8"))),
+        *path.relative_to(ROOT).with_suffix("").parts,
+    }
+    assert not {name for name in bound if name.strip("_") in NO_NAMES and (place, name) not in STORED}
+
+
+def names_bound_by(tree: ast.AST) -> set[str]:
+    """Names of functions, classes, parameters, variables and attributes that a file binds, but not of its imports."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+    return names
+
+
+@pytest.mark.parametrize("path", REWORDED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_docstrings_begin_with_a_sentence(path: Path) -> None:
+    """Functions begin with a verb, modules and classes with a noun phrase; no docstring begins with a fragment."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+            first = text.split()[0].rstrip(",:;")
+            assert first not in (NO_VERBS if isinstance(node, ast.FunctionDef) else FRAGMENTS), text
+
+
 def texts_of(path: Path) -> list[str]:
     """Return all strings of a file but docstrings, parts of formatted ones too."""
     tree = tree_of(path)

@@ -104,7 +104,7 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
     steps = -(-hparams.records // size)
     training = CentralTraining(records, CentralHParams(batch_size=size), 0, device=device)
     ours = init(records.layout.vocabulary_size, hparams.model, 0)
-    first, model = ours, CIFGLanguageModel.of(ours.params).to(device)
+    first, model = ours, CIFGLanguageModel.from_params(ours.params).to(device)
     optimizer = torch.optim.SGD(model.parameters(), training.rate(0))
     seconds: dict[str, list[float]] = {"ours": [], "plain": []}
     positions = 0

@@ -181,7 +181,7 @@ def _train(settings: Config, path: Path, waits: list[float] | None = None) -> fl
 
 
 def _train_rounds(run: Run) -> None:
-    send = run.federated.training_of(run.users, run.rounds).here()
+    send = run.federated.training_of(run.users, run.rounds).send_in_process()
     with threads(1):
         state = run.latest_state()
         rounds.train_rounds(run, state, send, cast(Evaluations, _NoEvaluations()))

@@ -41,7 +41,7 @@ def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Resul
     """Train all rounds of a run on one thread; engines alternate, so that a noisy machine disturbs all."""
     training, rounds = replace(run.federated.training_of(run.users, run.rounds), shards=1), run.rounds
     sides = {name: replace(training, engine=name) for name in names}
-    under_way = {name: side.rounds(side.first_state(), rounds, side.here()) for name, side in sides.items()}
+    under_way = {name: side.rounds(side.first_state(), rounds, side.send_in_process()) for name, side in sides.items()}
     states, seconds = dict[str, State](), dict[str, list[float]]()
     with threads(1):
         for _ in range(rounds):

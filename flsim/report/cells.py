@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from flsim.measures.quantity import flags, numbers, of_model, shown
+from flsim.measures.quantity import flags, numbers, of_model, select_for
 from flsim.report.blocks import Cell, number
 from flsim.results.against_published import AGAINST
 from flsim.results.columns import columns_of, columns_over_seeds, is_in, mean_of, prefix_of, quantities_in

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.evaluations import read_evaluations
@@ -54,7 +54,7 @@ class RunView:
     @cached_property
     def _over_rounds(self) -> "dict[str, pd.Series[float]]":
         series: dict[str, pd.Series[float]] = {}
-        for quantity in shown(quantities_of([self.results]), "report"):
+        for quantity in select_for(quantities_of([self.results]), "report"):
             if quantity.of_canaries and len(values := self.of_canaries(quantity.name)):
                 series[quantity.name] = (
                     (values == 1).sum(axis=1).astype("float64") if quantity.is_flag else values.mean(axis=1)

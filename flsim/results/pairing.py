@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.store import RunResults, refuse_two_points
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, flags, numbers, shown
+from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.figures import ROUNDS, line_style, plain, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
@@ -78,7 +78,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     taken = [_averaged(group) for group in groups] if over_seeds else groups
     in_epochs = all(run.rounds_per_epoch is not None for run in runs if run.evaluated)
-    quantities = [quantity for quantity in shown(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
+    quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
     columns, rows = min(2, len(groups)), math.ceil(len(quantities) / 2)
     figure = Figure(
         figsize=(9.5, 2.9 * rows + 0.25 * math.ceil(len(groups) / columns)),

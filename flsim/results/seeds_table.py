@@ -36,7 +36,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.measures.quantity import Quantity, flags, numbers, of_model, shown
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns, display_columns, formats, layout
 from flsim.results.against_published import AGAINST
 from flsim.results.formats import formatted, text_of
@@ -210,7 +210,7 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
         labels.append(Column("First run", text_of(table["runs"].str.split(", ").str[0]), is_number=False))
-    quantities = shown(columns.quantities_in(table), "table")
+    quantities = select_for(columns.quantities_in(table), "table")
     measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
     labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "", ", ".join(map(_name, STANDARD))))]
     progress = [unit for unit in [display_columns.progress(table)[0]] if unit]

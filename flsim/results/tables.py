@@ -50,7 +50,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, flags, numbers, of_model, shown
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns, display_columns, formats, layout
 from flsim.results.against_published import AGAINST
 from flsim.results.formats import formatted, text_of
@@ -60,8 +60,8 @@ from flsim.results.layout import Column
 from flsim.results.published import PUBLISHED, cells_of
 from flsim.results.store import RunResults, refuse_two_points
 
-STANDARD = [quantity for quantity in shown(QUANTITIES.values(), "table") if quantity.is_standard]
-OPTIONAL = [quantity for quantity in shown(QUANTITIES.values(), "table") if not quantity.is_standard]
+STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
+OPTIONAL = [quantity for quantity in select_for(QUANTITIES.values(), "table") if not quantity.is_standard]
 COLUMNS = {
     "setting": "string",
     "run": "string",
@@ -107,14 +107,14 @@ def memorization_table(
         {
             "setting": run.setting,
             "run": run.name,
-            **_measured(run, shown(quantities, "table"), round, epoch),
+            **_measured(run, select_for(quantities, "table"), round, epoch),
             "status": run.status,
             "reason": run.reason,
             **cells_of((published or {}).get(run)),
         }
         for run in runs
     ]
-    optional = [quantity for quantity in shown(quantities, "table") if not quantity.is_standard]
+    optional = [quantity for quantity in select_for(quantities, "table") if not quantity.is_standard]
     table = columns.frame(rows, COLUMNS, (*map(columns.columns_of, optional), *GROUPS))
     return columns.described(table, optional)
 
@@ -228,7 +228,7 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
         labels.append(Column("Run", text_of(table["run"]), is_number=False))
-    quantities = shown(columns.quantities_in(table), "table")
+    quantities = select_for(columns.quantities_in(table), "table")
     measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
     memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{}")]
     means = [

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import described, quantities_in, quantities_of
 from flsim.results.formats import note
 from flsim.results.store import RunResults

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
-from flsim.measures.quantity import Quantity, flags, shown
+from flsim.measures.quantity import Quantity, flags, select_for
 from flsim.results.columns import quantities_in
 from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
 from flsim.results.store import RunResults

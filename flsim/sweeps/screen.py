@@ -18,7 +18,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.base.progress import LINES_EVERY, clock, console, say
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.sweeps.folder import SweepFolder
@@ -145,7 +145,7 @@ def _results_in_short(run: Path, _when: int) -> str:
             return f"at {results.round:,}"
         last = results.evaluation()
         measured = {
-            quantity: results.of_canaries(quantity.name, last) for quantity in shown(QUANTITIES.values(), "screen")
+            quantity: results.of_canaries(quantity.name, last) for quantity in select_for(QUANTITIES.values(), "screen")
         }
         if any(values is None for quantity, values in measured.items() if quantity.is_flag):
             return ""

@@ -76,7 +76,7 @@ class NodesHere:
 def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> list[ShardReply]:
     """Stands in for `server.federated.exchange.Exchange.send`: trains what is asked for."""
     run = Run.open(Path(exchange.address.run))
-    return run.federated.training_of(run.users, run.rounds).here()(asked)
+    return run.federated.training_of(run.users, run.rounds).send_in_process()(asked)
 
 
 def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[Ended]:

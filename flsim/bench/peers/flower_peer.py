@@ -27,7 +27,7 @@ def train_one_user(message: Message, context: Context) -> Message:
     config = message.content.config_records["config"]
     work = load(Path(str(config["work"])))
     data = work.rounds[int(config["server-round"]) - 1][int(context.node_config["partition-id"])]
-    model = NextWord.of(message.content.array_records["arrays"].to_torch_state_dict())
+    model = NextWord.from_params(message.content.array_records["arrays"].to_torch_state_dict())
     train(model, data, work)
     metrics = MetricRecord({"num-examples": len(data[0])})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)

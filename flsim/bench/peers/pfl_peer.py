@@ -59,7 +59,7 @@ def run(path: Path, cores: int) -> Result | None:  # noqa: ARG001 (torch's launc
         round_, user = map(int, name.split("/"))
         return PyTorchTensorDataset(work.rounds[round_][user], user_id=name)
 
-    module = Model.of(work.start)
+    module = Model.from_params(work.start)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     data = FederatedDataset(dataset, sampler)
     clock = Clock()
