@@ -45,7 +45,7 @@ class Cells:
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
-        self.quantities = [quantity for quantity in shown(quantities_in(frame), "table") if is_in(frame, quantity)]
+        self.quantities = [quantity for quantity in select_for(quantities_in(frame), "table") if is_in(frame, quantity)]
         self._forms = self._known()
         self._numbers = {mean_of(quantity): quantity for quantity in numbers(self.quantities)}
 

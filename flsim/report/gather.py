@@ -223,7 +223,7 @@ class Gathered:
     @cached_property
     def quantities(self) -> list[Quantity]:
         """Quantities in figures and maps: flags, numbers of canaries, and numbers of the model."""
-        return shown(quantities_of([run.results for run in self.runs]), "report")
+        return select_for(quantities_of([run.results for run in self.runs]), "report")
 
     @property
     def in_epochs(self) -> bool:

@@ -73,7 +73,7 @@ def paired_canaries(
 
 def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:
     """Return the quantities to compare: the primary number, flags, other numbers, and numbers of the model."""
-    compared = shown(quantities_of(runs), "compare")
+    compared = select_for(quantities_of(runs), "compare")
     return sorted(compared, key=lambda quantity: not quantity.is_primary)
 
 

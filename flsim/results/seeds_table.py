@@ -92,7 +92,7 @@ def seeds_table(
         InputError: as for `flsim.results.seeds.by_series` and `sample`, or some canaries' results are missing.
     """
     series = [sample(group, round, epoch) for group in by_series(runs)]
-    quantities = shown(columns.quantities_of(runs), "table")
+    quantities = select_for(columns.quantities_of(runs), "table")
     rows = [
         {**_row(series_sample, quantities), **cells_of((published or {}).get(series_sample.runs[0]))}
         for series_sample in series

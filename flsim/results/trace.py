@@ -76,7 +76,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
 
 def _traced(quantities: Iterable[Quantity]) -> list[Quantity]:
     """Return the quantities of canaries that a trace shows: the primary number, flags, then other numbers."""
-    traced = [quantity for quantity in shown(quantities, "trace") if quantity.of_canaries]
+    traced = [quantity for quantity in select_for(quantities, "trace") if quantity.of_canaries]
     return sorted(traced, key=lambda quantity: not quantity.is_primary)
 
 

@@ -53,7 +53,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
     own = [
         quantity
-        for quantity in shown(quantities_in(table), "trace")
+        for quantity in select_for(quantities_in(table), "trace")
         if quantity.of_canaries and not quantity.is_standard
     ]
     quantities = [PRIMARY, *own]

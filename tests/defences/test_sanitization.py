@@ -59,7 +59,7 @@ def test_differences_are_between_models_of_either_half(make_corpus: MakeCorpus, 
     for half in halves(train.records, seed=4):
         training = CentralTraining(Subset(train, half), SMALL.training, seed=4)
         ((state, _),) = train_central(init(40, SMALL.model, 4), training, SMALL.training.steps_over(len(half)))
-        scores.append(scores_one_by_one(CIFGLanguageModel.of(state.params), corpus))
+        scores.append(scores_one_by_one(CIFGLanguageModel.from_params(state.params), corpus))
     expected = np.abs(np.array(scores[0]) - np.array(scores[1]))
     assert expected.max() > 0.01
     np.testing.assert_allclose(log_perplexity_differences(train, SMALL, 4), expected, atol=1e-4)
