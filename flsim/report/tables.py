@@ -29,7 +29,7 @@ SAME = {
     "record_convention": "ε, record’s: of one record, by the convention {}",
     "record_delta": "δ of one record = {:.3g}",
 }
-LOWEST = "Lowest: the (p_u, p_e) with the fewest expected insertions that has a memorized canary."
+LOWEST = "Lowest: the (p_u, p_e) with a memorized canary and the fewest expected insertions."
 SIZE = (
     " Beside a published share: whether our share is the same, lower or higher. It is the same if the published share "
     "lies in our exact 95% interval over all canaries, treated as independent."

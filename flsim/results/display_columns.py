@@ -14,7 +14,7 @@ from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 
-LOWEST = "Lowest: (p_u, p_e) with the fewest expected insertions that has a memorized canary."
+LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
 COPIES = " Copies: the fewest with a memorized canary, where their number was set."
 SHARE = "{}: shares of {} canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
