@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow nightly numbers lint audit tools peers bench image-check chaos soak clean
+.PHONY: help setup demo test test-slow docs nightly numbers lint audit tools peers bench image-check chaos soak clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -24,6 +24,9 @@ test: setup lint ## lint, type-check, the tests of every day: minutes
 
 test-slow: setup ## the tests that kill, cut, fill, damage and outlast real runs: a quarter of an hour
 	$(PYTEST) -m "slow and not nightly"
+
+docs: setup      ## the documentation site, in site/; a dead link or a missing name is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
 	$(PYTEST) -m nightly
@@ -77,5 +80,5 @@ chaos: setup     ## KILLS times harm to processes of real runs, power lost at ea
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
 	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
-clean:           ## remove the environments
-	rm -rf .venv .venv-peers
+clean:           ## remove the environments and the site
+	rm -rf .venv .venv-peers site

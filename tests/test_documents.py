@@ -1,27 +1,228 @@
-"""Every experiment loads, and the documents name nothing that is not there."""
+"""Every experiment loads, and the documents name no file, command, option or setting that is not there."""
 
+import importlib.util
 import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import click
 import pytest
+import typer
+from documents import (
+    NOT_RUN,
+    ROOT,
+    RUNS,
+    RUNS_IN,
+    WHOLE_PAGE,
+    Block,
+    blocks_of,
+    commands_of,
+    inline_commands,
+    written_documents,
+)
 from runs.test_config import train_split
 
+import flsim
+from flsim.base.errors import InputError
+from flsim.cli import app
 from flsim.runs.config import load, toml
 
-ROOT = Path(__file__).parents[1]
+RUN_FILES = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "tiers" not in toml.read(path)]
+DOCUMENTS = written_documents()
+SHELL = [block for document in DOCUMENTS for block in blocks_of(document) if block.is_shell]
+LONGEST_README = 130  # lines: the rest is in docs/
 
 
-RUNS = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "tiers" not in toml.read(path)]
+PAGE = """# Page
+
+<!-- runs -->
+```sh
+for a in x y; do for b in 1 2; do
+  flsim run $a-$b | tail \\
+  -n 1 # end
+done; done
+```
+
+1. Item
+
+    <!-- not run: why -->
+    ```sh
+    A=1 make
+    ```
+
+Text:
+
+    flsim table b
+
+    x's
+"""
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+def by_name(path: Path) -> str:
+    return path.name
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=by_name)
 def test_every_experiment_loads(path: Path) -> None:
     assert load(path).rounds_over(train_split(1_000, 50)) > 0
 
 
-def test_every_file_that_the_documents_name_is_there() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md")]:
+def test_every_file_that_the_documents_name_exists() -> None:
+    for document in [*DOCUMENTS, ROOT / "deploy" / "README.md", ROOT / "deploy" / "flower" / "README.md"]:
         text = document.read_text(encoding="utf-8")
-        linked = [document.parent / name for name in re.findall(r"\]\(([^):#]+)\)", text)]
-        named = [ROOT / name for name in re.findall(r"\bexperiments/[\w-]+\.toml", text)]
+        linked = [document.parent / name for name in re.findall(r"\]\(([^):#]+)(?:#[^)]*)?\)", text)]
+        named = [ROOT / name for name in re.findall(r"\b(?:experiments/[\w-]+\.toml|tests/[\w/]+\.py)", text)]
         assert [path for path in [*linked, *named] if not path.exists()] == [], document
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_every_block_of_commands_runs_or_says_why_not(block: Block) -> None:
+    """A block runs in `test_documents_run.py`, or in the file that its mark names, which reads the page."""
+    if block.mark.startswith(RUNS_IN):
+        tests = (ROOT / block.mark.removeprefix(RUNS_IN)).read_text(encoding="utf-8")
+        assert f'"{block.document.name}"' in tests
+    else:
+        reason = block.mark.removeprefix(NOT_RUN).removeprefix(WHOLE_PAGE)
+        assert block.mark == RUNS or reason not in ("", block.mark), "put <!-- runs --> or <!-- not run: why --> above"
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
+    """Parsed by the real command line, with all options and values; settings are those of the file that is named."""
+    check_commands(block)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flsim unheard-of",
+        "flsim run experiments/demo.toml --unheard-of",
+        "flsim run experiments/demo.toml --cpus many",
+        "for world in mars iid; do\n    flsim run experiments/demo.toml --set data.world=$world\ndone",
+        "flsim run experiments/demo.toml --set evaluation.every=10 --set evaluation.every_epochs=1",
+        "flsim sweep experiments/table1.toml --tier unheard-of",
+        "X=1 make unheard-of",
+        "pip install '.[unheard-of]'",
+        "python -m flsim.unheard_of",
+    ],
+)
+def test_wrong_commands_are_seen(text: str) -> None:
+    with pytest.raises((AssertionError, click.UsageError, InputError)):
+        check_commands(Block(ROOT / "README.md", 1, "sh", text, RUNS))
+
+
+def test_blocks_of_a_document_and_their_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    blocks = blocks_of(page)
+    assert [(block.line, block.language, block.mark, block.is_shell) for block in blocks] == [
+        (5, "sh", "runs", True),
+        (15, "sh", "not run: why", True),
+        (20, "", "", True),
+    ]
+    assert [list(commands_of(block)) for block in blocks] == [
+        [["flsim", "run", "x-1"], ["tail", "-n", "1"]],
+        [["make"]],
+        [["flsim", "table", "b"]],
+    ]
+
+
+def check_commands(block: Block) -> None:
+    """Refuse commands of a block that nothing would understand."""
+    for program, *words in commands_of(block):
+        if program == "flsim":
+            command, rest = resolve(words)
+            with command.make_context("flsim", rest) as context:
+                refuse_unknown_settings(context.params)
+        elif program == "make":
+            targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert {word for word in words if "=" not in word} <= set(targets)
+        elif program == "pip":
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            named = ",".join(re.findall(r"\[([\w,-]+)\]", " ".join(words))).split(",")
+            assert {*named} - {""} <= extras.keys()
+        elif program in {"python", "pytest", ".venv/bin/python"}:
+            if words[0] == "-m":
+                assert importlib.util.find_spec(words[1]), words
+            assert [word for word in words if re.match(r"(\.ci|tests)/", word) and not (ROOT / word).exists()] == []
+
+
+def refuse_unknown_settings(arguments: dict[str, object]) -> None:
+    """Refuse settings that a configuration has not, and tiers that a sweep has not."""
+    path = ROOT / str(arguments.get("config") or arguments.get("file") or "")
+    if path.name == "CONFIG":  # the reader's own
+        path = ROOT / "experiments" / "demo.toml"
+    if path.suffix != ".toml" or path.parent != ROOT / "experiments":
+        return
+    if "tiers" in toml.read(path):
+        assert arguments["tier"] in toml.read(path)["tiers"]
+    else:
+        load(path, arguments.get("set_") or ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
+def test_commands_in_sentences_are_ones_that_exist(document: Path) -> None:
+    """A sentence may leave out arguments, but names no other command or option than there are."""
+    for words in inline_commands(document):
+        command, rest = resolve(words[1:])
+        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        named = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        assert named <= options | {"--help", "--version"}, words
+
+
+def resolve(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that some words name, and the words behind its name."""
+    command = root_command()
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, words
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@cache
+def root_command() -> click.Command:
+    return typer.main.get_command(app)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: flsim\.(\w+)$", page, re.MULTILINE)) == sorted(flsim.__all__)
+
+
+def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) -> None:
+    """Dead links and missing names are errors of the build; links that a reader follows may lead anywhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(DOCUMENTS)
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:link|script|img|iframe)\b[^>]*?\b(?:href|src)=\"?([^\"\s>]+)", text)
+        assert len(fetched) > 3
+        assert [address for address in fetched if re.match(r"(https?:)?//", address)] == [], page.name
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_every_command_has_its_row() -> None:
+    """In the page that lists all commands."""
+    rows = {tuple(words) for words in inline_commands(ROOT / "docs" / "commands.md")}
+    for path in paths_of(root_command(), ("flsim",)):
+        assert any(row[: len(path)] == path for row in rows), path
+
+
+def paths_of(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    for name, child in command.commands.items():
+        yield from paths_of(child, (*path, name))

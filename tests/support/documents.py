@@ -1,0 +1,112 @@
+"""The documents as their readers take them: blocks of code, the marks above them, and the commands in them."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GENERATED = {"command-line.md", "configuration.md"}  # by the commands that they describe
+PROGRAMS = {
+    *("flsim", "make", "python", "pip", "pytest", "git", "ray", "flwr", "export", "for", "tensorboard"),
+    *("curl", "grep", "jq", "tail", "docker", "kubectl", "sbatch", ".venv/bin/python"),
+}
+# Marks of a block: `test_documents_run.py` runs it; another file of tests does; nothing does, with the reason.
+RUNS, RUNS_IN, NOT_RUN, WHOLE_PAGE = "runs", "runs in ", "not run: ", "not run on this page: "
+SAVED_AS = "saved as "
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code in a document.
+
+    Attributes:
+        document: the file.
+        line: number of its first line, from 1.
+        language: of a fenced block; "" of one without a language, and of an indented one.
+        text: its code.
+        mark: the comment right above it, or that of the whole page; "" where there is none.
+    """
+
+    document: Path
+    line: int
+    language: str
+    text: str
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether a reader types it into a shell."""
+        if self.language:
+            return self.language == "sh"
+        programs = re.findall(r"^(?:\w+=\S+ )*(\S+)", self.text, re.MULTILINE)
+        return bool(programs) and (programs[0] in PROGRAMS or "flsim" in programs)
+
+
+def written_documents() -> list[Path]:
+    """The documents that people write."""
+    pages = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED]
+    return [ROOT / "README.md", *pages, ROOT / "experiments" / "README.md"]
+
+
+def blocks_of(document: Path) -> list[Block]:
+    """The blocks of code in a document, fenced or indented, in order."""
+    lines = document.read_text(encoding="utf-8").splitlines()
+    page = next((mark for line in lines if (mark := _mark(line)).startswith(WHOLE_PAGE)), "")
+    blocks, mark, number = [], page, 0
+    while number < len(lines):
+        line, start = lines[number], number
+        if fence := re.fullmatch(r"( *)```(\w*)", line):
+            number += 1
+            while lines[number].strip() != "```":
+                number += 1
+            code = [text.removeprefix(fence[1]) for text in lines[start + 1 : number]]
+            blocks.append(Block(document, start + 2, fence[2], "\n".join(code) + "\n", mark))
+        elif line.startswith("    ") and not lines[number - 1].strip() and not _mark(line):
+            while number + 1 < len(lines) and (lines[number + 1].startswith("    ") or not lines[number + 1]):
+                number += 1
+            code = [text.removeprefix("    ") for text in lines[start : number + 1]]
+            blocks.append(Block(document, start + 1, "", "\n".join(code).rstrip() + "\n", mark))
+        if line.strip():
+            mark = _mark(line) or page
+        number += 1
+    return blocks
+
+
+def _mark(line: str) -> str:
+    """What a line says that is a comment of HTML."""
+    comment = re.fullmatch(r"<!-- (.*) -->", line.strip())
+    return comment[1] if comment else ""
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """Yield the words of each command of a block of shell, in order; a loop once, with its first values.
+
+    Of a block without a language only the lines before the first empty one are commands: what follows is their output.
+    """
+    text = (block.text if block.language else block.text.split("\n\n")[0]).replace("\\\n", " ")
+    for name, values in re.findall(r"\bfor (\w+) in ([^;]+); do", text):
+        text = re.sub(rf"\$\{{?{name}\b\}}?", values.split()[0], text)
+    text = re.sub(r"\bfor \w+ in [^;]+; do|(?<![\w-])done(?![\w-])", ";", text)
+    for line in text.splitlines():
+        reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+        reader.whitespace_split = True
+        command: list[str] = []
+        for word in [*reader, ";"]:
+            if set(word) <= set(";|&()<>"):
+                if command:
+                    yield command
+                command = []
+            elif command or not re.match(r"\w+=", word):  # variables of the environment come first
+                command.append(word)
+
+
+def inline_commands(document: Path) -> Iterator[list[str]]:
+    """Yield the words of each command of flsim that stands within a sentence or a table, which may be part of one."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for command in re.findall(r"`(flsim [^`]+)`", text):
+        yield command.split()
