@@ -1,10 +1,12 @@
-"""Planting and training in this process, without Ray, by the loop that `flsim run` uses too.
+"""Planting and training in the calling process, without Ray.
+
+A notebook runs the same loop as `flsim run`:
 
     users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
     for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
         ...
 
-A state is what a checkpoint holds; any of them can be the `start` of another simulation.
+A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,6 +41,10 @@ class Planted:
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
         users: the training users.
         canaries: the planted canaries.
+
+    Examples:
+        >>> users = flsim.plant("corpora/demo", world="iid")                   # doctest: +SKIP
+        >>> len(users), len(users.canaries)                                    # doctest: +SKIP
     """
 
     corpus: Corpus
@@ -53,19 +59,21 @@ class Planted:
 def plant(
     corpus: Corpus | Path | str, canaries: CanaryHParams | None = None, *, world: World = "non-iid", seed: int = 0
 ) -> Planted:
-    """Plant canaries in the training users of a corpus, in memory; the corpus is not changed.
+    """Plant canaries in the training users of a corpus, in memory; the corpus on disk stays unchanged.
 
     The same corpus, canaries, world and seed give what `flsim run` plants (Thakkar et al., 2020, section 4.1).
 
     Args:
         corpus: a corpus, or its folder or URI.
-        canaries: settings of the canaries; the default is the paper's grid, or the canaries that the corpus has in
-            place.
+        canaries: which canaries to plant; by default the paper's grid, or the canaries already planted in the corpus.
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
         seed: seed of phrases, sharers and records, and of the twin's order.
 
     Raises:
-        InputError: there is no corpus; it has too few users or words; or it has other canaries in place.
+        InputError: the path is no corpus, the corpus has too few users or words, or other canaries are planted in it.
+
+    Examples:
+        >>> users = flsim.plant("corpora/demo", flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12))   # doctest: +SKIP
     """
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
     if world not in ("iid", "non-iid"):
@@ -79,18 +87,21 @@ def plant(
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Federated Averaging, or another federated algorithm: its cohort, local training, server and privacy.
+    """Federated Averaging, or another federated algorithm, with its cohort, local training, server and privacy.
 
     Attributes:
-        cohort: users per round; the expected number, where the sampler is "poisson".
-        algorithm: "fedavg", "fedprox", "scaffold", or a user's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
-        sampler: "fixed-size" draws that many users without replacement; "poisson" draws each user independently;
-            ``path/to/file.py:NAME`` is a user's own, see docs/privacy.md.
+        cohort: users per round; the expected number if the sampler is "poisson".
+        algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
+            or one's own as ``path/to/file.py:NAME``, see docs/privacy.md.
         local: settings of local training.
-        server: the server's optimizer; by default the average is the step.
-        privacy: clip and noise; by default neither.
-        shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them;
-            equal numbers give equal bits.
+        server: the server's optimizer; by default the average update is the step.
+        privacy: clip norm and noise; by default neither.
+        shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them,
+            and equal numbers give equal bits.
+
+    Examples:
+        >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
     """
 
     cohort: int = 500
@@ -102,7 +113,11 @@ class FedAvg:
     shards: int = 2
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """Return the training of these users; raise InputError where it cannot begin."""
+        """Return the training of these users.
+
+        Raises:
+            InputError: the settings do not fit the users or each other.
+        """
         settings = FedAvgHParams(
             **asdict(self.server), rounds=rounds, cohort=self.cohort, algorithm=self.algorithm, sampler=self.sampler
         )
@@ -121,18 +136,25 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class Central:
-    """Central training over records: SGD and other optimizers, or DP-SGD.
+    """Central training over records, with SGD, another optimizer, or DP-SGD.
 
     Attributes:
         training: batches, learning rate and optimizer; a round is a step.
-        privacy: clip and noise of records' gradients; by default neither.
+        privacy: clip norm and noise of the records' gradients; by default neither.
+
+    Examples:
+        >>> flsim.Central(flsim.CentralSGD(learning_rate=0.5))                 # doctest: +SKIP
     """
 
     training: CentralHParams = field(default_factory=CentralHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """Return the training over these users' records; raise InputError where it cannot begin."""
+        """Return the training over these users' records.
+
+        Raises:
+            InputError: the settings do not fit the users or each other.
+        """
         is_private = self.privacy.mechanism != "none"
         order: Order = "iid" if is_private or planted.world == "iid" else "sequence"
         return CentralTraining(
@@ -152,28 +174,33 @@ def simulate(
     device: str = "cpu",
     threads: int = 1,
 ) -> Iterator[State]:
-    """Train in this process, and yield the states.
+    """Train in this process, and yield the states after rounds.
 
     Equal arguments give equal bits on equal machines, and the bits of `flsim run` with the same settings.
 
     Args:
-        planted: the users with their canaries.
-        model: architecture and sizes of the network.
+        planted: the users and their canaries.
+        model: the network and its size.
         algorithm: `FedAvg` or `Central`.
-        rounds: number of rounds; in central training, of steps.
-        seed: seed of all random draws.
-        start: the state to continue from; None for a new model's.
-        every: number of rounds between two yielded states, or a function that tells whether to yield the state after
-            that many rounds. The last state is always yielded.
-        device: torch's name of the device.
-        threads: number of torch's threads during training.
+        rounds: number of rounds; for central training, of steps.
+        seed: seed of everything that is drawn.
+        start: the state to continue from; by default the first state of a new model.
+        every: yield a state after every so many rounds, or after each round for which this function is true. The last
+            state is always yielded.
+        device: torch device, such as "cuda".
+        threads: torch threads during training.
 
     Yields:
         States after completed rounds, with parameters on the CPU.
 
     Raises:
-        InputError: the settings do not fit each other, or the users.
-        Diverged: values are not finite, or the loss is absurd; the message names the round.
+        InputError: the settings do not fit the users or each other.
+        Diverged: values are not finite, or the loss is absurdly high; the message names the round.
+
+    Examples:
+        >>> model, algorithm = flsim.Model(32, 64), flsim.FedAvg(cohort=40)    # doctest: +SKIP
+        >>> for state in flsim.simulate(users, model, algorithm, 100, every=50):     # doctest: +SKIP
+        ...     print(state.round, len(flsim.evaluate(state, users, model)))
     """
     refuse_unfit(model, planted.corpus.layout, seed)
     training = algorithm.training_of(planted, model, rounds, seed, device)
@@ -182,7 +209,10 @@ def simulate(
 
 
 def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
-    """Yield the same states, and give the threads back to the caller in between."""
+    """Yield the same states, and release torch's threads between them.
+
+    Whoever uses a state then has the number of threads from before.
+    """
     while True:
         with threads_of_torch(number):
             state = next(states, None)

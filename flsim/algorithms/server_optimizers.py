@@ -141,6 +141,9 @@ class ServerOptimizerHParams:
         server_tau: tau, the degree of adaptivity; small values are more adaptive.
         server_schedule: change of eta from round to round. "constant" keeps it; "linear" and "cosine" lower it towards
             0 over the rounds of the run; ``path/to/file.py:NAME`` is a user's own.
+
+    Examples:
+        >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
     """
 
     server_optimizer: Annotated[str, Own("server optimizer")] = "sgd"

@@ -24,6 +24,9 @@ class CanaryHParams:
         length: number of words in a canary.
         insertions: exact numbers of records that a canary replaces, in place of p_u and p_e. The records may be any
             users', drawn uniformly. Each number is a configuration.
+
+    Examples:
+        >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
     """
 
     p_u: tuple[float, ...] = (1 / 5_000, 3 / 50_000, 1 / 50_000)

@@ -22,6 +22,10 @@ def load_model(spec: str) -> Any:
 
     Raises:
         InputError: there is no such module or factory, or one of them failed.
+
+    Examples:
+        >>> model = flsim.load_model("my_model.py:factory")                    # doctest: +SKIP
+        >>> flsim.evaluate(model, users, references=20_000)                    # doctest: +SKIP
     """
     where, _, name = spec.rpartition(":")
     if not where or not name:

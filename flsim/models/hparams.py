@@ -23,6 +23,9 @@ class ModelHParams(ModelSettings):
         layers: number of stacked layers; "cifg" has 1.
         heads: number of heads of a transformer's attention, which share the embedding evenly.
         options: numbers by name, for a user's own architecture.
+
+    Examples:
+        >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP
     """
 
     architecture: Annotated[str, Own("architecture")] = "cifg"

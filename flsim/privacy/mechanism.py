@@ -36,6 +36,9 @@ class PrivacyHParams:
             of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
         noise: the process of the noise on the sum: "independent" from round to round, or a user's own as
             ``path/to/file.py:NAME``, see docs/privacy.md.
+
+    Examples:
+        >>> flsim.Privacy("dp", clip=0.2, noise_multiplier=1.0)                # doctest: +SKIP
     """
 
     mechanism: Mechanism = "none"

@@ -36,6 +36,9 @@ class LocalHParams:
             in float32 and has products and activations in bfloat16. The last two need the cohort engine.
         schedule: change of the learning rate from round to round. "constant" keeps it; "linear" and "cosine" lower it
             towards 0 over the rounds of the run. ``path/to/file.py:NAME`` is a user's own.
+
+    Examples:
+        >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP
     """
 
     epochs: int = 1

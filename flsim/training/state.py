@@ -21,6 +21,10 @@ class State:
         moments: other named tensors, such as an optimizer's: slot -> parameter -> tensor.
         values: numbers by name, such as the "clip" of the next round.
         ledger: what the completed rounds released.
+
+    Examples:
+        >>> state = flsim.open_run("runs/iid").latest_state()                  # doctest: +SKIP
+        >>> state.round, sorted(state.params)                                  # doctest: +SKIP
     """
 
     round: int

@@ -11,7 +11,7 @@ from flsim.base.progress import progress, say
 from flsim.privacy import report
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
-from flsim.runs.locks import DRIVEN, alone
+from flsim.runs.locks import DRIVEN, hold_lock
 from flsim.runs.recovery import recover
 from server.central.attempts import attempt, refuse_what_does_not_fit
 from server.central.steps import Lost, News, opened
@@ -42,8 +42,8 @@ def simulate(
         Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
     """
-    with alone(run, DRIVEN), logging_to(run.path):
-        with alone(run):  # a trainer whose driver died may still write
+    with hold_lock(run, DRIVEN), logging_to(run.path):
+        with hold_lock(run):  # a trainer whose driver died may still write
             recover(run, retrain_lost)
         opened(run)
         _simulate(run, address, cpus, head)

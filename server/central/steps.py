@@ -13,7 +13,7 @@ from flsim.base.extensions import naming_own_code
 from flsim.runs import roundlog
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
-from flsim.runs.locks import alone
+from flsim.runs.locks import hold_lock
 from flsim.training.central import CentralTraining, Log
 from flsim.training.central.training import train_chunks
 from flsim.training.state import State
@@ -61,7 +61,7 @@ def train(path: Path, gpus: float) -> Iterator[News]:
     """
     run, stop = Run.open(path), StopFile(path)
     use(run.central.system, gpus)
-    with alone(run), naming_own_code():
+    with hold_lock(run), naming_own_code():
         training, state = opened(run)
         chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop())
         yield from written(run, state, chunks, stop)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import naming_own_code
 from flsim.runs.folder import Run
-from flsim.runs.locks import alone
+from flsim.runs.locks import hold_lock
 from flsim.training.central.distributed import DistributedEngine, shared
 from flsim.training.central.training import train_chunks
 from server.central.steps import Lost, News, opened, use, written
@@ -74,7 +74,7 @@ def _work(settings: dict[str, Any]) -> None:
     stop = StopFile(run.path)
     try:
         use(run.central.system, settings["gpus"])
-        with alone(run) if leads else nullcontext(), naming_own_code():
+        with hold_lock(run) if leads else nullcontext(), naming_own_code():
             state = shared(opened(run)[1] if leads else None)
             training = run.central.training_of(run.users, run.rounds)
             engine = DistributedEngine(training, state)

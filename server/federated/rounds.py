@@ -14,7 +14,7 @@ from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import report
 from flsim.runs.folder import Run
-from flsim.runs.locks import alone
+from flsim.runs.locks import hold_lock
 from flsim.runs.recovery import recover
 from flsim.training.state import State
 from flsim.training.threads import threads
@@ -45,7 +45,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
     """
     system = run.federated.system
     # Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy.
-    with alone(run), logging_to(run.path), threads(1):
+    with hold_lock(run), logging_to(run.path), threads(1):
         nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)

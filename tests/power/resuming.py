@@ -1,7 +1,8 @@
-"""The command, given again on what a loss of power left; all of it in this process, without Ray.
+"""The command, repeated after a loss of power, all of it in this process, without Ray.
 
 Only what Ray does is replaced: requests, evaluations and a sweep's runs are worked off where they are submitted.
-`python tests/power/resuming.py run ...` is the command so; with NO_SYNC in the environment nothing is ever synced.
+`python tests/power/resuming.py run ...` runs the command in this way; with NO_SYNC in the environment nothing is ever
+synced.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Flower as its quickstart for PyTorch has it: a virtual node per user, its FedAvg, its simulation on Ray."""
+"""Training with Flower as in its quickstart for PyTorch: a virtual node per user, its FedAvg, its simulation on Ray."""
 
 import time
 from functools import lru_cache
@@ -23,7 +23,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train_one_user(message: Message, context: Context) -> Message:
-    """Train the user that this node is."""
+    """Train the user of this node."""
     config = message.content.config_records["config"]
     work = load(Path(str(config["work"])))
     data = work.rounds[int(config["server-round"]) - 1][int(context.node_config["partition-id"])]

@@ -44,6 +44,9 @@ class CentralHParams:
             has no dropout (Zaremba et al., 2014).
         precision: precision of matrix products, as in `flsim.training.hparams.LocalHParams`; other than "float32" it
             needs engine "fused" and no DP-SGD.
+
+    Examples:
+        >>> flsim.CentralSGD(batch_size=256, learning_rate=0.5)                # doctest: +SKIP
     """
 
     epochs: float = 1.0
