@@ -133,13 +133,16 @@ class ServerOptimizerHParams:
     Algorithm 2.
 
     Attributes:
-        server_optimizer: a key of `SERVER_OPTIMIZERS`, or ``path/to/file.py:NAME``, one of one's own.
-        server_learning_rate: eta, where `server_schedule` is at its highest; 1 with sgd is plain averaging.
-        server_momentum: beta (beta_1 of adam and yogi); Reddi et al. set it to 0 for adagrad.
-        server_beta2: decay of the second moment, of adam and yogi.
-        server_tau: tau, the degree of adaptivity: small is more adaptive.
-        server_schedule: what eta does from round to round: it stays ("constant"), or falls towards 0 over the rounds of
-            the run, along a line ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME``.
+        server_optimizer: Optimizer that applies the averaged update D to the global model; "sgd" adds eta D.
+        server_learning_rate: Learning rate eta of the server where `server_schedule` is at its highest; 1 with "sgd" is
+            plain averaging. Unit: none.
+        server_momentum: Momentum beta of the server optimizer, beta_1 of "adam" and "yogi"; Reddi et al. set it to 0
+            for "adagrad". Unit: none.
+        server_beta2: Decay beta_2 of the second moment in "adam" and "yogi". Unit: none.
+        server_tau: Degree of adaptivity tau of "adam", "yogi" and "adagrad"; a smaller one is more adaptive. Unit:
+            none.
+        server_schedule: Schedule of the server's learning rate over the rounds of the run: it stays ("constant"), or
+            falls towards 0 along a line ("linear") or half a cosine ("cosine").
     """
 
     server_optimizer: Annotated[str, Own("server optimizer")] = "sgd"

@@ -18,12 +18,13 @@ class CanaryHParams:
     """The grid of canary configurations.
 
     Attributes:
-        p_u: probabilities that a user is a sharer of a canary.
-        p_e: probabilities that a record of a sharer is replaced by the canary.
-        count: number of canaries in each configuration: of p_u and p_e, or of insertions.
-        length: number of words in a canary.
-        insertions: in place of p_u and p_e, how many records a canary replaces, exactly: any users' records, drawn
-            uniformly. Each number is a configuration.
+        p_u: Probabilities that a user is a sharer of a canary; each pair of a p_u and a p_e is a configuration. Unit:
+            probability.
+        p_e: Probabilities that a record of a sharer is replaced by the canary. Unit: probability.
+        count: Number of canaries in each configuration. Unit: canaries.
+        length: Number of words in a canary. Unit: words.
+        insertions: In place of p_u and p_e: exact numbers of records that a canary replaces, drawn uniformly from the
+            records of all users. Each number is a configuration. Unit: records.
     """
 
     p_u: tuple[float, ...] = (1 / 5_000, 3 / 50_000, 1 / 50_000)

@@ -16,13 +16,14 @@ class ModelHParams(ModelSettings):
     """Architecture and sizes of the network; see `flsim.models.architectures`.
 
     Attributes:
-        embedding: D, size of the input embeddings and of what words are predicted from, which are tied.
-        units: H, number of cells of each layer; of a transformer, of the feed-forward's hidden units.
-        architecture: "cifg" is the paper's; "lstm", "gru" and "transformer" compare architectures, as The Secret Sharer
-            does; "path/to/file.py:NAME" is a `flsim.models.language_model.TrainableModel` of your own.
-        layers: on top of each other; "cifg" has 1.
-        heads: of a transformer's attention; they share the embedding evenly.
-        options: numbers by name, for an architecture of your own.
+        embedding: Size D of the word embeddings, which the output layer shares. Unit: values.
+        units: Number H of cells in each layer; of a transformer, of hidden units in each feed-forward part. Unit:
+            cells.
+        architecture: Network: the paper's "cifg", another built-in one, or your own subclass of
+            `flsim.models.language_model.TrainableModel`.
+        layers: Number of layers; "cifg" has 1. Unit: layers.
+        heads: Number of attention heads of a transformer, which divides `embedding`. Unit: heads.
+        options: Numbers by name, for an architecture of your own, e.g. { scale = 2.5 }. Unit: none.
     """
 
     architecture: Annotated[str, Own("architecture")] = "cifg"

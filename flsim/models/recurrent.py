@@ -14,7 +14,9 @@ from flsim.models.language_model import ModelSettings, NextWordModel, State, Ste
 
 
 class RecurrentLanguageModel(NextWordModel):
-    """Torch's recurrent cells; r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
+    """Torch's recurrent cells with tied embeddings.
+
+    r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
 
     Its state is (r [B, D], h, c), of a GRU (r, h), with h and c [B, layers x H]; it is a
     `flsim.models.language_model.LogitModel`.
@@ -59,12 +61,12 @@ class RecurrentLanguageModel(NextWordModel):
 
 
 class LSTMLanguageModel(RecurrentLanguageModel):
-    """`RecurrentLanguageModel` of `nn.LSTM`."""
+    """One layer or more of torch's LSTM, tied embeddings, and a projection where units and embedding differ."""
 
     label, cell = "LSTM", nn.LSTM
 
 
 class GRULanguageModel(RecurrentLanguageModel):
-    """`RecurrentLanguageModel` of `nn.GRU`."""
+    """One layer or more of torch's GRU, tied embeddings, and a projection where units and embedding differ."""
 
     label, cell = "GRU", nn.GRU

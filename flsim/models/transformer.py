@@ -13,10 +13,10 @@ from flsim.models.language_model import ModelSettings, NextWordModel, State
 
 
 class TransformerLanguageModel(NextWordModel):
-    """Layers of causal self-attention over sqrt(D) E[w_t] + position t, then a norm.
+    """One layer or more of causal self-attention with GELU, norms before each part, and tied embeddings.
 
-    Positions are sinusoids, so that there is no longest sequence. Its state is (tokens,), int64 [B, all so far], which
-    each step reads anew: records are short.
+    The layers read sqrt(D) E[w_t] + position t, and a norm follows them. Positions are sinusoids, so that there is no
+    longest sequence. Its state is (tokens,), int64 [B, all so far], which each step reads anew: records are short.
     """
 
     label, has_heads = "Transformer", True

@@ -23,19 +23,21 @@ class LocalHParams:
     (nats) over the batch's real positions; then `proximal` adds its term, then `gradient_clip` bounds the sum.
 
     Attributes:
-        epochs: passes over the records.
-        batch_size: records in a step; the last batch of an epoch may be smaller.
-        learning_rate: of the optimizer, where `schedule` is at its highest.
-        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`: "sgd"; "momentum" adds `momentum` times the last
-            step's direction; "adam" and "rmsprop" have torch's defaults. Or ``path/to/file.py:NAME``, one's own.
-        momentum: of optimizer "momentum".
-        gradient_clip: bound on the L2 norm of a step's whole gradient; None for none.
-        proximal: mu of FedProx, which adds mu / 2 ||w - w_global||^2 to the loss (Li et al., 2020, equation 2).
-        max_records: a user with more records trains on so many of them, drawn anew each round; None for all.
-        precision: of matrix products. "float32"; "tf32", on GPUs that have it; "bf16", whose weights stay in float32
-            and whose products and activations are bfloat16. The last two need the cohort engine.
-        schedule: what the learning rate does from round to round: it stays ("constant"), or falls towards 0 over the
-            rounds of the run, along a line ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME``.
+        epochs: Passes of a user over the user's own records in a round. Unit: epochs.
+        batch_size: Records in a step; the last batch of an epoch may be smaller. Unit: records.
+        learning_rate: Learning rate of the optimizer, where `schedule` is at its highest. Unit: none.
+        optimizer: Optimizer of the user. "momentum" adds `momentum` times the last step's direction; "adam" and
+            "rmsprop" have torch's defaults.
+        momentum: Momentum of optimizer "momentum". Unit: none.
+        gradient_clip: Bound on the L2 norm of a step's whole gradient. When not set: no bound. Unit: L2 norm.
+        proximal: Weight mu of FedProx's term mu / 2 ||w - w_global||^2 in the loss (Li et al., 2020, equation 2). Unit:
+            none.
+        max_records: Largest number of records that a user trains on in a round, drawn anew each round. When not set:
+            all. Unit: records.
+        precision: Precision of matrix products: "float32"; "tf32", on GPUs that have it; "bf16", with weights in
+            float32 and products and activations in bfloat16. The last two need engine "cohort".
+        schedule: Schedule of the learning rate over the rounds of the run: it stays ("constant"), or falls towards 0
+            along a line ("linear") or half a cosine ("cosine").
     """
 
     epochs: int = 1
