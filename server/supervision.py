@@ -39,7 +39,7 @@ class Evaluations:
         """Have a checkpoint evaluated, now or later."""
         if not self._service.submit(self._key, path.resolve()):
             if not self._left_over:
-                said = f"{self._run.name}: evaluation is behind; {path.name} and later ones follow when there is room"
+                said = f"{self._run.name}: evaluations are behind; {path.name} and later ones wait for room"
                 say(said, round=checkpoint.round_of(path), file=path.name)
             self._left_over = True
 

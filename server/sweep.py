@@ -93,7 +93,7 @@ def sweep(
     rounds = {each.name: each.config.rounds_over(train) for each in planned}
     left = [each for each in longest_first(planned, train) if folder.status(each.name, rounds[each.name]) not in OVER]
     if len(left) < len(planned):
-        say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are over")
+        say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are finished")
     if not left:
         return {}
     jobs = [
@@ -155,7 +155,7 @@ def train_all(
             else:
                 yield from _as_resources_allow(jobs, at_once, look)
         except KeyboardInterrupt:
-            raise RunFailed("interrupted; the same command goes on with what is left") from None
+            raise RunFailed("interrupted; repeat the command to train the other runs") from None
 
 
 def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable[[], None]) -> Iterator[Ended]:

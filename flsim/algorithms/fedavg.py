@@ -86,7 +86,7 @@ def apply(
     """The next state, from the sum over a round's users: average, noise, step, and the ledger's entry.
 
     Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; no examples, no change.
-    With one it is (sum of clipped delta_k) / qN, also where nobody came.
+    With one it is (sum of clipped delta_k) / qN, also for an empty cohort.
 
     Args:
         state: the state before.

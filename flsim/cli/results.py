@@ -97,7 +97,7 @@ def table(
 
     rows = published_of(runs)
     if against and not rows:
-        raise InputError("--against paper: no run here stands for a published row; name the folder of a sweep")
+        raise InputError("--against paper: no run belongs to a published row; name the folder of a sweep")
     found = read_shown(runs)
     shown = list(found.values())
     published = {run: rows[folder] for folder, run in found.items() if folder in rows}

@@ -74,8 +74,8 @@ def sweep(
     if failed:
         name, why = next(iter(failed.items()))
         raise RunFailed(
-            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; {there.log(name)} says more, and "
-            f"the same command tries again"
+            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {there.log(name)}, and repeat "
+            f"the command to try again"
         )
 
 

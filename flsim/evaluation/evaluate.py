@@ -166,7 +166,7 @@ def measure_canaries(
     drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
     samplers = {length: RandomSampler(model, among) for length, among in drawn.items()}
     measured = []
-    for canary in tracked("canaries", sorted(canaries, key=lambda canary: canary.id)):
+    for canary in tracked("measuring canaries", sorted(canaries, key=lambda canary: canary.id)):
         tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
         prefix, continuation = tokens[: 1 + hparams.prefix], tokens[1 + hparams.prefix :]
         probe = Probe(

@@ -101,7 +101,7 @@ def _given_sweep(
         if users is None:
             raise
         path = folder / "corpus"
-        say(f"{error}; until then it is taken to have the published users, all alike, and nothing is measured")
+        say(f"{error}; until then the plan assumes the published number of users, all alike, and measures nothing")
     planned = definition.planned_runs(found, at, path, str(file), seeds, only, overrides)
     train = users.split() if users else None
     if users is None or train is None:

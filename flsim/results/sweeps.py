@@ -111,7 +111,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
             continue
         begun = [folder for name in _names(path) if _is_run(folder := _folder(path, name))]
         if not begun:
-            raise InputError(f"{path}: no run of this sweep has begun; `flsim sweep` goes on with it")
+            raise InputError(f"{path}: no run of this sweep has started; train it with `flsim sweep`")
         found += begun
     names = [folder.resolve() for folder in found]
     for folder, name in zip(found, names, strict=True):
