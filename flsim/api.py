@@ -185,7 +185,7 @@ def run(
 
     settings, path = config if isinstance(config, Config) else load(Path(config), overrides), Path(out)
     if retrain_lost and not resume:
-        raise InputError("--retrain-lost: goes on with a run; give --resume too")
+        raise InputError("--retrain-lost: continues a run; add --resume")
     opened = Run.reopen(settings, path) if resume else Run.create(settings, path)
     try:
         train(opened, address, cpus, head, retrain_lost)
@@ -232,7 +232,7 @@ def evaluate(
     """
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:
-            raise InputError(f"{model}: a checkpoint's run knows what is planted, and the model; leave them out")
+            raise InputError(f"{model}: the run of a checkpoint has its own canaries and model; leave them out")
         path = Path(model)
         with threads_of_torch(threads):
             return frame(evaluate_checkpoint(path.resolve().parent.parent, path, device, **settings))

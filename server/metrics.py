@@ -70,7 +70,8 @@ def _expose(run: Run, ended: Event) -> None:
             figures.look()
             ended.wait(LOOK)
     except Exception as error:
-        say(f"{run.name}: goes on without metrics, which failed: {' '.join(str(error).split()) or repr(error)}")
+        reason = " ".join(str(error).split()) or repr(error)
+        say(f"{run.name}: metrics failed, and the run continues without them: {reason}")
 
 
 class _Figures:

@@ -39,7 +39,7 @@ class Evaluations:
         """Submit a checkpoint to the evaluation, now or once there is room."""
         if not self._service.submit(self._key, path.resolve()):
             if not self._left_over:
-                behind = f"{self._run.name}: evaluation is behind; {path.name} and later ones follow when there is room"
+                behind = f"{self._run.name}: evaluations are behind; {path.name} and later ones wait for room"
                 say(behind, round=checkpoint.round_of(path), file=path.name)
             self._left_over = True
 

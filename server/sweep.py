@@ -95,7 +95,7 @@ def sweep(
         entry for entry in longest_first(planned, train) if folder.status(entry.name, rounds[entry.name]) not in OVER
     ]
     if len(left) < len(planned):
-        say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are over")
+        say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are finished")
     if not left:
         return {}
     jobs = [
@@ -157,7 +157,7 @@ def train_all(
             else:
                 yield from _as_resources_allow(jobs, at_once, look)
         except KeyboardInterrupt:
-            raise RunFailed("interrupted; the same command goes on with what is left") from None
+            raise RunFailed("interrupted; repeat the command to train the other runs") from None
 
 
 def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable[[], None]) -> Iterator[Ended]:

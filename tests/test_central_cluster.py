@@ -139,7 +139,7 @@ def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(be
     first = begin("first", "system.workers=2", *LONG)
     wait_for_step(first.path, 14)
     second = begin("second")
-    wait_until(lambda: "second: waits for 1 CPU\n" in second.output)
+    wait_until(lambda: "second: waiting for 1 CPU\n" in second.output)
     assert not (second.path / "rounds.jsonl").exists()
     first.process.send_signal(signal.SIGINT)
     code, said = first.finish()
@@ -165,7 +165,7 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     os.kill(trainer_of(run.path), signal.SIGKILL)
     code, said = again.finish()
     assert code == 0, said
-    assert said.count("run: training goes on from the newest checkpoint: its process died") == 1
+    assert said.count("run: training restarts from the newest checkpoint: its process died") == 1
     assert "Traceback" not in said
     assert_same_state(state_of(run.path), trained_in_one_go(run.path))
     steps = [line["round"] for line in log_of(run.path)]
@@ -181,7 +181,7 @@ def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -
     os.kill(other_worker(trainer_of(hurt.path)), signal.SIGKILL)
     code, said = hurt.finish()
     assert code == 0, said
-    assert said.count("hurt: training goes on from the newest checkpoint: ") == 1
+    assert said.count("hurt: training restarts from the newest checkpoint: ") == 1
     whole = begin("whole", *options)
     code, said = whole.finish()
     assert code == 0, said

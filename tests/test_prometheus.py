@@ -170,7 +170,7 @@ def test_figures_that_cannot_be_told_stop_nothing(
             assert figure("loss") not in seen
             assert seen[figure("users_total")] == 5
             (path / "rounds.jsonl").write_text('{"round": "two"}\n')
-            wait_until(lambda: "odd: goes on without metrics, which failed" in capsys.readouterr().err)
+            wait_until(lambda: "odd: metrics failed, and the run continues without them" in capsys.readouterr().err)
     finally:
         ray.shutdown()
     with exposed(Run.open(path)):

@@ -32,12 +32,11 @@ class FedAvgHParams(ServerOptimizerHParams):
     """Settings of the server, with its optimizer.
 
     Attributes:
-        algorithm: "fedavg", "fedprox" (`flsim.algorithms.fedprox`), "scaffold" (`flsim.algorithms.scaffold`), or a
-            user's own as ``path/to/file.py:NAME``, see docs/algorithms.md.
-        rounds: number of rounds.
-        cohort: users per round; the expected number where the sampler is "poisson".
-        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper; "poisson" takes each user
-            with probability cohort / N, independently; ``path/to/file.py:NAME`` is a user's own, see docs/privacy.md.
+        algorithm: Federated algorithm; see docs/algorithms.md.
+        rounds: Number of rounds to train. Unit: rounds.
+        cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper. "poisson" takes each of N
+            users with probability cohort / N, independently. Your own: see docs/privacy.md.
     """
 
     rounds: int = 8_000

@@ -25,7 +25,7 @@ def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: 
     user, canary = pairs
     present = np.zeros(len(users), bool)
     met = []
-    for round_ in tracked("cohorts", range(rounds)):
+    for round_ in tracked("drawing cohorts", range(rounds)):
         drawn = draw_cohort(seed, round_, len(users), cohort, sampler)
         present[drawn] = True
         met.append(np.flatnonzero(present[user]))
@@ -41,7 +41,7 @@ def of_batches(users: Population, seed: int, batch_size: int, order: Order, step
     planted = np.zeros(records, bool)
     planted[users.overlay.records] = True
     at, copies = [], []
-    for epoch in tracked("epochs", range(-(-steps // in_epoch))):
+    for epoch in tracked("drawing epochs", range(-(-steps // in_epoch))):
         positions = positions_at(epoch, records, records, order, seed)  # one batch of all records is the epoch's order
         places = np.flatnonzero(planted[positions])
         at.append(epoch * in_epoch + places // batch_size + 1)
@@ -56,7 +56,7 @@ def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[
     planted = np.zeros(records, bool)
     planted[users.overlay.records] = True
     met = []
-    for step in tracked("lots", range(steps)):
+    for step in tracked("drawing lots", range(steps)):
         lot = poisson_lot(step, records, batch_size, seed)
         met.append(np.searchsorted(users.overlay.records, lot[planted[lot]]))
     return _rounds(met), _joined(met)

@@ -133,14 +133,16 @@ class ServerOptimizerHParams:
     Algorithm 2.
 
     Attributes:
-        server_optimizer: a key of `SERVER_OPTIMIZERS`, or a user's own as ``path/to/file.py:NAME``.
-        server_learning_rate: eta, the highest learning rate, which `server_schedule` multiplies by its factor; 1 with
-            sgd is plain averaging.
-        server_momentum: beta (beta_1 of adam and yogi); Reddi et al. set it to 0 for adagrad.
-        server_beta2: decay of the second moment of adam and yogi.
-        server_tau: tau, the degree of adaptivity; small values are more adaptive.
-        server_schedule: change of eta from round to round. "constant" keeps it; "linear" and "cosine" lower it towards
-            0 over the rounds of the run; ``path/to/file.py:NAME`` is a user's own.
+        server_optimizer: Optimizer that applies the averaged update D to the global model; "sgd" adds eta D.
+        server_learning_rate: Learning rate eta of the server where `server_schedule` is at its highest; 1 with "sgd" is
+            plain averaging. Unit: none.
+        server_momentum: Momentum beta of the server optimizer, beta_1 of "adam" and "yogi"; Reddi et al. set it to 0
+            for "adagrad". Unit: none.
+        server_beta2: Decay beta_2 of the second moment in "adam" and "yogi". Unit: none.
+        server_tau: Degree of adaptivity tau of "adam", "yogi" and "adagrad"; a smaller one is more adaptive. Unit:
+            none.
+        server_schedule: Schedule of the server's learning rate over the rounds of the run: it stays ("constant"), or
+            falls towards 0 along a line ("linear") or half a cosine ("cosine").
 
     Examples:
         >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP

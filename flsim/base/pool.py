@@ -158,8 +158,8 @@ class _Worker:
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else "it hung" if code == HUNG else f"exit code {code}"
             return "died", (
-                f"the process that worked on it died, {TRIES} times ({how}): too little memory for it, or a damaged "
-                "file; the same command continues"
+                f"its process died, {TRIES} times ({how}): too little memory for it, or a damaged "
+                "file; repeat the command to continue"
             )
         return kind, value
 

@@ -18,12 +18,13 @@ class CanaryHParams:
     """The grid of canary configurations.
 
     Attributes:
-        p_u: probabilities that a user is a sharer of a canary.
-        p_e: probabilities that a record of a sharer is replaced by the canary.
-        count: number of canaries in each configuration: each pair of p_u and p_e, or each number of insertions.
-        length: number of words in a canary.
-        insertions: exact numbers of records that a canary replaces, in place of p_u and p_e. The records may be any
-            users', drawn uniformly. Each number is a configuration.
+        p_u: Probabilities that a user is a sharer of a canary; each pair of a p_u and a p_e is a configuration. Unit:
+            probability.
+        p_e: Probabilities that a record of a sharer is replaced by the canary. Unit: probability.
+        count: Number of canaries in each configuration. Unit: canaries.
+        length: Number of words in a canary. Unit: words.
+        insertions: In place of p_u and p_e: exact numbers of records that a canary replaces, drawn uniformly from the
+            records of all users. Each number is a configuration. Unit: records.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP

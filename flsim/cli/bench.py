@@ -1,4 +1,4 @@
-"""`flsim bench`: how fast the platform is here, figures side by side in one run."""
+"""`flsim bench`: measure how fast flsim is on this machine."""
 
 import json
 from pathlib import Path
@@ -6,21 +6,30 @@ from typing import Annotated
 
 import typer
 
-from flsim.cli.options import Json
+from flsim.cli.options import Json, TorchDevice
 
-bench = typer.Typer(help="Measure how fast the platform is here.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measure how fast flsim is on this machine.",
+    epilog="Example: flsim bench training",
+    no_args_is_help=True,
+)
 
 
 @bench.command(epilog="Example: flsim bench training --json")
 def training(
     peers: Annotated[
-        Path | None, typer.Option(help="Python that has pfl-research; default .venv-peers, which `make peers` makes.")
+        Path | None,
+        typer.Option(
+            help="Python of an environment with pfl-research, such as the one that `make peers` makes.",
+            show_default=".venv-peers/bin/python",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Users per second of the engines, of the whole system, and of pfl-research and Flower on the same users.
+    """Measure users per second of federated training.
 
-    Takes about three minutes on two processors.
+    Compares the engines, the whole system, pfl-research and Flower on the same users. Takes about three minutes on two
+    cores.
     """
     from flsim.bench.training import PEERS, bench_training, describe
 
@@ -31,15 +40,16 @@ def training(
 @bench.command(epilog="Example: flsim bench central --json")
 def central(
     batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Records in a step, repeatable; default 32, 256.")
+        list[int] | None,
+        typer.Option(min=1, metavar="N", help="Records in a step; repeatable.", show_default="32 and 256"),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of torch, on a CPU.")] = 2,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads for torch.")] = 2,
+    device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Records per second of central training, against a plain PyTorch loop over the same steps.
+    """Measure records per second of central training.
 
-    Takes about two minutes on two processors.
+    Compares it with a plain PyTorch loop over the same steps. Takes about two minutes on two cores.
     """
     from flsim.bench.central import CentralBenchHParams, bench_central, describe
 
@@ -50,13 +60,16 @@ def central(
 
 @bench.command(epilog="Example: flsim bench data --reader tff-sqlite --reader jsonl --sentences 500000")
 def data(
-    sentences: Annotated[int, typer.Option(min=400, help="Sentences in each generated file.")] = 2_000_000,
-    reader: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    sentences: Annotated[int, typer.Option(min=400, metavar="N", help="Sentences in each generated file.")] = 2_000_000,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(help="Format to measure, e.g. tff-sqlite or jsonl; repeatable.", show_default="all formats"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Sentences per second and peak memory of an import, by format, at two sizes.
+    """Measure sentences per second and memory of imports.
 
-    Takes about ten minutes and 2 GB of disk in the folder for temporary files.
+    Imports generated files of two sizes in each format. Takes about ten minutes and 2 GB of temporary disk.
     """
     from flsim.bench.data import bench_data, describe
 
@@ -66,12 +79,13 @@ def data(
 
 @bench.command(epilog="Example: flsim bench scale --users 10000")
 def scale(
-    users: Annotated[int, typer.Option(min=1, help="Training users of 2,000 words; default the paper's.")] = 392_000,
+    users: Annotated[int, typer.Option(min=1, metavar="N", help="Training users, each of 2,000 words.")] = 392_000,
     as_json: Json = False,
 ) -> None:
-    """A corpus of the paper's size: made, planted, opened, its IID twin too, cohorts read.
+    """Measure the work on a corpus of the paper's size.
 
-    Takes about two minutes and 5 GB of disk in the folder for temporary files.
+    Makes the corpus, plants canaries, opens it and its IID twin, and reads cohorts. Takes about two minutes and 5 GB of
+    temporary disk.
     """
     from flsim.bench.scale import bench_scale, describe
 
@@ -81,9 +95,9 @@ def scale(
 
 @bench.command(epilog="Example: flsim bench interference --json")
 def interference(as_json: Json = False) -> None:
-    """How much evaluation beside training slows it, against the evaluator's share of the processors.
+    """Measure how much evaluation slows down training.
 
-    Takes about three minutes.
+    Compares the slowdown with the evaluator's share of the cores. Takes about three minutes.
     """
     from flsim.bench.interference import bench_interference, describe
 
@@ -93,15 +107,17 @@ def interference(as_json: Json = False) -> None:
 
 @bench.command(epilog="Example: flsim bench evaluation --canaries 90 --references 2000000 --json")
 def evaluation(
-    canaries: Annotated[int, typer.Option(min=1, help="Canaries to decide on.")] = 90,
-    references: Annotated[int, typer.Option(min=1, help="|R|, number of random continuations.")] = 2_000_000,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    canaries: Annotated[int, typer.Option(min=1, metavar="N", help="Number of canaries.")] = 90,
+    references: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of references to rank each canary against, |R|.")
+    ] = 2_000_000,
+    device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Exact ranks and decisions of random sampling, against scoring every reference in full.
+    """Measure the time to rank canaries by random sampling.
 
-    The model is the full one in mid-training, which takes about a minute to make. On a CPU every tenth canary is
-    ranked.
+    Compares ranks and decisions with scoring every reference in full. The model has the paper's size and is trained for
+    a minute first. On a CPU every tenth canary is ranked.
     """
     from flsim.bench.evaluation import bench_evaluation, describe
 
@@ -111,9 +127,9 @@ def evaluation(
 
 @bench.command(epilog="Example: flsim bench durability --json")
 def durability(as_json: Json = False) -> None:
-    """What it costs a round that its files are synced to the disk, beside rounds without syncs.
+    """Measure what syncing files to disk costs a round.
 
-    Takes about two minutes, and measures the disk of the folder for temporary files.
+    Compares rounds with and without syncs, on the disk of the temporary folder. Takes about two minutes.
     """
     from flsim.bench.durability import bench_durability, describe
 

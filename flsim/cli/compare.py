@@ -1,4 +1,4 @@
-"""`flsim compare`: two runs canary by canary, the worlds of a sweep, or two sweeps, and how sure differences are."""
+"""`flsim compare`: compare two runs, the worlds of a sweep, or two sweeps, with intervals and p-values."""
 
 import json
 from pathlib import Path
@@ -7,37 +7,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.results import Format
+from flsim.cli.options import Json
+from flsim.cli.results import Epoch, Format, FormatOption, Round, TableOut
 
 if TYPE_CHECKING:
     import pandas as pd
 
-EPILOG = """Two runs, canary by canary: flsim compare runs/iid runs/non-iid --epoch 10
+EPILOG = """Example: flsim compare runs/iid runs/non-iid --epoch 10
 
-IID against non-IID in every row of a sweep: flsim compare runs/table1-smoke
+Example: flsim compare runs/table1-smoke
 
-The same runs of two sweeps: flsim compare runs/plain runs/clipped --format csv"""
+Example: flsim compare runs/plain runs/clipped --format csv"""
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Run folder, or sweep folder.")],
-    b: Annotated[Path | None, typer.Argument(help="Another; without it, IID against non-IID of sweep A.")] = None,
-    round: Annotated[int | None, typer.Option(help="Evaluated round to look at; default each run's last.")] = None,
-    epoch: Annotated[
-        float | None,
-        typer.Option(help="Look after so many epochs; one reads as many records as there are."),
+    a: Annotated[Path, typer.Argument(help="Run folder or sweep folder, e.g. runs/iid.")],
+    b: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Second run folder or sweep folder, e.g. runs/non-iid.",
+            show_default="compares IID with non-IID in A",
+        ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="Of the result.")] = Format.md,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File to write; needed for parquet, else standard output.")] = None,
+    round: Round = None,
+    epoch: Epoch = None,
+    format: FormatOption = Format.md,
+    as_json: Json = False,
+    out: TableOut = None,
 ) -> None:
-    """Compare exposure, RS, BS and utility, paired canary by canary: differences, 95% intervals, p-values.
+    """Compare two runs, the worlds of a sweep, or two sweeps.
 
-    Of two runs: over all canaries, and by configuration (p_u, p_e).
+    Compares exposure, extraction by Random Sampling (RS) and Beam Search (BS), and utility. Canaries are paired. Each
+    difference has a 95% interval and a p-value.
 
-    Of sweeps: a row for each pair of settings, over seeds, or over canaries where there is one seed.
+    Two runs: differences over all canaries, and for each configuration (p_u, p_e).
 
-    P-values of several rows are corrected for their number (Holm).
+    Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
+    several rows are corrected for their number (Holm).
     """
     from flsim.base.files import named_file
     from flsim.results import formats
@@ -61,7 +67,7 @@ def compare(
 def _compared(
     a: Path, b: Path | None, round: int | None, epoch: float | None
 ) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
-    """The frame of a comparison, its text in each format, and all of it as a JSON object."""
+    """Return a comparison as a data frame, as text in each format, and as a JSON object."""
     from flsim.results import compare_pairs, compare_pairs_text, compare_runs, formats
     from flsim.results.compare_text import json_rows
     from flsim.results.store import read_run

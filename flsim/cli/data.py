@@ -1,4 +1,4 @@
-"""`flsim data`: make and inspect corpora."""
+"""`flsim data`: make, inspect and copy corpora."""
 
 import json
 import sys
@@ -7,47 +7,94 @@ from typing import Annotated, Any
 
 import typer
 
-from flsim.cli.options import Json
+from flsim.cli.options import MACHINES, Json
 
-data = typer.Typer(help="Make and inspect corpora.", no_args_is_help=True)
+data = typer.Typer(
+    help="Make, change, inspect and copy corpora.",
+    epilog="Example: flsim data import dumps/*.Posts.xml --out corpora/mine",
+    no_args_is_help=True,
+)
+MAKE, LOOK = "Make a corpus", "Inspect or copy a corpus"
+FILES, USERS, WORDS = "Format of the files", "Users", "Vocabulary"
+
+Out = Annotated[Path, typer.Option(help="New folder for the corpus, e.g. corpora/mine.")]
+From = Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus, e.g. corpora/mine.")]
+LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 
 
 @data.command(
     "import",
+    rich_help_panel=MAKE,
     epilog="Example: flsim data import dumps/*.Posts.xml --out corpora/stackexchange\n\n"
-    "Example: flsim data import stackoverflow.sqlite.lzma --vocabulary 10004 --out corpora/stackoverflow\n\n"
-    "Example: zcat posts.jsonl.gz | flsim data import /dev/stdin --user-column author --out corpora/posts",
+    "Example: flsim data import so.sqlite.lzma --vocabulary 10004 --out corpora/so\n\n"
+    "Example: zcat p.jsonl.gz | flsim data import /dev/stdin --out corpora/posts",
 )
 def import_(
-    sources: Annotated[list[Path], typer.Argument(help="Files or pipes, maybe compressed; several are one corpus.")],
-    out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
-    vocabulary: Annotated[int, typer.Option(help="Token ids, the four special ones included.")] = 10_000,
-    layout: Annotated[str, typer.Option(help="Of token ids: tff, fedjax or fedml.")] = "tff",
+    sources: Annotated[
+        list[Path], typer.Argument(help="Files or pipes, compressed or not; several files become one corpus.")
+    ],
+    out: Out,
+    vocabulary: Annotated[
+        int,
+        typer.Option(help="Size of the vocabulary in token ids; four of them are special.", rich_help_panel=WORDS),
+    ] = 10_000,
+    layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
     vocabulary_from: Annotated[
         Path | None,
-        typer.Option(help="File of words with counts to take the vocabulary from; counted where not given."),
+        typer.Option(
+            help="File of words with counts whose most frequent words are the vocabulary, e.g. so.wordcount.",
+            show_default="counts words in SOURCES",
+            rich_help_panel=WORDS,
+        ),
     ] = None,
-    words_per_user: Annotated[int, typer.Option(help="Words of a balanced user.")] = 2_000,
-    heldout: Annotated[float, typer.Option(help="Share of authors kept out of training for attacks.")] = 0.1,
-    test: Annotated[float, typer.Option(help="Share of authors kept out of training to measure utility.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Decides which authors are kept out.")] = 0,
+    words_per_user: Annotated[
+        int,
+        typer.Option(
+            help="Words of each user. Authors of fewer words are dropped, those of more become several users.",
+            rich_help_panel=USERS,
+        ),
+    ] = 2_000,
+    heldout: Annotated[
+        float,
+        typer.Option(
+            help="Share of authors kept out of training as non-members for attacks, 0 to 1.", rich_help_panel=USERS
+        ),
+    ] = 0.1,
+    test: Annotated[
+        float,
+        typer.Option(
+            help="Share of authors kept out of training to measure accuracy and perplexity, 0 to 1.",
+            rich_help_panel=USERS,
+        ),
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed that decides which authors are kept out.", rich_help_panel=USERS)] = 0,
     format: Annotated[
         str | None,
         typer.Option(
-            help="tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl or stackexchange, or a reader of your "
-            "own as path/to/file.py:NAME; default by content."
+            help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, stackexchange, "
+            "or your own reader as path/to/file.py:NAME.",
+            show_default="told from the content",
+            rich_help_panel=FILES,
         ),
     ] = None,
-    user_column: Annotated[str, typer.Option(help="Where Parquet and JSON lines have the author.")] = "user",
-    text_column: Annotated[str, typer.Option(help="Where Parquet and JSON lines have the text.")] = "text",
-    workers: Annotated[int | None, typer.Option(help="Processes; default one for each core.")] = None,
+    user_column: Annotated[
+        str, typer.Option(help="Column of the author in Parquet, or key in JSON lines.", rich_help_panel=FILES)
+    ] = "user",
+    text_column: Annotated[
+        str, typer.Option(help="Column of the text in Parquet, or key in JSON lines.", rich_help_panel=FILES)
+    ] = "text",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Number of processes, e.g. 4.", show_default="one per core", rich_help_panel=MACHINES),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn dumps into a corpus of balanced users.
+    """Turn files of posts into a corpus of users.
 
-    Sources that are compressed (gz, bz2, xz, lzma) are unpacked on the way.
+    All users get about the same number of words. Files compressed by gz, bz2, xz or lzma are unpacked while they are
+    read.
 
-    An import that was interrupted continues when the same command is given again.
+    An interrupted import continues when you repeat the command.
     """
     from flsim.data.importing.run import ImportHParams, import_corpus
     from flsim.data.inspect import inspect
@@ -68,36 +115,61 @@ def import_(
 
 
 @data.command(
-    epilog="Example: flsim data make my_corpus.py:letters --set users=100 --vocabulary 500 --out corpora/letters"
+    rich_help_panel=MAKE,
+    epilog="Example: flsim data make my.py:letters --vocabulary 500 --out corpora/letters\n\n"
+    "Example: flsim data make synthetic --set users=100 --out corpora/small",
 )
 def make(
-    maker: Annotated[str, typer.Argument(help="Your own maker as path/to/file.py:NAME, or synthetic.")],
-    out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
+    maker: Annotated[
+        str, typer.Argument(help="Your own maker, e.g. my_corpus.py:letters, or synthetic for the built-in one.")
+    ],
+    out: Out,
     seed: Annotated[int, typer.Option(help="Seed of the maker, and of which users are kept out of training.")] = 0,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the maker, as in TOML.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Argument for the maker, e.g. users=100; repeatable."),
     ] = None,
     vocabulary: Annotated[
-        int | None, typer.Option(help="Token ids, the four special ones included (default 10,000; synthetic: 600).")
+        int | None,
+        typer.Option(
+            help="Size of the vocabulary in token ids; four of them are special.",
+            show_default="10000, for synthetic 600",
+            rich_help_panel=WORDS,
+        ),
     ] = None,
     words_per_user: Annotated[
-        int | None, typer.Option(help="Cut users into ones of so many words; by default they stay as they are made.")
+        int | None,
+        typer.Option(
+            help="Words of each user, e.g. 2000. Longer users become several, shorter ones are dropped.",
+            show_default="leaves users as they are made",
+            rich_help_panel=USERS,
+        ),
     ] = None,
     heldout: Annotated[
-        float | None, typer.Option(help="Share of users kept out of training for attacks (default 0.1).")
+        float | None,
+        typer.Option(
+            help="Share of users kept out of training as non-members for attacks, 0 to 1.",
+            show_default="0.1",
+            rich_help_panel=USERS,
+        ),
     ] = None,
     test: Annotated[
-        float | None, typer.Option(help="Share of users kept out of training to measure utility (default 0.1).")
+        float | None,
+        typer.Option(
+            help="Share of users kept out of training to measure accuracy and perplexity, 0 to 1.",
+            show_default="0.1",
+            rich_help_panel=USERS,
+        ),
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="Layout of token ids: tff (default), fedjax or fedml.")] = None,
+    layout: Annotated[str | None, typer.Option(help=LAYOUT, show_default="tff", rich_help_panel=WORDS)] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a corpus by code.
+    """Make a corpus by a Python function.
 
-    A maker of your own is a function that yields (user, sentences) or (user, sentences, split). Its arguments are
-    `seed`, where it has one, and the options that you set.
+    A maker is a function that yields (user, sentences) or (user, sentences, split). Its arguments are those that you
+    give with --set. A maker with an argument named seed also gets --seed.
 
-    A call that was interrupted continues when the same command is given again.
+    An interrupted call continues when you repeat the command.
     """
     from flsim.data.inspect import inspect
     from flsim.data.making import make_corpus
@@ -117,22 +189,41 @@ def make(
     show(inspect(make_corpus(maker, out, seed, options, given)), as_json)
 
 
-@data.command(epilog="Example: flsim data synthetic --out corpora/small --users 400 --words-per-user 250")
+@data.command(
+    rich_help_panel=MAKE, epilog="Example: flsim data synthetic --users 400 --words-per-user 250 --out corpora/small"
+)
 def synthetic(
-    out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
-    users: Annotated[int, typer.Option(help="Training users.")] = 400,
-    words_per_user: Annotated[int, typer.Option(help="Words of each user.")] = 250,
-    vocabulary: Annotated[int, typer.Option(help="Token ids, the four special ones included.")] = 600,
+    out: Out,
+    users: Annotated[int, typer.Option(help="Number of training users.", rich_help_panel=USERS)] = 400,
+    words_per_user: Annotated[int, typer.Option(help="Words of each user.", rich_help_panel=USERS)] = 250,
+    vocabulary: Annotated[
+        int,
+        typer.Option(help="Size of the vocabulary in token ids; four of them are special.", rich_help_panel=WORDS),
+    ] = 600,
     heterogeneity: Annotated[
-        float, typer.Option(help="Dirichlet concentration of users' topics: small is heterogeneous.")
+        float,
+        typer.Option(
+            help="Dirichlet concentration of the topics of a user, above 0: near 0 each user writes about one topic, "
+            "at 100 all users are alike.",
+            rich_help_panel=USERS,
+        ),
     ] = 0.5,
-    test_users: Annotated[int, typer.Option(help="Further users to measure utility on.")] = 40,
-    heldout_users: Annotated[int, typer.Option(help="Further users, non-members for attacks.")] = 40,
-    layout: Annotated[str, typer.Option(help="Of token ids: tff, fedjax or fedml.")] = "tff",
-    seed: Annotated[int, typer.Option(help="Another seed, another corpus.")] = 0,
+    test_users: Annotated[
+        int,
+        typer.Option(help="Number of further users to measure accuracy and perplexity on.", rich_help_panel=USERS),
+    ] = 40,
+    heldout_users: Annotated[
+        int, typer.Option(help="Number of further users, non-members for attacks.", rich_help_panel=USERS)
+    ] = 40,
+    layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
+    seed: Annotated[int, typer.Option(help="Seed of all text.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make a corpus of random text: Zipf words, topics with their own word order, users with their own topics."""
+    """Make a corpus of random text.
+
+    Word frequencies follow Zipf's law. Each topic has its own frequent words and word order, and each user has a
+    mixture of topics.
+    """
     from flsim.data.inspect import inspect
     from flsim.data.synthetic import SyntheticHParams, make_synthetic
 
@@ -148,15 +239,27 @@ def synthetic(
     show(inspect(make_synthetic(out, hparams, seed)), as_json)
 
 
-@data.command("inspect", epilog="Example: flsim data inspect corpora/stackexchange --plot lengths.png")
+@data.command(
+    "inspect",
+    rich_help_panel=LOOK,
+    epilog="Example: flsim data inspect corpora/stackexchange --plot lengths.png",
+)
 def inspect_(
-    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus.")],
+    corpus: From,
     plot: Annotated[
-        Path | None, typer.Option(help="File for a figure of the lengths: .png, .svg or .pdf; replaced if there.")
+        Path | None,
+        typer.Option(
+            help="Figure of the lengths to write, e.g. lengths.png (.png, .svg or .pdf); replaces an existing file.",
+            show_default="no figure",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a corpus holds, how long its records and users are, who is a member, and what was dropped."""
+    """Describe a corpus.
+
+    Prints the numbers of users, records and words, histograms of the lengths of records and users, which users are
+    members, and how much text the import dropped.
+    """
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
 
@@ -171,14 +274,20 @@ def inspect_(
     show(summary, as_json, histograms=True)
 
 
-@data.command("push", epilog="Example: flsim data push corpora/stackoverflow s3://bucket/corpora/stackoverflow")
+@data.command(
+    "push", rich_help_panel=LOOK, epilog="Example: flsim data push corpora/stackoverflow s3://bucket/stackoverflow"
+)
 def push_(
-    corpus: Annotated[Path, typer.Argument(help="Folder of a corpus.")],
-    uri: Annotated[str, typer.Argument(metavar="URI", help="Where to, as s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")],
+    corpus: Annotated[Path, typer.Argument(help="Folder of a corpus, e.g. corpora/mine.")],
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", help="Place for the copy: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
+    ],
 ) -> None:
-    """Copy a corpus into an object store, for runs whose `data.corpus` is that URI.
+    """Copy a corpus into an object store.
 
-    A copy that was interrupted is completed by the same command.
+    Runs on other machines read the copy when their data.corpus is the URI.
+
+    An interrupted copy continues when you repeat the command.
     """
     from flsim.data.corpus import Corpus
     from flsim.data.remote import push
@@ -187,7 +296,7 @@ def push_(
 
 
 def show(values: dict[str, Any], as_json: bool, histograms: bool = False) -> None:
-    """Print what `inspect` found."""
+    """Print the summary of a corpus that `inspect` returned, as JSON or as text."""
     from flsim.data.describe import describe
     from flsim.data.histogram import can_show
 

@@ -1,4 +1,4 @@
-"""`flsim data plant`, `deduplicate`, `sanitize`: corpora from corpora."""
+"""`flsim data plant`, `deduplicate` and `sanitize`: write a changed copy of a corpus."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -7,49 +7,51 @@ from typing import Annotated
 import typer
 
 from flsim.base.errors import at_least_one
-from flsim.cli.data import show
-from flsim.cli.options import Json, Overrides
+from flsim.cli.data import From, Out, show
+from flsim.cli.options import MACHINES, Json, Overrides
 
-From = Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus.")]
-Out = Annotated[Path, typer.Option(help="Folder of the new corpus.")]
+CHANGE = "Change a corpus"
+MODELS = "The two models"
 
 
 class Within(StrEnum):
-    """What a record must not repeat."""
+    """Records among which a repeated one is dropped."""
 
     corpus = "corpus"
     user = "user"
 
 
 class Device(StrEnum):
-    """Where models are trained."""
+    """Device that trains the models."""
 
     cpu = "cpu"
     cuda = "cuda"
 
 
 def add_defences(data: typer.Typer) -> None:
-    """Add the commands to those of `flsim data`."""
+    """Add the commands of this module to `flsim data`."""
     plant_example = "flsim data plant corpora/demo --config experiments/demo.toml --out corpora/planted"
-    data.command(epilog=f"Example: {plant_example}")(plant)
-    data.command(epilog="Example: flsim data deduplicate corpora/planted --near 0.8 --out corpora/distinct")(
-        deduplicate
-    )
-    sanitize_example = "flsim data sanitize corpora/distinct --embedding 32 --units 64 --out corpora/sane"
-    data.command(epilog=f"Example: {sanitize_example}")(sanitize)
+    data.command(rich_help_panel=CHANGE, epilog=f"Example: {plant_example}")(plant)
+    near_example = "flsim data deduplicate corpora/planted --near 0.8 --out corpora/distinct"
+    data.command(rich_help_panel=CHANGE, epilog=f"Example: {near_example}")(deduplicate)
+    sanitize_example = "flsim data sanitize corpora/distinct --share 0.1 --out corpora/sane"
+    data.command(rich_help_panel=CHANGE, epilog=f"Example: {sanitize_example}")(sanitize)
 
 
 def plant(
     corpus: From,
-    config: Annotated[Path, typer.Option(help="TOML file of a run, whose [canaries] and seed are taken.")],
+    config: Annotated[
+        Path,
+        typer.Option(help="TOML file of a run, whose canaries section and seed are used, e.g. experiments/demo.toml."),
+    ],
     out: Out,
     set_: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Put canaries into the train records of a corpus.
+    """Plant canaries in the train records of a corpus.
 
-    The same ones, in the same places, as a run with this configuration would train on. Runs over the new corpus use
-    them and plant no others, and what drops records from it keeps count of them.
+    The canaries and their places are those that a run with this file would have. Runs on the new corpus use its
+    canaries and plant no others. Commands that drop records count how many copies of each canary are left.
     """
     from flsim.canaries.in_corpus import plant_corpus
     from flsim.data.corpus import Corpus
@@ -66,13 +68,22 @@ def deduplicate(
     out: Out,
     near: Annotated[
         float | None,
-        typer.Option(help="Drop records that are this similar too: Jaccard of word n-grams, above 0 to 1; slow."),
+        typer.Option(
+            help="Jaccard similarity of word n-grams, above 0 to 1, from which on two records count as equal, e.g. "
+            "0.8. Slower.",
+            show_default="drops only exact copies",
+        ),
     ] = None,
     ngram: Annotated[int, typer.Option(help="Words in an n-gram of --near.")] = 2,
-    within: Annotated[Within, typer.Option(help="Where a record must not repeat another.")] = Within.corpus,
+    within: Annotated[
+        Within, typer.Option(help="Compare the records of the whole corpus, or of each user separately.")
+    ] = Within.corpus,
     as_json: Json = False,
 ) -> None:
-    """Drop train records that repeat an earlier one. Users stay, even empty ones."""
+    """Drop train records that repeat an earlier one.
+
+    Users are kept, even those left without records.
+    """
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
     from flsim.defences.deduplication import DeduplicationHParams
@@ -85,25 +96,33 @@ def deduplicate(
 def sanitize(
     corpus: From,
     out: Out,
-    share: Annotated[float, typer.Option(help="Of the train records that are dropped.")] = 0.1,
-    epochs: Annotated[float, typer.Option(help="Passes of each model over its half.")] = 20.0,
-    batch_size: Annotated[int, typer.Option(help="Records in a step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.01,
+    share: Annotated[float, typer.Option(help="Share of the train records to drop, above 0 and below 1.")] = 0.1,
+    epochs: Annotated[
+        float, typer.Option(help="Passes of each model over its half of the records.", rich_help_panel=MODELS)
+    ] = 20.0,
+    batch_size: Annotated[int, typer.Option(help="Records in a step.", rich_help_panel=MODELS)] = 32,
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate of the optimizer.", rich_help_panel=MODELS)
+    ] = 0.01,
     optimizer: Annotated[
-        str, typer.Option(help="Optimizer of the training, such as sgd, or your own as path/to/file.py:NAME.")
+        str,
+        typer.Option(
+            help="Optimizer: sgd, momentum, adam, ..., or your own as path/to/file.py:NAME.", rich_help_panel=MODELS
+        ),
     ] = "adam",
-    embedding: Annotated[int, typer.Option(help="Size of the models' embeddings.")] = 96,
-    units: Annotated[int, typer.Option(help="Cells of the models.")] = 670,
-    seed: Annotated[int, typer.Option(help="Of the halves and of the models.")] = 0,
-    device: Annotated[Device, typer.Option(help="To train on.")] = Device.cpu,
-    threads: Annotated[int, typer.Option(help="Of torch, on a CPU.")] = 1,
+    embedding: Annotated[int, typer.Option(help="Size of the word embeddings.", rich_help_panel=MODELS)] = 96,
+    units: Annotated[int, typer.Option(help="Number of LSTM cells.", rich_help_panel=MODELS)] = 670,
+    seed: Annotated[int, typer.Option(help="Seed of the split into halves and of the models.")] = 0,
+    device: Annotated[Device, typer.Option(help="Device to train on.", rich_help_panel=MACHINES)] = Device.cpu,
+    threads: Annotated[int, typer.Option(help="CPU threads for torch.", rich_help_panel=MACHINES)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Drop train records that look like secrets: likely under a model that saw them, unlikely under one that did not.
+    """Drop train records that look like secrets.
 
-    Two models are trained, each on a random half of the records (Carlini et al., The Secret Sharer, Appendix F).
+    Trains two models, each on a random half of the records. A record looks like a secret where the model that saw it
+    finds it likely and the other one does not (Carlini et al., The Secret Sharer, Appendix F).
 
-    It finds what occurs once, so deduplicate first.
+    Only a record that occurs once is found, so deduplicate the corpus first.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The demo: both worlds on a built-in corpus, from nothing to a table, a test and a plot."""
+"""`flsim demo`: train IID and non-IID on a built-in corpus, and compare them in a table, a test and a plot."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,8 +26,8 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
 
     Args:
         out: new folder: corpus/, iid/, non-iid/, table.md, table.csv, memorization.png.
-        seed: of everything.
-        overrides: of experiments/demo.toml, as ``section.key=value``.
+        seed: seed of the corpus, the canaries and the training.
+        overrides: replaced settings of experiments/demo.toml, each as ``section.key=value``.
 
     Raises:
         InputError: `out` exists, or an override is wrong.

@@ -1,4 +1,4 @@
-"""`flsim evaluate`: what a model memorized; a checkpoint of a run, or a model of anybody's."""
+"""`flsim evaluate`: measure what a checkpoint of a run, or any other language model, memorized."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import Json
+from flsim.cli.options import Json, TorchDevice
 from flsim.measures.built_in import ALSO
 
 if TYPE_CHECKING:
@@ -25,71 +25,147 @@ if TYPE_CHECKING:
     Words = tuple[Layout, Vocabulary | None, Users | None]
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
-EPILOG = """Example: flsim evaluate runs/demo/checkpoints/round-000100.safetensors --json
+OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
+EPILOG = """Example: flsim evaluate runs/demo/iid/checkpoints/round-000100.safetensors
 
-Example: flsim evaluate CHECKPOINT --also space --also path --calibrate runs/other/checkpoints/round-000100.safetensors
+Example: flsim evaluate CHECKPOINT --also space --calibrate OTHER_CHECKPOINT
 
-Example: flsim evaluate --model model.py:load --canaries canaries.csv --vocabulary words.txt
+Example: flsim evaluate --model my.py:load --canaries my.csv --vocabulary words.txt
 
-docs/auditing.md shows the whole way with a Transformer."""
+docs/auditing.md measures a Transformer step by step."""
 
 
 def evaluate(
-    checkpoint: Annotated[Path | None, typer.Argument(help="A checkpoint of a run; or else name a --model.")] = None,
-    of: Annotated[Path | None, typer.Option("--run", help="Its run folder; default the one it lies in.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Checkpoint of a run; leave out with --model.", show_default=False)
+    ] = None,
+    of: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            help="Run folder of the checkpoint, e.g. runs/iid.",
+            show_default="the folder above CHECKPOINT's",
+            rich_help_panel=OF_RUN,
+        ),
+    ] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Checkpoint of a run without these canaries, whose scores are subtracted; repeatable.",
+            show_default="no calibrated exposure",
+            rich_help_panel=OF_RUN,
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Any model: package.module:factory or model.py:factory, which is RUN: name no code that you do not "
-            "trust. The factory returns what has start and step, as flsim.models.language_model.LanguageModel."
+            metavar="FACTORY",
+            help="Function that returns the model, e.g. model.py:load or package.module:load. The file is executed: "
+            "use only code that you trust.",
+            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     canaries: Annotated[
-        Path | None, typer.Option(help="Of a --model: .csv or .json with id and words or tokens, maybe p_u, p_e.")
+        Path | None,
+        typer.Option(
+            help="File of canaries, .csv or .json, with id, words or tokens, and if known p_u and p_e.",
+            rich_help_panel=OF_MODEL,
+        ),
     ] = None,
     corpus: Annotated[
         str | None,
-        typer.Option(metavar="CORPUS", help="Of a --model: the corpus of its words; its test users measure utility."),
+        typer.Option(
+            metavar="CORPUS",
+            help="Folder or URI of a corpus with the model's vocabulary; its test users measure utility.",
+            rich_help_panel=OF_MODEL,
+        ),
     ] = None,
     vocabulary: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a corpus: a file of words, one a line in the order of their ids, or the number V."
+            help="In place of --corpus: file of words, one per line in the order of their ids, or the number of token "
+            "ids, e.g. 10004.",
+            rich_help_panel=OF_MODEL,
         ),
     ] = None,
-    layout: Annotated[str, typer.Option(help="Of token ids with --vocabulary: tff, fedjax or fedml.")] = "tff",
-    references: Annotated[int | None, typer.Option(help="Of a --model: |R|; default 2,000,000.")] = None,
-    prefix: Annotated[int | None, typer.Option(help="Of a --model: known words of a canary; default 1.")] = None,
-    beam_width: Annotated[int | None, typer.Option(help="Of a --model; default 5.")] = None,
-    test_users: Annotated[
-        int | None, typer.Option(help="Of a --model: measure utility on so many; default all.")
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="With --vocabulary: numbering of special tokens and words, as in tff, fedjax or fedml.",
+            rich_help_panel=OF_MODEL,
+        ),
+    ] = "tff",
+    references: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of references to rank each canary against, |R|.",
+            show_default="2000000",
+            rich_help_panel=OF_MODEL,
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of a --model: decides R; default 0.")] = None,
+    prefix: Annotated[
+        int | None,
+        typer.Option(help="Words of a canary that the attacker knows.", show_default="1", rich_help_panel=OF_MODEL),
+    ] = None,
+    beam_width: Annotated[
+        int | None,
+        typer.Option(help="Phrases that beam search keeps at each step.", show_default="5", rich_help_panel=OF_MODEL),
+    ] = None,
+    test_users: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of test users to measure accuracy and perplexity on, e.g. 100.",
+            show_default="all",
+            rich_help_panel=OF_MODEL,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed that draws the references and the test users.", show_default="0", rich_help_panel=OF_MODEL
+        ),
+    ] = None,
     decide: Annotated[
-        bool, typer.Option("--decide", help="Only whether each canary is memorized: cheaper than its rank.")
+        bool,
+        typer.Option(
+            "--decide",
+            help="Measure only whether each canary is memorized, not its rank; much faster.",
+            rich_help_panel=MEASURES,
+        ),
     ] = False,
     also: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure more, repeatable: "
+            metavar="MEASURE",
+            help="Further measure; repeatable: "
             + ", ".join(f"{name} ({measure.description})" for name, measure in ALSO.items())
-            + ", or your own as path/to/file.py:NAME, which is RUN."
+            + ", or your own as path/to/file.py:NAME, a file that is executed.",
+            rich_help_panel=MEASURES,
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Of --also space and generation; default 5,000.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Limit of --also space and path; default 20,000.")] = None,
-    calibrate: Annotated[
-        list[Path] | None,
-        typer.Option(help="Of a checkpoint: another one, of a run without these canaries, to subtract; repeatable."),
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="With --also space or generation: sequences to draw.", show_default="5000", rich_help_panel=MEASURES
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="With --also space or path: largest number of prefixes that a search reads.",
+            show_default="20000",
+            rich_help_panel=MEASURES,
+        ),
+    ] = None,
+    device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Measure what a model memorized, without Ray.
+    """Measure what a model memorized.
 
-    A checkpoint is measured as its run's configuration says, and its rows are stored there.
+    A checkpoint of a run is measured by the evaluation settings of the run, and the results are stored in the run
+    folder.
 
-    Any other model needs its canaries and its vocabulary; nothing is stored.
+    Any other model needs --model, --canaries, and --corpus or --vocabulary. Nothing is stored.
     """
     from flsim.evaluation.evaluate import EvaluationHParams
     from flsim.evaluation.measures import own_quantities
@@ -151,7 +227,7 @@ def _of_model(
 
 
 def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
-    """The layout, the words where they are known, and the test users where there are some."""
+    """Return the layout, the words or None, and the test users or None."""
     from flsim.data.corpus import Corpus
     from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
 
@@ -183,17 +259,17 @@ def _check_device(device: str) -> None:
 
 
 def to_json(rows: "Sequence[Row]") -> str:
-    """A list of rows; null where a value is not finite."""
+    """Return rows as a JSON list; a value that is not finite is null."""
     return json.dumps([asdict(row) | {"value": row.value if math.isfinite(row.value) else None} for row in rows])
 
 
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
-    """A line per canary, then what is known of the model.
+    """Return a table with a line for each canary, then lines about the model.
 
     Args:
-        rows: of one evaluation.
-        canaries: that were measured.
-        own: what a user's own measures computed.
+        rows: the rows of one evaluation.
+        canaries: the measured canaries.
+        own: quantities that a user's own measures computed.
     """
     from flsim.results.tables import user_share
 
@@ -215,7 +291,7 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
 
 
 def _columns(measured: set[str], own: "Sequence[Quantity]") -> "list[Quantity]":
-    """The quantities of canaries that are listed: those that were measured and have a heading or a description."""
+    """Return the measured quantities of canaries that have a heading or a description."""
     from flsim.measures.built_in import QUANTITIES, described
 
     listed = [quantity for quantity in (*QUANTITIES.values(), *own) if quantity.name in measured and quantity.is_listed]
@@ -232,7 +308,7 @@ def _cell(quantity: "Quantity", value: float | None) -> str:
 
 
 def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quantity]", canaries: int) -> list[str]:
-    """What the flags found, and what the columns are."""
+    """Return the line of counts by each flag, and lines that explain the columns."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import flags, numbers
     from flsim.results.rows import REFERENCES
@@ -254,7 +330,7 @@ def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quanti
 
 
 def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]") -> list[str]:
-    """A line of utility, and one for each number of the model of a user's own."""
+    """Return the line of utility, and a line for each quantity of the model by a user's own measures."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
 

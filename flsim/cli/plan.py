@@ -1,4 +1,4 @@
-"""`flsim plan`: what a run or a sweep will take, before it is trained."""
+"""`flsim plan`: predict what a run or a sweep needs, before it is trained."""
 
 import json
 import math
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import Json, Overrides
-from flsim.cli.sweep import CorpusOption, Only, Seeds
+from flsim.cli.options import AtOnce, Json, Overrides
+from flsim.cli.sweep import TIER, CorpusOption, Only, Seeds
 
 if TYPE_CHECKING:
     from flsim.planning.plan import Plan
@@ -21,30 +21,40 @@ if TYPE_CHECKING:
 EPILOG = """Example: flsim plan experiments/table1.toml --tier smoke
 
 Example: flsim plan experiments/table2.toml --tier paper --no-calibration"""
+MEASUREMENT = "Measurement of time and memory"
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="TOML file of a sweep or of a run; see experiments/.")],
-    tier: Annotated[str | None, typer.Option(help="Scale, as a sweep's file defines it; default smoke.")] = None,
+    file: Annotated[Path, typer.Argument(help="TOML file of a sweep or of a run, e.g. experiments/table1.toml.")],
+    tier: Annotated[str | None, typer.Option(help=TIER, show_default="smoke")] = None,
     seeds: Seeds = None,
     only: Only = None,
     corpus: CorpusOption = None,
     set_: Overrides = None,
-    at_once: Annotated[int | None, typer.Option(min=1, help="Runs at once, at most; default as many as fit.")] = None,
-    calibration: Annotated[
-        bool, typer.Option("--calibration/--no-calibration", help="Train shortened runs, for time and memory.")
-    ] = True,
-    effect: Annotated[float, typer.Option(min=0.0, help="Difference in exposure to be found, bits.")] = 1.0,
+    effect: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="BITS", help="Difference in mean exposure, in bits, that runs should show."),
+    ] = 1.0,
     against: Annotated[
-        Path | None, typer.Option(help="Folder of a finished sweep, to hold the prediction against.")
+        Path | None,
+        typer.Option(
+            help="Folder of a finished sweep whose recorded time and memory are printed beside the prediction.",
+            show_default="no comparison",
+        ),
     ] = None,
     as_json: Json = False,
+    at_once: AtOnce = None,
+    calibration: Annotated[
+        bool,
+        typer.Option("--calibration/--no-calibration", help="Train a few short runs.", rich_help_panel=MEASUREMENT),
+    ] = True,
 ) -> None:
-    """Say what a run, or all runs of a sweep, will take here: scale, time, memory, disk, epsilon, statistical power.
+    """Predict what a run or a sweep needs on this machine.
 
-    Time and memory come from a calibration: a few runs are trained for some seconds each, as the sweep would.
+    Prints scale, time, memory, disk, epsilon and statistical power.
 
-    It takes a minute or two, and leaves nothing behind.
+    Time and memory are measured: a few shortened runs are trained for some seconds each. This takes a minute or two,
+    and leaves no files.
     """
     from flsim.planning.calibration import scratch
     from flsim.planning.requested import read_request
@@ -120,7 +130,7 @@ def _measured(given: "Request", machine: "Machine", at_once: int | None) -> "Pre
         return Need(*share(config, [{"CPU": machine.cores, "GPU": machine.gpus}]))
 
     def together(kind: str) -> int:
-        """Runs of a kind at the same time."""
+        """Return how many runs of a kind are trained at the same time."""
         of_kind = [each.config for each in given.planned if kind_of(each.config) == kind]
         return 1 if given.whole_cluster else min(len(given.planned), fitting(need(of_kind[0]), machine, at_once))
 

@@ -1,4 +1,4 @@
-"""`flsim privacy`: epsilon of a planned or a finished run, or the noise for an epsilon, under every convention."""
+"""`flsim privacy`: compute the epsilon of a plan or of a run, or the noise that an epsilon needs."""
 
 import json
 from pathlib import Path
@@ -13,28 +13,62 @@ if TYPE_CHECKING:
     from flsim.privacy.report import Unit
     from flsim.privacy.table import Line
 
-OF_RECORDS = "Record-level: epsilon of one record, not of its author. Below, a user is a record."
-BOTH = "both"  # samplers that are built in
+OF_RECORDS = "Record-level: epsilon protects one record, not its author. Read each user below as a record."
+BOTH = "both"  # the built-in samplers
+PLAN = "A plan, in place of RUN"
+EPILOG = """Example: flsim privacy runs/dp
+
+Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7"""
 
 
 def privacy(
-    run: Annotated[Path | None, typer.Argument(help="Run folder, for what it spent; else describe a plan.")] = None,
-    users: Annotated[int | None, typer.Option(help="N, training users.")] = None,
-    cohort: Annotated[int | None, typer.Option(help="Users per round; with Poisson sampling, expected.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="z: standard deviation of the noise on the sum, over the clip norm.")
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a run, for the epsilon that it spent so far.", show_default="describe a plan"),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Instead of z: show the z that keeps within it.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Of (epsilon, delta); of a run, default its own.")] = None,
+    users: Annotated[int | None, typer.Option(help="Training users, N, e.g. 392000.", rich_help_panel=PLAN)] = None,
+    cohort: Annotated[
+        int | None,
+        typer.Option(
+            help="Users per round, e.g. 5000; with Poisson sampling the expected number.", rich_help_panel=PLAN
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds, e.g. 8000.", rich_help_panel=PLAN)] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="Noise multiplier z, e.g. 1: standard deviation of the noise on the sum of updates, divided by the "
+            "clip norm.",
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="In place of --noise-multiplier: epsilon to stay within, e.g. 4. Prints the smallest z for it.",
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
     sampler: Annotated[
-        str, typer.Option(help="How cohorts are drawn: fixed-size, poisson, both, or path/to/file.py:NAME.")
+        str,
+        typer.Option(
+            help="Sampler of cohorts: fixed-size, poisson, both, or your own as path/to/file.py:NAME.",
+            rich_help_panel=PLAN,
+        ),
     ] = BOTH,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Delta of (epsilon, delta)-privacy, e.g. 1e-7.", show_default="that of RUN; a plan needs one"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """Account user-level differential privacy, under every convention side by side.
+    """Compute the privacy that a run spends.
 
-    Of a run of central training it is record-level, and says so.
+    Prints epsilon for each combination of sampler, relation between neighbouring data sets, and conversion.
+
+    Federated runs protect users. Runs of central training protect records, and the output says so.
     """
     from flsim.privacy.table import to_text
 

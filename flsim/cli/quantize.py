@@ -1,22 +1,26 @@
-"""`flsim quantize`: what a run would have memorized with weights of few bits."""
+"""`flsim quantize`: measure a run again with weights of few bits."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flsim.cli.options import TorchDevice
+
 EPILOG = "Example: flsim quantize runs/iid --out runs/iid-8bit"
 
 
 def quantize(
-    run: Annotated[Path, typer.Argument(help="Run folder, with evaluated checkpoints.")],
-    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    bits: Annotated[int, typer.Option(help="Of a weight: 8 is 256 different values a tensor.")] = 8,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    run: Annotated[Path, typer.Argument(help="Folder of a run with evaluated checkpoints, e.g. runs/iid.")],
+    out: Annotated[Path, typer.Option(help="New run folder for the rounded checkpoints, e.g. runs/iid-8bit.")],
+    bits: Annotated[int, typer.Option(help="Bits of each weight; 8 bits allow 256 values in a tensor.")] = 8,
+    device: TorchDevice = "cpu",
 ) -> None:
-    """Round the weights of a run's evaluated checkpoints, measure them again as a new run, and print both.
+    """Measure a run again with weights of few bits.
 
-    A defence that The Secret Sharer (appendix D.3) found to take nothing from what is memorized.
+    Rounds the weights of the evaluated checkpoints, measures the rounded models as a new run, and prints both runs.
+
+    The Secret Sharer (appendix D.3) tried this defence, and memorization stayed the same.
     """
     from flsim.results import tables
     from flsim.results.store import read_run

@@ -1,4 +1,4 @@
-"""`flsim report`: one HTML file about runs or a sweep."""
+"""`flsim report`: write one HTML file about runs or a sweep."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +11,15 @@ Example: flsim report runs/iid runs/non-iid --out worlds.html"""
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of sweeps.")],
-    out: Annotated[Path, typer.Option(help="File to write, .html; replaced if there.")],
+    paths: Annotated[list[Path], typer.Argument(help="Run folders and sweep folders, e.g. runs/iid runs/non-iid.")],
+    out: Annotated[Path, typer.Option(help="File to write, .html, e.g. table1.html; replaces an existing file.")],
 ) -> None:
-    """Write one HTML file about runs or a sweep: tables, figures, settings, data, privacy, provenance.
+    """Write one HTML file about runs or a sweep.
 
-    The file is whole: it fetches nothing, needs no scripts, and prints.
+    The file holds tables, figures, settings, data, privacy and provenance. It loads nothing else, needs no scripts, and
+    can be printed.
 
-    Runs may be unfinished, diverged or failed; the report says which.
+    Runs may be unfinished, diverged or failed; the report marks them.
     """
     from flsim.report.page import write_report
 

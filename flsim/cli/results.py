@@ -1,4 +1,4 @@
-"""`flsim table` and `flsim plot`: what runs memorized, side by side, at equal training and over seeds."""
+"""`flsim table` and `flsim plot`: compare what runs memorized, at equal training and over seeds."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -19,11 +19,36 @@ PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.pn
 
 Example: flsim plot runs/seed-* --over-seeds --out memorization.svg"""
 
-OverSeeds = Annotated[bool, typer.Option("--over-seeds", help="Average runs that differ in nothing but the seed.")]
+RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
+WHEN = "Point in training"
+OverSeeds = Annotated[
+    bool, typer.Option("--over-seeds", help="Average runs that differ only in the seed, with 95% intervals.")
+]
+TableOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="File to write, e.g. table.csv; parquet needs one. Replaces an existing file.",
+        show_default="standard output",
+    ),
+]
+Round = Annotated[
+    int | None,
+    typer.Option(
+        help="Evaluated round of each run, e.g. 100.", show_default="the last of each run", rich_help_panel=WHEN
+    ),
+]
+Epoch = Annotated[
+    float | None,
+    typer.Option(
+        help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the corpus "
+        "has, so that federated and central runs compare.",
+        rich_help_panel=WHEN,
+    ),
+]
 
 
 class Format(StrEnum):
-    """How a table is written."""
+    """Format of a table."""
 
     md = "md"
     csv = "csv"
@@ -31,30 +56,38 @@ class Format(StrEnum):
     parquet = "parquet"
 
 
+FormatOption = Annotated[
+    Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv, latex or parquet.")
+]
+
+
 class Against(StrEnum):
-    """What a table is held against."""
+    """Source of published values."""
 
     paper = "paper"
 
 
 def table(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders of sweeps.")],
-    format: Annotated[Format, typer.Option(help="Of the table.")] = Format.md,
-    out: Annotated[Path | None, typer.Option(help="File to write; needed for parquet, else standard output.")] = None,
-    round: Annotated[int | None, typer.Option(help="Evaluated round to show; default each run's last.")] = None,
-    epoch: Annotated[
-        float | None, typer.Option(help="Show each run after so many epochs; one reads as many records as there are.")
-    ] = None,
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    format: FormatOption = Format.md,
+    out: TableOut = None,
+    round: Round = None,
+    epoch: Epoch = None,
     over_seeds: OverSeeds = False,
     against: Annotated[
-        Against | None, typer.Option(help="Mark which rows of a sweep agree with the published ones, and how.")
+        Against | None,
+        typer.Option(
+            help="For the runs of a sweep: add whether each value agrees with the published one.",
+            show_default="no comparison",
+        ),
     ] = None,
 ) -> None:
-    """Tabulate what runs memorized, in the paper's columns, and of a sweep the published values beside ours.
+    """Print what runs memorized, as a table.
 
-    --epoch puts rounds of federated beside steps of central training.
+    The columns are those of Thakkar et al. (2020): RS counts the canaries that Random Sampling extracts, and BS
+    those that Beam Search extracts. Runs of a sweep have the published values beside theirs.
 
-    --over-seeds says how sure means are, and compares IID and non-IID.
+    With --over-seeds the table holds means with intervals, and a paired test compares IID with non-IID.
     """
     from flsim.base.files import named_file
     from flsim.results import formats, seeds_table, tables
@@ -64,7 +97,7 @@ def table(
 
     rows = published_of(runs)
     if against and not rows:
-        raise InputError("--against paper: no run here stands for a published row; name the folder of a sweep")
+        raise InputError("--against paper: no run belongs to a published row; name the folder of a sweep")
     found = read_shown(runs)
     shown = list(found.values())
     published = {run: rows[folder] for folder, run in found.items() if folder in rows}
@@ -89,13 +122,16 @@ def table(
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders of sweeps.")],
-    out: Annotated[Path, typer.Option(help="File to write: .png or .svg; replaced if there.")],
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    out: Annotated[Path, typer.Option(help="File to write, .png or .svg, e.g. plot.png; replaces an existing file.")],
     over_seeds: OverSeeds = False,
 ) -> None:
-    """Plot RS, BS, mean exposure and perplexity over epochs; over rounds where some run does not know its epochs.
+    """Plot what runs memorized, over epochs.
 
-    Bands are 95% intervals: of mean exposure over canaries, or, over seeds, of all four over seeds.
+    The figure shows mean exposure, perplexity, and how many canaries Random Sampling (RS) and Beam Search (BS) extract.
+    It is over rounds where the epochs of a run are unknown.
+
+    Bands are 95% intervals: of mean exposure over canaries, or with --over-seeds of all four quantities over seeds.
     """
     from flsim.results.plots import plot_rounds, refuse_other_than_figure
     from flsim.results.sweeps import read_shown

@@ -1,4 +1,4 @@
-"""`flsim sweep`: a table's runs, as many at once as fit, gone on with by the same command."""
+"""`flsim sweep`: train all runs of a table, several at the same time, and print the table beside the published one."""
 
 import shlex
 import sys
@@ -9,36 +9,50 @@ import typer
 
 from flsim.base.errors import RunFailed
 from flsim.base.progress import say
-from flsim.cli.options import Overrides
+from flsim.cli.options import Address, AtOnce, Overrides
 
 EPILOG = """Example: flsim sweep experiments/table1.toml --tier smoke
 
 Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5 --only fedavg --address auto"""
 
-Only = Annotated[list[str] | None, typer.Option(help="Take this grid alone; repeatable.")]
-Tier = Annotated[str, typer.Option(help="Scale, as the file defines it.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Train seeds 0 to this less one, in place of the tier's.")]
+TIER = "Tier of the sweep, as its file defines it: its scale, e.g. paper."
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GRID", help="Grid of the file to train, e.g. fedavg; repeatable.", show_default="all grids"),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Number of seeds: 5 trains seeds 0 to 4.", show_default="the tier's seeds"),
+]
 CorpusOption = Annotated[
-    str | None, typer.Option(metavar="CORPUS", help="Folder or URI of a corpus to train on, in place of the tier's.")
+    str | None,
+    typer.Option(
+        metavar="CORPUS",
+        help="Folder or URI of the corpus to train on, e.g. corpora/mine.",
+        show_default="the corpus that the file names",
+    ),
 ]
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML file of a sweep; see experiments/.")],
-    tier: Tier = "smoke",
-    out: Annotated[Path | None, typer.Option(help="Folder; default runs/NAME-TIER, by the file's name.")] = None,
+    file: Annotated[Path, typer.Argument(help="TOML file of a sweep, e.g. experiments/table1.toml.")],
+    tier: Annotated[str, typer.Option(help=TIER)] = "smoke",
+    out: Annotated[
+        Path | None, typer.Option(help="Sweep folder, e.g. runs/table1-smoke.", show_default="runs/FILE-TIER")
+    ] = None,
     seeds: Seeds = None,
     only: Only = None,
     corpus: CorpusOption = None,
     set_: Overrides = None,
-    address: Annotated[str | None, typer.Option(help="Ray cluster to join, e.g. auto; else a local one.")] = None,
-    at_once: Annotated[int | None, typer.Option(min=1, help="Runs at once, at most; default as many as fit.")] = None,
+    address: Address = None,
+    at_once: AtOnce = None,
 ) -> None:
-    """Train all runs of a table, and print it beside the published one.
+    """Train all runs of a published table, and print both.
 
-    Finished runs are skipped: a sweep that was killed goes on by the same command.
+    Repeat the command to continue an interrupted sweep: finished runs are skipped, and failed runs are tried again. A
+    run that fails stops no other run.
 
-    A run that fails leaves the others alone, and is tried again by the same command.
+    Writes a report as well: report.html in the sweep folder.
     """
     from flsim.data.stores import located
     from flsim.sweeps import definition, folder
@@ -46,7 +60,7 @@ def sweep(
 
     found = definition.load(file)
     at = definition.tier_of(found, tier, str(file))
-    # Absolute, as a cluster that runs already is at work in a folder of its own.
+    # Absolute, because the processes of a running cluster have another working directory.
     there = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     path = located(corpus) if corpus else folder.corpus_of(at, file, there.path)
     given = range(seeds) if seeds else None
@@ -60,13 +74,13 @@ def sweep(
     if failed:
         name, why = next(iter(failed.items()))
         raise RunFailed(
-            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; {there.log(name)} says more, and "
-            f"the same command tries again"
+            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {there.log(name)}, and repeat "
+            f"the command to try again"
         )
 
 
 def _show(path: Path) -> None:
-    """The table beside the published one, on standard output, and a report."""
+    """Print the table beside the published one, and write the report."""
     from flsim.cli.report import report
     from flsim.cli.results import Against, table
     from flsim.results.sweeps import published_of

@@ -1,4 +1,4 @@
-"""`flsim trace`: when each canary was memorized, and when somebody who shares it took part."""
+"""`flsim trace`: print each canary's exposure over rounds, and the rounds in which its sharers took part."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,18 +13,24 @@ Example: flsim trace runs/demo/iid --csv > trace.csv"""
 
 
 def trace(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    canary: Annotated[list[str] | None, typer.Option(help="Id of a canary; repeatable. Default: all.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/demo/iid.")],
+    canary: Annotated[
+        list[str] | None, typer.Option(help="Id of a canary, e.g. c07; repeatable.", show_default="all canaries")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File for a figure as well: .png or .svg; replaced if there.")
+        Path | None,
+        typer.Option(
+            help="Figure to write as well, .png or .svg, e.g. trace.png; replaces an existing file.",
+            show_default="no figure",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of text.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")] = False,
 ) -> None:
-    """Exposure of each canary against rounds, and the rounds in which a sharer took part.
+    """Print each canary's exposure over rounds.
 
-    Who took part is recomputed from the seed, so this works for every run, also while it trains. Of central training it
-    is the steps that read a copy.
+    Beside it stand the rounds in which a sharer of the canary was in the cohort; of central training, the steps that
+    read a copy. They are recomputed from the seed, so that this works for every run, also during training.
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: choose one of them")

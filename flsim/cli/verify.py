@@ -1,4 +1,4 @@
-"""`flsim verify`: a round of a run is trained again, and compared with what the run logged."""
+"""`flsim verify`: train a round of a run again, and compare the state with the log."""
 
 import json
 from dataclasses import asdict
@@ -8,21 +8,31 @@ from typing import Annotated
 import typer
 
 from flsim.base.errors import RunFailed
+from flsim.cli.options import Json
 
 EPILOG = "Example: flsim verify runs/iid --round 120"
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    round: Annotated[int, typer.Option(help="Round, or step of central training, that the run has logged.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
+    round: Annotated[
+        int, typer.Option(help="Logged round to train again, e.g. 120; of central training, a logged step.")
+    ],
     device: Annotated[
-        str | None, typer.Option(help="Of torch, as the clients had; default a GPU where there is one.")
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Device for torch, cpu or cuda; the one that the clients had.",
+            show_default="cuda where torch has it",
+        ),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    json_: Json = False,
 ) -> None:
-    """Train a round again from the checkpoint before it, and compare the state with what the run logged.
+    """Train a round again, and compare it with the log.
 
-    Exits with 1 where it differs: the run was trained on another kind of machine, by other code, or wrongly.
+    Training starts at the checkpoint before the round. The states after each round must be equal, bit for bit.
+
+    The exit code is 1 where they differ: the run was trained on another kind of machine, by other code, or wrongly.
     """
     import torch
 

@@ -63,7 +63,7 @@ def fetched(uri: str) -> Path:
         last = seen.read_text().strip() if seen.is_file() else ""
         if not (corpora / last / "manifest.json").is_file():
             raise
-        say(f"{error}; the corpus that was there last, of digest {last[:12]}, is used")
+        say(f"{error}; using the copy that was fetched last, of digest {last[:12]}")
         return corpora / last
     folder = corpora / digest(text)
     with _on_disk(cache()):
@@ -187,7 +187,7 @@ def _exclusive(lock: Path, uri: str) -> Iterator[None]:
         try:
             stack.enter_context(held(lock))
         except BlockingIOError:
-            say(f"{uri}: another process fetches it; waiting")
+            say(f"{uri}: waiting for another process, which fetches it")
             stack.enter_context(held(lock, wait=True))
         yield
 

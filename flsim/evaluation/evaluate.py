@@ -29,18 +29,18 @@ class EvaluationHParams:
     """Settings of an evaluation; the defaults are the paper's (section 4.1, "Evaluation Methods").
 
     Attributes:
-        references: |R|, number of random continuations that a canary is ranked among.
-        beam_width: width of Beam Search.
-        prefix: number of a canary's words that the attacker knows.
-        test_users: number of test users to measure utility on, drawn once from the seed; all where there are fewer, or
-            where it is None.
-        decide: whether to compute only if a canary is memorized, at a fraction of the cost of its rank; without
-            exposure then.
-        also: further measures: names of `flsim.measures.built_in.ALSO`, or a user's own `flsim.measures.Measure` as
-            ``path/to/file.py:NAME``.
-        samples: number of samples of the whole space ("space") and of the model ("generation").
-        nodes: limit of exact searches ("space", "path"): the most beginnings of sequences that they read.
-        weight_bits: number of bits that the model's weights are rounded to before the evaluation; None leaves them.
+        references: Number |R| of references, random continuations that each canary is ranked against. Unit: references.
+        beam_width: Number of phrases that Beam Search keeps at each step. Unit: phrases.
+        prefix: Number of a canary's first words that the attacker knows. Unit: words.
+        test_users: Number of test users that utility is measured on, drawn once from the seed. When not set, or where
+            the corpus has fewer: all. Unit: users.
+        decide: Measure only whether each canary is memorized, at a fraction of the cost of its rank; without exposure
+            then.
+        also: Further measures; see docs/measures.md.
+        samples: Number of sequences that the measures "space" and "generation" draw. Unit: sequences.
+        nodes: Largest number of prefixes that the searches of the measures "space" and "path" read. Unit: prefixes.
+        weight_bits: Bits that each of the model's weights is rounded to before it is measured. When not set: weights
+            stay as trained. Unit: bits.
     """
 
     references: int = 2_000_000
@@ -167,7 +167,7 @@ def measure_canaries(
     drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
     samplers = {length: RandomSampler(model, among) for length, among in drawn.items()}
     measured = []
-    for canary in tracked("canaries", sorted(canaries, key=lambda canary: canary.id)):
+    for canary in tracked("measuring canaries", sorted(canaries, key=lambda canary: canary.id)):
         tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
         prefix, continuation = tokens[: 1 + hparams.prefix], tokens[1 + hparams.prefix :]
         probe = Probe(

@@ -18,7 +18,7 @@ CPU_GATES, GPU_GATES = 2**20, 2**27  # floats of gates that a stepper holds at o
 
 
 class CIFGLanguageModel(NextWordModel):
-    """The CIFG-LSTM with recurrent projection and tied embeddings.
+    """The paper's network: one layer of CIFG-LSTM with a recurrent projection and tied embeddings.
 
     x_t = E[w_t];  f, o, g = gates of [x_t, r_{t-1}];  c_t = f c_{t-1} + (1 - f) g;  r_t = (o tanh c_t) P. The state is
     (r_t [B, D], c_t [B, H]). The model is a `flsim.models.language_model.LogitModel`.

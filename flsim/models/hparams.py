@@ -16,13 +16,14 @@ class ModelHParams(ModelSettings):
     """Architecture and sizes of the network; see `flsim.models.architectures`.
 
     Attributes:
-        embedding: D, size of the input embeddings and of the outputs that words are predicted from, which are tied.
-        units: H, number of cells of each layer; for a transformer, number of hidden units of the feed-forward part.
-        architecture: "cifg" is the paper's; "lstm", "gru" and "transformer" compare architectures, as The Secret Sharer
-            does; "path/to/file.py:NAME" is a user's own `flsim.models.language_model.TrainableModel`.
-        layers: number of stacked layers; "cifg" has 1.
-        heads: number of heads of a transformer's attention, which share the embedding evenly.
-        options: numbers by name, for a user's own architecture.
+        embedding: Size D of the word embeddings, which the output layer shares. Unit: values.
+        units: Number H of cells in each layer; of a transformer, of hidden units in each feed-forward part. Unit:
+            cells.
+        architecture: Network: the paper's "cifg", another built-in one, or your own subclass of
+            `flsim.models.language_model.TrainableModel`.
+        layers: Number of layers; "cifg" has 1. Unit: layers.
+        heads: Number of attention heads of a transformer, which divides `embedding`. Unit: heads.
+        options: Numbers by name, for an architecture of your own, e.g. { scale = 2.5 }. Unit: none.
 
     Examples:
         >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP

@@ -14,7 +14,9 @@ from flsim.models.language_model import ModelSettings, NextWordModel, State, Ste
 
 
 class RecurrentLanguageModel(NextWordModel):
-    """A model of torch's recurrent cells; r_t is h_t P of the last layer's h_t, or h_t itself where H = D.
+    """Torch's recurrent cells with tied embeddings.
+
+    r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
 
     The state is (r [B, D], h, c), for a GRU (r, h), with h and c [B, layers x H]. The model is a
     `flsim.models.language_model.LogitModel`.
@@ -59,12 +61,12 @@ class RecurrentLanguageModel(NextWordModel):
 
 
 class LSTMLanguageModel(RecurrentLanguageModel):
-    """The `RecurrentLanguageModel` of `nn.LSTM`."""
+    """One layer or more of torch's LSTM, tied embeddings, and a projection where units and embedding differ."""
 
     label, cell = "LSTM", nn.LSTM
 
 
 class GRULanguageModel(RecurrentLanguageModel):
-    """The `RecurrentLanguageModel` of `nn.GRU`."""
+    """One layer or more of torch's GRU, tied embeddings, and a projection where units and embedding differ."""
 
     label, cell = "GRU", nn.GRU

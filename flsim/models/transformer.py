@@ -13,10 +13,11 @@ from flsim.models.language_model import ModelSettings, NextWordModel, State
 
 
 class TransformerLanguageModel(NextWordModel):
-    """A model of causal self-attention over sqrt(D) E[w_t] + position t, with a norm at the end.
+    """One layer or more of causal self-attention with GELU, norms before each part, and tied embeddings.
 
-    Positions are sinusoids, so that there is no longest sequence. The state is (tokens,), int64 [B, tokens so far];
-    each step reads them anew, since records are short.
+    The layers read sqrt(D) E[w_t] + position t, and a norm follows them. Positions are sinusoids, so that there is no
+    longest sequence. The state is (tokens,), int64 [B, tokens so far]. Each step reads them anew, since records are
+    short.
     """
 
     label, has_heads = "Transformer", True

@@ -105,7 +105,7 @@ def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster:
             configs[name] = copy
         ended: dict[str, float] = {}
         began = time.time()
-        with progress("calibrating", len(jobs), unit="runs") as advance, watching() as watch:
+        with progress("measuring shortened runs", len(jobs), unit="runs") as advance, watching() as watch:
 
             def look() -> None:
                 advance(len(ended) + _done(folder / name for name in configs if name not in ended))
@@ -113,7 +113,7 @@ def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster:
             try:
                 for job in train_all(jobs, None, at_once, whole_cluster, look):
                     if job.failure:
-                        raise RunFailed(f"the calibration failed, and says nothing of the sweep: {job.failure}")
+                        raise RunFailed(f"the measurement failed, so that nothing is predicted: {job.failure}")
                     ended[job.name] = time.time()
                     look()
             except RunFailed as error:

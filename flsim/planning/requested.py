@@ -108,7 +108,7 @@ def _request_of_sweep(
         if users is None:
             raise
         path = folder / "corpus"
-        say(f"{error}; until then the plan assumes the published users, all alike, and measures nothing")
+        say(f"{error}; until then the plan assumes the published number of users, all alike, and measures nothing")
     planned = definition.planned_runs(sweep, at, path, str(file), seeds, only, overrides)
     train = users.split() if users else None
     if users is None or train is None:

@@ -24,18 +24,24 @@ class PrivacyHParams:
     """Settings of the mechanism that bounds how far one user can move the model.
 
     Attributes:
-        mechanism: "none" averages updates by local examples (FedAvg). "clip" clips each update, and divides the sum by
-            the expected cohort, whatever the number of examples. "dp" also adds Gaussian noise to the sum, once, on the
-            server (DP-FedAvg).
-        clip: S, the bound on the L2 norm of a user's whole update; for an adaptive clip its first value.
-        noise_multiplier: z; the noise on the sum has the standard deviation z S.
-        delta: delta of the reported (epsilon, delta); by default 1 / (10 N), for N training users.
-        target_quantile: gamma; the clip follows this quantile of the users' norms. None keeps it fixed.
-        clip_learning_rate: eta_C; a round changes the clip by a factor of about exp(eta_C) at most.
-        count_noise: sigma_b, standard deviation of the noise on the count of users within the clip; by default a 20th
-            of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
-        noise: the process of the noise on the sum: "independent" from round to round, or a user's own as
-            ``path/to/file.py:NAME``, see docs/privacy.md.
+        mechanism: "none" averages updates, weighted by local examples (FedAvg). "clip" clips each update, and divides
+            their sum by the expected cohort, whatever their examples. "dp" also adds Gaussian noise to the sum once, on
+            the server (DP-FedAvg). In central training an update is the gradient of a record.
+        clip: Clip norm S, bound on the L2 norm of a user's whole update; first value of an adaptive clip. Unit: L2
+            norm.
+        noise_multiplier: Noise multiplier z: the noise on the sum of updates has the standard deviation z S. Unit: clip
+            norms.
+        delta: Delta of the reported (epsilon, delta). When not set: 1 / (10 N), for N training users, in central
+            training records. Unit: probability.
+        target_quantile: Quantile gamma of the users' norms, which an adaptive clip follows. When not set: the clip is
+            fixed. Unit: share of users.
+        clip_learning_rate: Learning rate eta_C of an adaptive clip: a round changes the clip by a factor of about
+            exp(eta_C) at most. Unit: none.
+        count_noise: Standard deviation sigma_b of the noise on the count of users within an adaptive clip. When not
+            set: a 20th of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
+            Unit: users.
+        noise: Process that draws the noise on the sum: "independent" from round to round, or your own, see
+            docs/privacy.md.
 
     Examples:
         >>> flsim.Privacy("dp", clip=0.2, noise_multiplier=1.0)                # doctest: +SKIP

@@ -80,7 +80,7 @@ def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
     check_delta(delta)
     check_target(target)
     lines, guess = [], 1.0
-    for convention in tracked("calibrating", conventions_of(planned.sampler)):
+    for convention in tracked("calibrating noise", conventions_of(planned.sampler)):
         try:
             guess = calibrate(planned, target, delta, convention, guess)
             lines.append(Line(convention, target, guess))

@@ -29,7 +29,7 @@ def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = 
     remaining = [run for run in runs if run in needed or run.identity is None or run in kept.values()]
     for run in runs:
         if run not in remaining:
-            say(f"run {run.name}: a copy of {kept[run.identity, run.rounds].name}, which is shown in its place")
+            say(f"run {run.name}: a copy of {kept[run.identity, run.rounds].name}, which replaces it in the output")
     return remaining
 
 

@@ -156,7 +156,7 @@ class RunResults:
 def refuse_two_points(round: int | None, epoch: float | None) -> None:
     """Raise InputError if both a round and an epoch are given."""
     if round is not None and epoch is not None:
-        raise InputError("--round and --epoch: each says where to look; give one of them")
+        raise InputError("--round and --epoch: each names a point in training; give one of them")
 
 
 def read_run(run_folder: Path) -> RunResults:

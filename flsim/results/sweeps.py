@@ -112,7 +112,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
             continue
         begun = [folder for name in _names(path) if _is_run(folder := _folder(path, name))]
         if not begun:
-            raise InputError(f"{path}: no run of this sweep has begun; `flsim sweep` continues it")
+            raise InputError(f"{path}: no run of this sweep has started; train it with `flsim sweep`")
         folders += begun
     names = [folder.resolve() for folder in folders]
     for folder, name in zip(folders, names, strict=True):

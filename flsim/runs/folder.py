@@ -347,4 +347,7 @@ def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:
     what = "rounds" if unit == "user" else "steps"
     say(f"{rounds:,} {what} will spend: {report.note(epsilons, unit)}, delta {delta:.3g}")
     if delta >= 1 / population:
-        say(f"privacy.delta {delta:g} is not below 1 / {population:,} {unit}s: to publish one of them would satisfy it")
+        say(
+            f"privacy.delta {delta:g} is not below 1 / {population:,} {unit}s: publishing one {unit}'s data would "
+            "satisfy it"
+        )

@@ -44,7 +44,7 @@ def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
                     raise RunFailed(f"{run.path}: is trained by {holder}; end that process first") from None
                 if not is_said and time.monotonic() > until - LOCK_DEADLINE + PATIENCE:
                     is_said = True
-                    say(f"{run.name}: waits for {holder}, which trains it, to end")
+                    say(f"{run.name}: waiting for the end of {holder}, which trains this run")
                 time.sleep(0.1)
                 continue
             except OSError:

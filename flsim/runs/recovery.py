@@ -26,7 +26,7 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
     folder = run.path / "checkpoints"
     remove_abandoned(run.path)
     for stranger in (*checkpoint.strangers_in(folder), *strange_rows_in(run.path)):
-        say(f"{stranger}: has a name that flsim gives no file; it is passed over", file=stranger.name)
+        say(f"{stranger}: flsim writes no file of this name; it is ignored", file=stranger.name)
     for rows in rows_in(run.path):
         if not is_whole(rows):
             _put_aside(rows, "cannot be read")
@@ -48,15 +48,15 @@ def _settle_checkpoints(run: Run) -> None:
             damaged[path] = str(error)
     back_to = next((path for path in damaged if run.lacks_rows(path)), None)
     if back_to is not None:
-        _go_back(run, checkpoint.round_of(back_to) - 1, "what is damaged was to be evaluated", damaged)
+        _go_back(run, checkpoint.round_of(back_to) - 1, "a damaged checkpoint was still to be evaluated", damaged)
     for path, why in damaged.items():
         if path.exists():
             _put_aside(path, why)
     last = run.last_round
     if paths and not checkpoint.all_in(run.path / "checkpoints"):
-        say(f"{run.name}: no checkpoint is left that can be read; trains again from the beginning")
+        say(f"{run.name}: no readable checkpoint is left; training restarts from the beginning")
     elif not paths and last:
-        say(f"{run.name}: its {last:,} rounds have left no checkpoint; trains again from the beginning")
+        say(f"{run.name}: no checkpoint of its {last:,} rounds is left; training restarts from the beginning")
 
 
 def _settle_log(run: Run, retrain_lost: bool) -> None:
@@ -67,7 +67,7 @@ def _settle_log(run: Run, retrain_lost: bool) -> None:
         say(f"{run.path / roundlog.FILE}: has lost rounds {roundlog.in_words(missing)}; they are marked as lost")
     lost = roundlog.lost(run.path)
     if lost and retrain_lost:
-        _go_back(run, lost[0].start - 1, "the log has lost the next one", {})
+        _go_back(run, lost[0].start - 1, "the log has lost the next round", {})
         newest = checkpoint.latest(run.path / "checkpoints")
         roundlog.cut(run.path, checkpoint.round_of(newest) if newest else 0)
 
@@ -81,10 +81,10 @@ def _go_back(run: Run, round_: int, why: str, damaged: dict[Path, str]) -> None:
     later = [path for path in checkpoint.all_in(run.path / "checkpoints") if checkpoint.round_of(path) > round_]
     for path in reversed(later):
         if path not in damaged:
-            _put_aside(path, "training passes this round again", "superseded")
+            _put_aside(path, "training reaches this round again", "superseded")
     newest = [path for path in checkpoint.all_in(run.path / "checkpoints") if path not in damaged]
     start = checkpoint.round_of(newest[-1]) if newest else 0
-    say(f"{run.name}: goes back to round {start:,}: {why}", round=start)
+    say(f"{run.name}: training restarts from round {start:,}: {why}", round=start)
 
 
 def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
@@ -97,4 +97,4 @@ def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
     path.replace(aside)
     sync(path.parent)  # the order matters where several are put aside
     log.warning("put aside", extra={"file": path.name, "reason": why})
-    say(f"{path}: {why.removeprefix(f'{path}: ')}; it is passed over, and kept as {aside.name}")
+    say(f"{path}: {why.removeprefix(f'{path}: ')}; the file is ignored, and kept as {aside.name}")

@@ -141,7 +141,7 @@ class WeightsAndBiases:
         has_login = bool(keys or requests.utils.get_netrc_auth(server))
         mode: Any = os.environ.get("WANDB_MODE") or (None if has_login else "offline")
         if mode == "online" and not has_login:  # it would ask in the middle of a run
-            raise RuntimeError("WANDB_MODE is online, but nobody is logged in; use `wandb login`")
+            raise RuntimeError("WANDB_MODE is online, but there is no login; use `wandb login`")
         earlier_sessions = list(folder.glob("offline-run-*"))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -228,7 +228,7 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
         for kind, thread in threads.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                say(f"{path.name}: tracking by {kind} is not done after {PATIENCE:g} s, and is given up")
+                say(f"{path.name}: tracking by {kind} did not finish within {PATIENCE:g} s, and was stopped")
         threading.excepthook = hook
 
 
@@ -258,7 +258,7 @@ def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
             tracker.close(json.loads((path / "run.json").read_text(encoding="utf-8"))["status"] == "completed")
     except Exception as error:
         reason = " ".join(str(error).split()) or repr(error)
-        say(f"{path.name}: goes on without tracking by {kind}, which failed: {reason}")
+        say(f"{path.name}: tracking by {kind} failed, and the run continues without it: {reason}")
 
 
 class News:

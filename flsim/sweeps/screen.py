@@ -103,7 +103,7 @@ class Screen:
         state = state_of(self._folder.run(name), self._began)
         over = state.status in {"completed", "diverged"}
         outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
-        say(f"{name}: {outcome} ({left} left)")
+        say(f"{name}: {outcome} ({left} run{'s' * (left != 1)} left)")
 
     def _summary(self, states: dict[str, State]) -> str:
         over = sum(state.status in {"completed", "diverged"} for state in states.values())

@@ -23,19 +23,21 @@ class LocalHParams:
     (nats) over the batch's real positions. Then `proximal` adds its term, and `gradient_clip` bounds the sum.
 
     Attributes:
-        epochs: passes over the user's records.
-        batch_size: records in a step; the last batch of an epoch may be smaller.
-        learning_rate: the optimizer's highest learning rate, which `schedule` multiplies by its factor.
-        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`. "sgd" is plain; "momentum" adds `momentum` times the
-            last step's direction; "adam" and "rmsprop" have torch's defaults. ``path/to/file.py:NAME`` is a user's own.
-        momentum: factor of the last step's direction, for optimizer "momentum".
-        gradient_clip: bound on the L2 norm of a step's whole gradient; None for no bound.
-        proximal: mu of FedProx, which adds mu / 2 ||w - w_global||^2 to the loss (Li et al., 2020, equation 2).
-        max_records: a user with more records trains on that many of them, drawn anew each round; None for all.
-        precision: precision of matrix products: "float32"; "tf32", on GPUs that have it; or "bf16", which keeps weights
-            in float32 and has products and activations in bfloat16. The last two need the cohort engine.
-        schedule: change of the learning rate from round to round. "constant" keeps it; "linear" and "cosine" lower it
-            towards 0 over the rounds of the run. ``path/to/file.py:NAME`` is a user's own.
+        epochs: Passes of a user over the user's own records in a round. Unit: epochs.
+        batch_size: Records in a step; the last batch of an epoch may be smaller. Unit: records.
+        learning_rate: Learning rate of the optimizer, where `schedule` is at its highest. Unit: none.
+        optimizer: Optimizer of the user. "momentum" adds `momentum` times the last step's direction; "adam" and
+            "rmsprop" have torch's defaults.
+        momentum: Momentum of optimizer "momentum". Unit: none.
+        gradient_clip: Bound on the L2 norm of a step's whole gradient. When not set: no bound. Unit: L2 norm.
+        proximal: Weight mu of FedProx's term mu / 2 ||w - w_global||^2 in the loss (Li et al., 2020, equation 2). Unit:
+            none.
+        max_records: Largest number of records that a user trains on in a round, drawn anew each round. When not set:
+            all. Unit: records.
+        precision: Precision of matrix products: "float32"; "tf32", on GPUs that have it; "bf16", with weights in
+            float32 and products and activations in bfloat16. The last two need engine "cohort".
+        schedule: Schedule of the learning rate over the rounds of the run: it stays ("constant"), or falls towards 0
+            along a line ("linear") or half a cosine ("cosine").
 
     Examples:
         >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP

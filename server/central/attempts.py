@@ -44,7 +44,7 @@ def attempt(path: Path, name: str, system: CentralSystemHParams, gpus: float) ->
         while not group.wait(LOOK):
             waited += LOOK
             if waited >= patience:
-                say(f"{name}: waits for {_in_words(system, gpus)}")
+                say(f"{name}: waiting for {_in_words(system, gpus)}")
                 patience = float("inf")
             yield None
         if system.workers == 1:

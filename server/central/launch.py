@@ -104,7 +104,7 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
             failures += 1
             if failures > retries:
                 raise RunFailed(f"training failed {failures} times, last with: {error}") from error
-            say(f"{run.name}: training goes on from the newest checkpoint: {error}", failure="training lost")
+            say(f"{run.name}: training restarts from the newest checkpoint: {error}", failure="training lost")
             stop.wait(2.0 ** (failures - 1))
             stop.check()
 

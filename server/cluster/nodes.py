@@ -107,7 +107,7 @@ class Nodes:
         alive = _alive()
         for node in self._good - alive.keys():
             self._good.remove(node)
-            say(f"{self._name(node)} left")
+            say(f"{self._name(node)} left the cluster")
         self._ask_new(alive)
         for node, why in self._answers():
             if node in alive:

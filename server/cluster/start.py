@@ -147,9 +147,9 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
                 output.seek(0)
                 why = " ".join(next((line for line in reversed(output.readlines()) if line.strip()), "").split())
                 raise InputError(f"--head {place}: Ray does not start there ({why})")
-            say(f"head at {address}; another machine joins with: ray start --address {address}")
+            say(f"Ray head at {address}; another machine joins with: ray start --address {address}")
             if os.environ.get("RAY_AUTH_MODE") != "token":
-                say(f"whoever reaches {host} can run code there; set RAY_AUTH_MODE=token to ask for a token")
+                say(f"every machine that reaches {host} can run code there; set RAY_AUTH_MODE=token to require a token")
             yield address
         finally:
             process.terminate()

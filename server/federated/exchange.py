@@ -127,7 +127,7 @@ def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[
         if waited > seconds:
             raise RunFailed(f"no client for {seconds:g} s; continue the run once there are machines for them")
         if waited > WORTH_SAYING and not is_told:
-            say(f"no client runs; waits for one, for {seconds:g} s at most")
+            say(f"no client process runs; waiting up to {seconds:g} s for one")
             is_told = True
         time.sleep(START_POLL)
     return nodes[:shards]

@@ -36,7 +36,7 @@ def explain(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
     if any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
         return RunFailed(str(failed))  # an error of the user's own code, which no single user of the population causes
     about = {"round": failed.request.round + 1, "shard": failed.request.shard}
-    say(f"{run.name}: {failed}; looks for the user whom it fails with", **about)
+    say(f"{run.name}: {failed}; searching for the user whose records cause it", **about)
 
     def fails(users: Sequence[int]) -> bool:
         return bool(ask(replace(failed.request, users=failed.request.users[list(users)])))

@@ -90,7 +90,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                 if run.is_saved_at(state.round):
                     keep(run, state, evaluations)
                 evaluations.poll()
-                loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "nobody came"
+                loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "empty cohort"
                 advance(state.round, f"{loss}, {report.note(spent)} {spent_by}" if spent else loss)
         except Interrupted:
             leave(run, state)

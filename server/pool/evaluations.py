@@ -226,7 +226,10 @@ class EvaluationService:
         if actor.is_ready:
             limit, what = self._hparams.deadline, "no result within {:g} s"
         else:
-            limit, what = START_DEADLINE, "no process for it within {:g} s; is its share of the GPUs left over?"
+            limit, what = (
+                START_DEADLINE,
+                "no process started for it within {:g} s; check that its share of the GPUs is free",
+            )
         return what.format(limit) if time.monotonic() - actor.since > limit else None
 
     def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:

@@ -100,14 +100,6 @@ def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path)
     assert {"rank", "exposure", "rs", "bs", "log_perplexity", "accuracy", "perplexity"} <= set(rows["metric"])
 
 
-@pytest.mark.parametrize("command", [[], ["data"], ["data", "import"], ["run"], ["evaluate"], ["table"], ["demo"]])
-def test_help_has_an_example_and_fits_the_terminal(experiment: Experiment, command: list[str]) -> None:
-    done = experiment.call(*command, "--help")
-    assert done.stderr == ""
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert not command or command == ["data"] or "Example: flsim" in done.stdout
-
-
 def test_nothing_of_a_refused_import_is_left(tmp_path: Path, refuse: Refuse) -> None:
     whole = dump(tmp_path / "site.Posts.xml").read_bytes()
     cut = tmp_path / "cut.Posts.xml"

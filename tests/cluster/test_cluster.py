@@ -71,7 +71,7 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     with cluster(cpus=1, head=place):
         said = capsys.readouterr().err
         assert f"ray start --address {place}" in said
-        assert "whoever reaches" in said
+        assert "every machine that reaches" in said
         (first,) = ray.nodes()
         head = set(psutil.Process().children(recursive=True)) - others
         assert named(head, "gcs_server")

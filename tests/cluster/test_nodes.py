@@ -55,7 +55,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
                 assert refusal() == f"{node} {different}"
             named(tree(start), "raylet").kill()
             wait_until(lambda: ids(nodes) == {head})
-            assert said.count(f"{node} left") == 1
+            assert said.count(f"{node} left the cluster") == 1
 
         asked = Nodes(run, corpus)
         settings.rename(run / "hidden")

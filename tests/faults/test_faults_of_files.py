@@ -152,7 +152,7 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
     _damage(newest, "flipped")
     _damage(rows, "cut")
     said = " ".join(resume(experiment, "broken").split())
-    assert f"{rows.name}: cannot be read; it is passed over" in said
+    assert f"{rows.name}: cannot be read; the file is ignored" in said
     assert f"{newest.name}: its digest is not the one" in said
     assert newest.with_name(f"{newest.name}.damaged").exists()
     assert before.exists() or int(before.stem[-2:]) % 10
@@ -160,7 +160,9 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
 
     _damage(evaluated / "checkpoints" / "round-000010.safetensors", "flipped")
     (evaluated / "rows" / "round-000010.parquet").unlink()
-    assert "goes back to round 0: what is damaged was to be evaluated" in resume(experiment, "evaluated")
+    assert "training restarts from round 0: a damaged checkpoint was still to be evaluated" in resume(
+        experiment, "evaluated"
+    )
     assert_equal_runs(evaluated, undisturbed)
 
 
@@ -168,7 +170,7 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
 def test_two_do_not_train_one_run(experiment: Experiment) -> None:
     process, _ = begin(experiment, "one", "training.rounds=4000", until_round=2)
     other = start(experiment, "--out", "one", *OPTIONS, "--set", "training.rounds=4000", "--resume")
-    wait_for(experiment.folder / "said", "waits for .*, which trains it")
+    wait_for(experiment.folder / "said", "waiting for the end of .*, which trains this run")
     kill(other.pid)
     other.wait()
     assert process.poll() is None

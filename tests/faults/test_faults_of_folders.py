@@ -126,7 +126,7 @@ def test_copies_of_a_run_are_one_row_of_a_table(
     whole = shutil.copytree(undisturbed, experiment.folder / "whole")
     interrupted("behind")
     done = experiment.call("table", "behind", "whole")
-    assert "run behind: a copy of whole, which is shown in its place" in done.stderr
+    assert "run behind: a copy of whole, which replaces it in the output" in done.stderr
     assert done.stdout == experiment.call("table", "whole").stdout
     _change_rows(whole, lambda rows: rows.assign(value=rows["value"].where(rows["metric"] != "accuracy", 0.5)))
     done = experiment.call("table", "behind", "whole", check=False)
@@ -181,7 +181,7 @@ def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_as
 
     whole_states = {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()}
     said = " ".join(resume(experiment, "holes", "--retrain-lost").split())
-    assert "goes back to round 0: the log has lost the next one" in said
+    assert "training restarts from round 0: the log has lost the next round" in said
     assert_equal_runs(run, undisturbed)
     assert digests(run) == digests(undisturbed)
     assert json.loads((run / "run.json").read_text())["reason"] is None
@@ -215,7 +215,7 @@ def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
         log.write(b"\xff\xfe\n")
     said = " ".join(resume(experiment, "strange").split())
     for name in ("round-000020 (copy).safetensors", "round-000020 (copy).parquet"):
-        assert f"{name}: has a name that flsim gives no file; it is passed over" in said
+        assert f"{name}: flsim writes no file of this name; it is ignored" in said
     assert "round-000240.safetensors: holds round 25, which is not the one in its name" in said
     assert (checkpoints / "round-000240.safetensors.damaged").exists()
     assert_equal_runs(run, undisturbed)
@@ -235,7 +235,7 @@ def test_checkpoints_that_are_gone_are_said_to_be(
     assert before == _files(run)
     (run / "checkpoints").mkdir()
     said = " ".join(resume(experiment, "robbed").split())
-    assert "its 27 rounds have left no checkpoint; trains again from the beginning" in said
+    assert "no checkpoint of its 27 rounds is left; training restarts from the beginning" in said
     assert_equal_runs(run, undisturbed)
 
 

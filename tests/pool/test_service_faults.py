@@ -119,7 +119,8 @@ def test_two_runs_share_a_service_whose_queue_is_full(
         assert outcomes(run) == {name(round_): ["stored"] for round_ in DUE}
         pd.testing.assert_frame_equal(rows(run.path), truth(run, tmp_path), check_exact=True)
         assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 8
-    assert "one: evaluation is behind; round-000004.safetensors and later ones follow" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "one: evaluations are behind; round-000004.safetensors and later ones wait for room" in said
 
 
 def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(

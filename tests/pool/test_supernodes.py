@@ -96,7 +96,7 @@ def test_an_attempt_waits_for_clients_and_says_so_but_not_for_ever(
     monkeypatch.setattr(exchange, "WORTH_SAYING", 0.05)
     with pytest.raises(RunFailed, match=r"no client for 0\.1 s; continue the run once there are machines for them"):
         wait_for_nodes(nodes, 2, Stop(), 0.1)
-    assert capsys.readouterr().err == "no client runs; waits for one, for 0.1 s at most\n"
+    assert capsys.readouterr().err == "no client process runs; waiting up to 0.1 s for one\n"
     federation.join()
     assert wait_for_nodes(nodes, 2, Stop(), 0.1) == [0, 1]
 

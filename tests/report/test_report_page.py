@@ -251,7 +251,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
         (("run", "--out", "report.pdf"), "reports are written as .html"),
         (("run", "--out", "missing/report.html"), "no such folder as missing"),
         (("run", "broken", "--out", "report.html"), "damaged"),
-        (("empty", "--out", "report.html"), "no run has begun"),
+        (("empty", "--out", "report.html"), "no run has started"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(

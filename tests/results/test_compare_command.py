@@ -207,7 +207,7 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
         (["sweep", "one-world"], "no run has the same name in both"),
         (["nowhere"], "nowhere: not a run folder"),
         ([run, run, "--round", "7"], "round 7 was not evaluated"),
-        (["sweep", "--round", "10", "--epoch", "10"], "--round and --epoch: each says where to look"),
+        (["sweep", "--round", "10", "--epoch", "10"], "--round and --epoch: each names a point in training"),
         (["sweep", "--round", "7"], "sweep: nothing to compare: run fedavg-iid-seed0: round 7 was not evaluated"),
         (["sweep", "--out", "missing/file"], "missing/file: no such folder as missing; make it first"),
         (["sweep", "--json", "--format", "csv"], "--json and --format csv: choose one of them"),

@@ -89,7 +89,7 @@ def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) 
 
 def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
     for arguments, message in (
-        (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: each says where to look"),
+        (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: each names a point in training"),
         (
             ["table", *names, "--over-seeds", "--epoch", "3"],
             "run iid-0: was not evaluated at 3 epochs; choose one of 10",
@@ -99,7 +99,7 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--out", "."], ".: is a folder; name a file in it"),
         (["table", *names, "--format", "parquet", "--out", "missing/t"], "no such folder as missing"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
-        (["table", *names, "--against", "paper"], "no run here stands for a published row; name the folder of a sweep"),
+        (["table", *names, "--against", "paper"], "no run belongs to a published row; name the folder of a sweep"),
         (["plot", *names, "--out", "figure.pdf"], ".png or .svg"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),

@@ -81,5 +81,5 @@ def test_a_damaged_description_is_named(folder: SweepFolder, key: str, value: ob
 
 
 def test_a_sweep_that_did_not_begin_has_no_run_folders(folder: SweepFolder) -> None:
-    with pytest.raises(InputError, match="no run of this sweep has begun"):
+    with pytest.raises(InputError, match="no run of this sweep has started"):
         run_folders([folder.path])

@@ -100,7 +100,7 @@ def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_
     third = flsim(tmp_path)
     _, said = third.communicate(timeout=DEADLINE)
     assert third.returncode == 1, said
-    assert "2 of 3 runs are over" in said
+    assert "2 of 3 runs are finished" in said
     assert (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns == changed
 
     (tmp_path / "sweep.toml").write_text(SWEEP.replace("users = 12", "users = 13"))

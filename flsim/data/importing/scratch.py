@@ -27,7 +27,7 @@ from flsim.base.files import digest, held, make_folder, refuse_existing, sync, s
 from flsim.base.pool import Pool, Task, WorkerDied, ignore
 from flsim.base.progress import progress, say
 
-CONTINUES = "the same command continues"
+CONTINUES = "repeat the command to continue"
 REMOVED = "removed-"
 MADE = "corpus"  # the complete output, among the pieces, before it is put into its place
 
@@ -63,12 +63,12 @@ class Scratch:
                 partial.unlink(missing_ok=True)
             finished = len(list(pieces.folder.glob("*.json"))) - 1
             if finished > 0:
-                say(f"{self.out}: continues an import that was interrupted; {finished:,} pieces of it are there")
+                say(f"{self.out}: continuing an interrupted import, of which {finished:,} pieces are done")
             return pieces
         if others := list(_needed(self.folder)):
             say(
-                f"{self.out}: begins anew; the interrupted import had other sources or parameters. Its pieces stay in "
-                f"{others[0]}; remove that folder unless that import is to continue"
+                f"{self.out}: starting a new import; the interrupted one had other sources or options. Its pieces stay "
+                f"in {others[0]}; remove that folder if you do not want to continue it"
             )
         make_folder(pieces.folder)
         write_json(pieces.folder / "plan.json", plan)
@@ -86,7 +86,10 @@ class Scratch:
             elif not path.is_dir() and path.name != "lock":
                 path.unlink(missing_ok=True)
         if kept:
-            say(f"{self.folder}: holds pieces of another import that was interrupted; remove it if they are not needed")
+            say(
+                f"{self.folder}: holds pieces of another interrupted import; remove the folder if you do not want to "
+                "continue it"
+            )
             return
         (self.folder / "lock").unlink()
         with suppress(OSError):  # the next import has its lock in it
@@ -188,7 +191,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
         except WorkerDied:
             raise
         except Continues:
-            say(f"{folder}: stays; once what is wrong is put right, {CONTINUES}")
+            say(f"{folder}: finished pieces stay there; remove the cause, and {CONTINUES}")
             raise
         except InputError:
             place.remove()

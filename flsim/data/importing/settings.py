@@ -41,5 +41,5 @@ class ImportHParams:
                 raise InputError(f"{name} must be a share of authors from 0 up to 1, found {getattr(self, name)}")
         if self.heldout + self.test >= 1:
             raise InputError(
-                f"heldout + test must be less than 1, or nobody is left to train on, found {self.heldout + self.test}"
+                f"heldout + test must be less than 1, or no author is left to train, found {self.heldout + self.test}"
             )

@@ -256,7 +256,7 @@ class Steps:
         oov = writer.layout.oov
         ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
         oov_words = dict.fromkeys(SPLITS, 0)
-        for bucket in tracked("writing", buckets):
+        for bucket in tracked("writing users", buckets):
             words = words_of(bucket.with_name(f"{bucket.name}.words"))
             table = np.fromiter((ids.get(word, oov) for word in words), writer.layout.token_type, len(words))
             for split, users in users_of(bucket).items():

@@ -1,4 +1,4 @@
-"""A run's configuration: TOML in, the components' own settings out. An unknown key is an error, never ignored."""
+"""The configuration of a run: a TOML file is read into dataclasses; an unknown key is an error."""
 
 from flsim.runs.config.base import Config, DataHParams, ScheduledEvaluationHParams
 from flsim.runs.config.central import (

@@ -1,4 +1,4 @@
-"""What both kinds of runs have."""
+"""The parts of a configuration that federated and central runs share."""
 
 import json
 import math
@@ -28,8 +28,7 @@ from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
 
-# Settings that came after the first runs: no part of a digest where they are at their defaults, so that a run keeps the
-# digest that it was started with.
+# Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
     "canaries": ("insertions",),
     "model": ("architecture", "layers", "heads", "options"),
@@ -47,12 +46,13 @@ def _location(value: object) -> Path | str:
 
 @dataclass(frozen=True)
 class DataHParams:
-    """Which users are trained on.
+    """The corpus, and the world of its users.
 
     Attributes:
-        corpus: folder made by `flsim data import` or `flsim data synthetic`, relative to the configuration file; or the
-            URI of one in an object store, such as ``s3://bucket/corpus``.
-        world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+        corpus: Folder of a corpus, relative to the configuration file, or the URI of one in an object store, such as
+            ``s3://bucket/corpus``. `flsim data` makes corpora.
+        world: "non-iid" trains on the users of the corpus. "iid" trains on their IID twin: users of the same sizes, who
+            hold the same records in random order.
     """
 
     corpus: Annotated[Path | str, PlainValidator(_location)]
@@ -61,12 +61,12 @@ class DataHParams:
 
 @dataclass(frozen=True)
 class ScheduledEvaluationHParams(EvaluationHParams):
-    """`EvaluationHParams`, and when.
+    """Settings of what is measured of a checkpoint, and of when.
 
     Attributes:
-        every: rounds between two evaluations; the last round is always evaluated.
-        every_epochs: in place of it, passes over all records between two evaluations, each rounded to a whole round, so
-            that runs of any kind are measured where they have seen equally much.
+        every: Rounds between two evaluations; the last round is always evaluated. Unit: rounds.
+        every_epochs: In place of `every`: passes over all records between two evaluations, each rounded to a whole
+            round. Federated and central runs are then measured after equally many records. Unit: epochs.
     """
 
     every: int = 100
@@ -83,7 +83,12 @@ class ScheduledEvaluationHParams(EvaluationHParams):
             )
 
     def is_due(self, round_: int, rounds_per_epoch: float) -> bool:
-        """Whether to evaluate after so many rounds."""
+        """Return whether to evaluate after this number of rounds.
+
+        Args:
+            round_: the number of completed rounds.
+            rounds_per_epoch: as of `Config.rounds_per_epoch`.
+        """
         if self.every_epochs is None:
             return round_ % self.every == 0
         interval = self.every_epochs * rounds_per_epoch
@@ -92,18 +97,17 @@ class ScheduledEvaluationHParams(EvaluationHParams):
 
 @dataclass(frozen=True)
 class CommonSystemHParams:
-    """What both kinds of training set.
+    """Use of the machines, as far as both kinds of training set it.
 
     Attributes:
-        evaluators: processes that evaluate checkpoints meanwhile.
-        gpus_for_evaluation: GPUs of each evaluator, to be left over by the training; 0 evaluates on a CPU. By default a
-            small share where the cluster has GPUs; of central training, where its device is "cuda".
-        evaluation_deadline: seconds for an attempt to evaluate a checkpoint; who takes longer is killed, tried again
-            three times, and recorded as failed.
-        checkpoint_every: rounds (of central training, steps) between two checkpoints; the newest two and the evaluated
-            ones are kept.
-        tracking: who is told of rounds and evaluations: any of "tensorboard", "mlflow", "wandb"; see
-            `flsim.runs.trackers`.
+        evaluators: Number of processes that evaluate checkpoints during training. Unit: processes.
+        gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. When not set: a
+            small share of a GPU where the cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
+        evaluation_deadline: Longest time of one attempt to evaluate a checkpoint. A slower evaluator is killed; after
+            three more attempts the evaluation is recorded as failed. Unit: seconds.
+        checkpoint_every: Rounds, in central training steps, between two checkpoints; the newest two and the evaluated
+            ones are kept. Unit: rounds or steps.
+        tracking: Trackers that receive the values of rounds and evaluations; see `flsim.runs.trackers`.
     """
 
     evaluators: int = 1
@@ -121,15 +125,24 @@ class CommonSystemHParams:
 
     @property
     def training_threads(self) -> int:
-        """Torch threads of a process that trains."""
+        """The number of torch threads of a training process."""
         return 1
 
 
 @dataclass(frozen=True)
 class Config(ABC):
-    """A run, of either kind. Each section is documented by the settings it holds.
+    """The configuration of a run of either kind of training.
 
-    What a run counts is called a round everywhere but here: rounds of federated training, steps of central training.
+    Its methods and the results of runs call a step of central training a round too.
+
+    Attributes:
+        data: Corpus and its users.
+        seed: Seed of everything random: canaries, weights, cohorts, noise and references. Unit: none.
+        canaries: Planted phrases, and how often they occur.
+        model: Architecture and size of the network.
+        privacy: Clipping and noise.
+        evaluation: What is measured of each evaluated checkpoint, and when.
+        system: Use of the machines. It changes nothing in the results but float rounding.
     """
 
     data: DataHParams
@@ -152,12 +165,12 @@ class Config(ABC):
 
     @property
     def digest(self) -> str:
-        """Stands for all settings that change results: not the system's, not how long, not where the corpus lies."""
+        """The digest of all settings that change results: without the system, the length, and the corpus' place."""
         return self._digest_without(seed=False)
 
     @property
     def series(self) -> str:
-        """As `digest`, for all seeds."""
+        """The digest that runs of all seeds share."""
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
@@ -180,76 +193,80 @@ class Config(ABC):
     @property
     @abstractmethod
     def _without_digest(self) -> tuple[str, ...]:
-        """Settings of training that say how long, and what others say as well."""
+        """The settings of `training` that no digest holds: the length, and what follows from other settings."""
 
     @property
     def setting(self) -> str:
-        """The row's name in a table, as in the paper's."""
+        """The name of the run's row in a table, as in the paper."""
         return setting_of(self.world, self.label)
 
     @property
     def world(self) -> World | None:
-        """`DataHParams.world`; None where records are drawn in the same way in both worlds."""
+        """The world of the users; None where records are drawn in the same way in both worlds."""
         return self.data.world
 
     @property
     def label(self) -> str:
-        """`setting` without the world."""
+        """The name of the run's row, without the world."""
         bits = self.evaluation.weight_bits
         return self._label if bits is None else f"{self._label}, {bits}-bit weights"
 
     @property
     @abstractmethod
     def _label(self) -> str:
-        """`label` without how the model is measured."""
+        """The name of the run's row, without the world and the bits of weights."""
 
     @property
     @abstractmethod
     def sampler(self) -> str:
-        """How the units of privacy are drawn; a user's own sampler by content, as a ledger names it."""
+        """The sampler of the units of privacy, as a ledger names it: a user's own sampler by content."""
 
     @property
     @abstractmethod
     def round_size(self) -> int:
-        """Users of a round, or records of a step; expected ones where they are drawn."""
+        """The number of users in a round, or of records in a step; an expectation where they are drawn."""
 
     @abstractmethod
     def optimizer_slots(self, vocabulary_size: int) -> int:
-        """How many tensors like the parameters a checkpoint holds beside them."""
+        """Return how many times the size of the parameters a checkpoint holds beside them."""
 
     @property
     def slots_kept_by_users(self) -> int:
-        """How many tensors like the parameters each sampled user keeps between rounds, in float32."""
+        """The number of tensors of each parameter's shape, float32, that a sampled user keeps between rounds."""
         return 0
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        """Who met which canary in which of so many rounds; see `flsim.algorithms.participation`."""
+        """Return which user met which canary in which of `rounds` rounds; see `flsim.algorithms.participation`."""
 
     @abstractmethod
     def rounds_per_epoch(self, train: Split) -> float:
-        """Rounds that read as many records as there are; where records or users are drawn, in expectation."""
+        """Return how many rounds read as many records as the split has; an expectation where they are drawn."""
 
     @abstractmethod
     def rounds_over(self, train: Split) -> int:
-        """How long to train on these users. Raises InputError where they cannot say it."""
+        """Return how many rounds to train on these users.
+
+        Raises:
+            InputError: the number depends on words, and the users have none.
+        """
 
     @abstractmethod
     def planned(self, population: int, rounds: int) -> Entry:
-        """What so many rounds release, of a population of that many units of privacy."""
+        """Return the ledger's entry for `rounds` rounds on `population` users, in central training records."""
 
     @abstractmethod
     def training_of(
         self, users: Population | Split, rounds: int, device: str | None = None, user_states: UserStates | None = None
     ) -> Training:
-        """Training of these users over so many rounds.
+        """Return the training of these users.
 
         Args:
-            users: the training users; canaries need not be planted to see whether training could begin.
-            rounds: how long it is.
-            device: of torch, in this process; None for what the settings say, or a CPU.
+            users: the training users; without canaries it is known as well whether training can begin.
+            rounds: number of rounds.
+            device: torch's device in this process; where None the one of the settings, or a CPU.
             user_states: what users keep between rounds; in memory where None.
 
         Raises:
-            InputError: training could not begin.
+            InputError: training cannot begin.
         """

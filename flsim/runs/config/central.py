@@ -1,4 +1,4 @@
-"""Settings of a central run: SGD over records, or DP-SGD."""
+"""The configuration of a central run: SGD over records, or DP-SGD."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,12 +21,12 @@ from flsim.training.optimizers import label_of, slots_of
 
 @dataclass(frozen=True)
 class CentralTrainingHParams(CentralHParams):
-    """`CentralHParams`, the kind of training, and the order of records.
+    """Settings of central training: `CentralHParams`, the kind of training, and the order of records.
 
     Attributes:
-        kind: "central".
-        order: what data.world says, if it is said here as well: "iid" for world "iid", "sequence" for "non-iid". With
-            clip or noise records are drawn at random whatever the world, which is "iid".
+        kind: Kind of training: "central".
+        order: Order of records, which `data.world` decides: "iid" in world "iid", "sequence" in world "non-iid". A run
+            with another value is refused. With clip or noise records are drawn at random, which is "iid".
     """
 
     kind: Literal["central"] = "central"
@@ -35,10 +35,10 @@ class CentralTrainingHParams(CentralHParams):
 
 @dataclass(frozen=True)
 class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
-    """`ScheduledEvaluationHParams` of central training.
+    """Settings of what is measured of a checkpoint in central training, and after how many steps.
 
     Attributes:
-        every: steps between two evaluations; the last step is always evaluated.
+        every: Steps between two evaluations; the last step is always evaluated. Unit: steps.
     """
 
     every: int = 10_000
@@ -51,16 +51,19 @@ class CentralSystemHParams(CommonSystemHParams):
     A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
 
     Attributes:
-        engine: "fused", or "autograd", which is its slow oracle, does DP-SGD, and trains any model.
-        device: "cpu" or "cuda", of the training.
-        workers: processes that train, by Ray Train; more than one share every batch. Each takes `threads` CPU cores.
-        threads: torch threads, and CPU cores, of a training process.
-        gpus: GPUs of a training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator; it may
-            fill so much of the GPU's memory. By default what the evaluators leave of one, where device is "cuda".
-        retries: times in a row that training starts again from the newest checkpoint where a process died, before the
-            run fails; with a pause of 1, 2, 4, ... seconds before each.
-        physical_batch: with clip or noise, records whose gradients are in memory at a time: about 40 MB each for the
-            paper's model.
+        engine: "fused" trains with a gradient that is written out. "autograd" is plain PyTorch: slower, and it trains
+            any architecture and does DP-SGD.
+        device: Device of the training.
+        workers: Number of training processes, by Ray Train; several share each batch. Unit: processes.
+        threads: CPU cores, and torch threads, of a training process. Unit: cores.
+        gpus: GPUs of a training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator. The
+            process may fill this share of the GPU's memory. When not set with device "cuda": what the evaluators leave
+            of one GPU. Unit: GPUs.
+        retries: Times in a row that training restarts from the newest checkpoint after a process died, before the run
+            fails. The pauses before them are 1, 2, 4, ... seconds. Unit: attempts.
+        physical_batch: With clip or noise: records whose gradients are in memory at the same time, about 40 MB each for
+            the paper's model. Unit: records.
+        checkpoint_every: Steps between two checkpoints; the newest two and the evaluated ones are kept. Unit: steps.
     """
 
     engine: EngineName = "fused"
@@ -93,7 +96,11 @@ class CentralSystemHParams(CommonSystemHParams):
 
 @dataclass(frozen=True)
 class CentralConfig(Config):
-    """A run of central training over records; with clip or noise, DP-SGD."""
+    """A run of central training over records; with clip or noise, DP-SGD.
+
+    Attributes:
+        training: Optimizer over minibatches of records, and number of steps.
+    """
 
     evaluation: StepwiseEvaluationHParams = field(default_factory=StepwiseEvaluationHParams)
     training: CentralTrainingHParams = field(default_factory=CentralTrainingHParams)
@@ -133,7 +140,7 @@ class CentralConfig(Config):
 
     @property
     def order(self) -> Order:
-        """Records in random order, or in sequence through the users' own (Thakkar et al., 2020, section 4.2)."""
+        """The order of records: random, or user by user (Thakkar et al., 2020, section 4.2)."""
         return "iid" if self._is_private or self.data.world == "iid" else "sequence"
 
     @property

@@ -1,4 +1,4 @@
-"""Settings of a federated run."""
+"""The configuration of a federated run."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ from flsim.training.hparams import LocalHParams
 
 @dataclass(frozen=True)
 class TrainingHParams(FedAvgHParams):
-    """`FedAvgHParams`, and the kind of training.
+    """Settings of federated training: `FedAvgHParams`, the kind of training, and its length in epochs.
 
     Attributes:
-        kind: "federated".
-        epochs: in place of rounds, passes over all records, as far as whole rounds reach; in expectation where users or
-            records are drawn.
+        kind: Kind of training: "federated".
+        epochs: In place of `rounds`: passes over all records, as far as whole rounds reach. Where users or records are
+            drawn, the number is an expectation. Unit: epochs.
     """
 
     kind: Literal["federated"] = "federated"
@@ -50,17 +50,20 @@ class SystemHParams(CommonSystemHParams):
     """How a federated run uses the machines. Changes nothing in its results but float rounding.
 
     Attributes:
-        engine: "cohort", or "local", which is its slow oracle and trains models without a gradient written out.
-        micro_cohort: users that the cohort engine trains at once; by default as many as suit the device: on a CPU one.
-        shards: Flower nodes; each holds a contiguous range of users and replies once a round.
-        cpus_per_client: CPU cores, and torch threads, of a client process.
+        engine: "cohort" trains many users with the same kernels. "local" is plain PyTorch: slower, and it trains any
+            architecture.
+        micro_cohort: Users that the cohort engine trains at the same time. When not set: as many as suit the device, on
+            a CPU one. Unit: users.
+        shards: Number of Flower nodes. Each holds a contiguous range of users and replies once a round. Unit: nodes.
+        cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
-            By default one client per GPU where the cluster has any.
-        deadline: seconds that a round may take before missing replies are asked for again, from when they were asked
-            for; that is not done before a client process runs. By default ten times the longest reply since the command
-            started, from a minute to an hour, and an hour until there is one (`server/federated/deadline.py`).
-        retries: times that a shard is asked again after an error or the deadline, before the run fails; with a pause
-            of 1, 2, 4, ... seconds before each, in which a client process that died comes back.
+            When not set: 1 where the cluster has GPUs. Unit: GPUs.
+        deadline: Longest wait for the replies of a round, from the request on, before missing ones are asked for again.
+            When not set: ten times the longest reply since the command started, at least a minute and at most an hour,
+            and an hour before the first reply (`server/federated/deadline.py`). Unit: seconds.
+        retries: Times that a shard is asked again after an error or the deadline, before the run fails. The pauses
+            before them are 1, 2, 4, ... seconds, in which a client process that died comes back. Unit: attempts.
+        checkpoint_every: Rounds between two checkpoints; the newest two and the evaluated ones are kept. Unit: rounds.
     """
 
     engine: EngineName = "cohort"
@@ -90,7 +93,12 @@ class SystemHParams(CommonSystemHParams):
 
 @dataclass(frozen=True)
 class FederatedConfig(Config):
-    """A run of Federated Averaging."""
+    """A run of Federated Averaging.
+
+    Attributes:
+        training: Federated algorithm, cohorts, server optimizer and number of rounds.
+        local: Training of a user on the user's own records.
+    """
 
     training: TrainingHParams = field(default_factory=TrainingHParams)
     local: LocalHParams = field(default_factory=LocalHParams)

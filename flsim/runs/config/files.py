@@ -1,4 +1,4 @@
-"""A configuration from a TOML file, and back. An unknown key is an error, never ignored."""
+"""Reading a configuration from a TOML file, and writing it; an unknown key is an error."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
@@ -25,8 +25,8 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
         overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
 
     Raises:
-        InputError: no such file, not TOML, a sweep, an unknown key (the closest known one is named), or a value not
-            allowed.
+        InputError: the file is missing, no TOML, or a sweep, a key is unknown (the closest known one is named), or a
+            value is not allowed.
     """
     values = toml.read(path, overrides)
     if "grids" in values:
@@ -36,9 +36,9 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
-    """Validate settings that were read from `source`; training.kind says which there are.
+    """Return the configuration of values that were read from `source`.
 
-    Files of a user's own code are relative to `base`.
+    ``training.kind`` decides the class. Files of a user's own code are relative to `base`.
     """
     training = values.get("training")
     name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"
@@ -64,7 +64,7 @@ def dump(config: Config, path: Path) -> None:
 
 
 def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
-    """Keys that nobody knows, closest known one first; then those of the other kind of training, all at once."""
+    """Refuse a key of no kind of training, with the closest known one; then all keys of the other kind."""
     other = next(kind for kind in KINDS if kind != name)
     unknown = dict(toml.unknown_keys(KINDS[name], values))
     unknown_there = tuple(f"{key}." for key, _ in toml.unknown_keys(KINDS[other], values))

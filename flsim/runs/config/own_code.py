@@ -1,4 +1,4 @@
-"""A user's own code in a configuration: which settings name it, and its copies in a run folder.
+"""A user's own code in a configuration: the settings that name files, and the copies in a run folder.
 
 A copy's name ends in the first digits of its digest, as in ``code/my_model.0a1b2c3d4e5f6a7b.py``, so that it can be
 checked wherever it lies.

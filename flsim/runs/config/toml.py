@@ -1,4 +1,4 @@
-"""TOML in, frozen dataclasses out: overrides, unknown keys, and errors in one line that name what is wrong."""
+"""Reading TOML into frozen dataclasses, with overrides; each error is one line that names the key."""
 
 import difflib
 import tomllib
@@ -15,14 +15,14 @@ Kind = TypeVar("Kind")
 
 
 def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """A file's values.
+    """Return the values of a TOML file, with overrides.
 
     Args:
         path: the file.
         overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
 
     Raises:
-        InputError: no such file, not TOML, or an override of another form.
+        InputError: the file is missing or no TOML, or an override has another form.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -36,7 +36,11 @@ def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
-    """Values that were read from `source`, as a dataclass. Raises InputError for a value that is not allowed."""
+    """Return values that were read from `source` as a dataclass.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -49,7 +53,7 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
 
 
 def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Keys that a dataclass has no field for, at any depth, each with the closest that it has."""
+    """Yield each key that a dataclass has no field for, at any depth, with the closest key that it has."""
     if not isinstance(values, Mapping):
         return  # a wrong type is the validator's to explain
     known = {item.name for item in fields(kind)}
@@ -63,7 +67,11 @@ def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[st
 
 
 def override_value(values: dict[str, Any], override: str) -> None:
-    """Set what a ``section.key=value`` text says, in place. Raises InputError for one of another form."""
+    """Set a value from a ``section.key=value`` text, in place.
+
+    Raises:
+        InputError: the text has another form.
+    """
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
     if not equals or not all([*sections, name]):

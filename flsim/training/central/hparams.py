@@ -24,26 +24,25 @@ class CentralHParams:
     it, and then `weight_decay` adds its part, as in torch's optimizers.
 
     Attributes:
-        epochs: passes over all records; under DP-SGD, expected passes over a record.
-        steps: number of steps, in place of epochs.
-        words: number of training words to read, in place of epochs. The last step is the one that reaches it where
-            all steps have equally many words.
-        batch_size: records in a step; under DP-SGD the expected number.
-        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`, with torch's defaults but for the settings below;
-            ``path/to/file.py:NAME`` is a user's own.
-        learning_rate: the optimizer's highest learning rate, which `schedule` multiplies by its factor.
-        tuned_at: the batch size for which `learning_rate` was tuned. At another batch size the rate is multiplied by
-            sqrt(batch_size / tuned_at), the rule of Thakkar et al. (2020), Table 4. None leaves it as it is.
-        schedule: change of the learning rate after `warmup`. "constant" keeps it; "linear" and "cosine" lower it
-            towards 0; ``path/to/file.py:NAME`` is a user's own (`flsim.training.schedules`).
-        warmup: number of first steps in which the learning rate rises along a line.
-        momentum: factor of the last step's direction, for optimizer "momentum".
-        gradient_clip: bound on the L2 norm of a step's whole gradient; None for no bound.
-        weight_decay: lambda of a penalty lambda / 2 ||w||^2 (Krogh and Hertz, 1992).
-        dropout: probability of dropping each value that the cell reads or that words are predicted from; the recurrence
-            has no dropout (Zaremba et al., 2014).
-        precision: precision of matrix products, as in `flsim.training.hparams.LocalHParams`; other than "float32" it
-            needs engine "fused" and no DP-SGD.
+        epochs: Passes over all records; with DP-SGD, of an expected record. Unit: epochs.
+        steps: In place of `epochs`: number of steps. Unit: steps.
+        words: In place of `epochs`: number of training words to read. Training ends with the step that reaches it where
+            all steps have equally many words. Unit: words.
+        batch_size: Records in a step; with DP-SGD the expected number. Unit: records.
+        optimizer: Optimizer, with torch's defaults but for the settings of this section.
+        learning_rate: Learning rate of the optimizer. Unit: none.
+        tuned_at: Batch size that `learning_rate` is meant for. At another one the rate is multiplied by sqrt(batch_size
+            / tuned_at), the rule of Thakkar et al. (2020), Table 4. When not set: the rate stays. Unit: records.
+        schedule: Schedule of the learning rate after `warmup`: it stays ("constant"), or falls towards 0 along a line
+            ("linear") or half a cosine ("cosine").
+        warmup: Number of steps in which the learning rate rises along a line. Unit: steps.
+        momentum: Momentum of optimizer "momentum". Unit: none.
+        gradient_clip: Bound on the L2 norm of a step's whole gradient. When not set: no bound. Unit: L2 norm.
+        weight_decay: Weight lambda of the penalty lambda / 2 ||w||^2 (Krogh and Hertz, 1992). Unit: none.
+        dropout: Probability to drop each value of the cell's input and of the output layer's input. The recurrence is
+            kept (Zaremba et al., 2014). Unit: probability.
+        precision: Precision of matrix products, as in `flsim.training.hparams.LocalHParams`. "tf32" and "bf16" need
+            engine "fused", and exclude DP-SGD.
 
     Examples:
         >>> flsim.CentralSGD(batch_size=256, learning_rate=0.5)                # doctest: +SKIP

@@ -201,9 +201,9 @@ def test_an_interrupt_leaves_what_the_same_import_continues_with(
         with pytest.raises(KeyboardInterrupt):
             import_folder(sources)
     assert sorted(path.name for path in sources.parent.iterdir()) == [".corpus.importing", "sources"]
-    assert capsys.readouterr().err.endswith(".corpus.importing: interrupted; the same command continues\n")
+    assert capsys.readouterr().err.endswith(".corpus.importing: interrupted; repeat the command to continue\n")
     assert folder_bytes(import_folder(sources).path) == expected
-    assert "continues an import that was interrupted" in capsys.readouterr().err
+    assert "continuing an interrupted import" in capsys.readouterr().err
     assert sorted(path.name for path in sources.parent.iterdir()) == ["corpus", "sources"]
 
 
@@ -217,7 +217,7 @@ def test_another_import_than_the_interrupted_one_begins_anew(
             import_folder(sources)
     write_jsonl(source, [(1, TEXT), (2, TEXT)])
     corpus = import_folder(sources)
-    assert "begins anew; the interrupted import had other sources or parameters" in capsys.readouterr().err
+    assert "starting a new import; the interrupted one had other sources or options" in capsys.readouterr().err
     assert corpus.manifest["parameters"]["read"]["users"] == 2
     assert sorted(path.name for path in sources.parent.iterdir()) == [".corpus.importing", "corpus", "sources"]
 

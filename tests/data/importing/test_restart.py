@@ -22,7 +22,7 @@ def test_ten_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) 
     for number in range(10):
         kill(imports.started(min(imports.pieces() + int(rng.integers(4)), 20)))
         assert not imports.out.exists(), number
-    assert "continues an import that was interrupted" in imports.run()
+    assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
     assert not imports.scratch.exists()
 
@@ -62,7 +62,7 @@ def test_pieces_of_an_import_outlive_a_folder_in_its_place(imports: Imports, exp
     imports.out.mkdir()
     assert "exists already" in imports.finish(imports.start(), code=2)
     imports.out.rmdir()
-    assert "continues an import" in imports.run()
+    assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
 
 
@@ -72,14 +72,14 @@ def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Import
     imports.out.mkdir()
     imports.go()
     said = imports.finish(process, code=2).splitlines()
-    assert said[-2].endswith("stays; once what is wrong is put right, the same command continues")
+    assert said[-2].endswith("finished pieces stay there; remove the cause, and repeat the command to continue")
     assert said[-1] == f"flsim: {imports.out}: exists by now; remove it or rename it"
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
     (pieces / "finished").touch()
     assert (pieces / "corpus" / "manifest.json").exists()
     assert "exists already" in imports.finish(imports.start(), code=2)
     imports.out.rmdir()
-    assert "continues an import" in imports.run()
+    assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
     assert not imports.scratch.exists()
 
@@ -91,7 +91,7 @@ def test_a_source_that_is_away_costs_no_pieces(imports: Imports, expected: dict[
     imports.go()
     assert imports.finish(process, code=1).splitlines()[-1].startswith(f"flsim: {imports.sources[0]}: ")
     away.rename(imports.sources[0])
-    assert "continues an import" in imports.run()
+    assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
 
 
@@ -100,14 +100,14 @@ def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, byt
     kill(imports.started(6, further=0))
     said = imports.finish(imports.start(*imports.sources[:2]))
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
-    assert "begins anew; the interrupted import had other sources or parameters" in said
+    assert "starting a new import; the interrupted one had other sources or options" in said
     assert f"{pieces}; remove that folder" in said
-    assert f"{imports.scratch}: holds pieces of another import that was interrupted" in said
+    assert f"{imports.scratch}: holds pieces of another interrupted import" in said
     shutil.rmtree(imports.out)
     bad = write_jsonl(imports.folder / "bad.jsonl", [(1, "too short")])
     assert "no user has 200 words" in imports.finish(imports.start(bad), code=2)
     assert [path for path in imports.scratch.iterdir() if path.is_dir()] == [pieces]
-    assert "continues an import" in imports.run()
+    assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
     assert not imports.scratch.exists()
 
@@ -118,7 +118,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(imports: Imports, exp
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     said = imports.finish(process, code=130)
-    assert said.splitlines()[-1] == f"{imports.scratch}: interrupted; the same command continues"
+    assert said.splitlines()[-1] == f"{imports.scratch}: interrupted; repeat the command to continue"
     assert not any(map(alive, workers))
     imports.run()
     assert folder_bytes(imports.out) == expected
@@ -141,7 +141,7 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
     said = imports.finish(process, code=2)
-    assert "the process that worked on it died, 2 times (signal 9)" in said.splitlines()[-1]
+    assert "its process died, 2 times (signal 9)" in said.splitlines()[-1]
     assert str(imports.folder) in said.splitlines()[-1]
     imports.run()
     assert folder_bytes(imports.out) == expected
@@ -206,7 +206,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         assert process.returncode == 1
         assert said.splitlines()[-1] == (
             f"flsim: {out.with_name('.corpus.importing')}: No space left on device; make room on that disk, "
-            "then the same command continues"
+            "then repeat the command to continue"
         )
         assert not out.exists()
         failures += 1

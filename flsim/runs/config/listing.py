@@ -1,0 +1,198 @@
+"""The list of all settings, made from the dataclasses of a configuration and from their docstrings.
+
+The `Attributes` section of a docstring describes each field; ``Unit: X.`` at its end is the unit of a number.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from flsim.algorithms.built_in import ALGORITHMS
+from flsim.algorithms.server_optimizers import SERVER_OPTIMIZERS
+from flsim.base.errors import InputError
+from flsim.base.extensions import Own
+from flsim.measures.built_in import ALSO
+from flsim.models.architectures import BUILT_IN, build
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.noise import NOISES
+from flsim.privacy.sampling import SAMPLERS
+from flsim.runs.config.files import KINDS
+from flsim.training.optimizers import OPTIMIZERS
+from flsim.training.schedules import SCHEDULES
+
+FORM = "path/to/file.py:NAME"
+VOCABULARY = 10_000  # token ids, for which parameters of architectures are counted: the paper's
+# Built-in names of what a user's own code can replace, by `Own.kind`.
+NAMES: Mapping[str, Mapping[str, object]] = {
+    "algorithm": ALGORITHMS,
+    "architecture": BUILT_IN,
+    "measure": ALSO,
+    "noise": NOISES,
+    "optimizer": OPTIMIZERS,
+    "sampler": SAMPLERS,
+    "schedule": SCHEDULES,
+    "server optimizer": SERVER_OPTIMIZERS,
+}
+TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "text"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a configuration file.
+
+    Attributes:
+        name: key within its section.
+        type: type of the value, in words.
+        default: default value as TOML, ``required``, or ``not set``.
+        unit: unit of a number; empty where it has none.
+        description: sentences about the value, the last one of which lists the names that are allowed.
+    """
+
+    name: str
+    type: str
+    default: str
+    unit: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a configuration file, for one kind of training where the kinds differ.
+
+    Attributes:
+        name: name of the section; empty for keys outside of sections.
+        kind: value of `training.kind` that the section belongs to; empty where all have the same section.
+        description: sentences about the section.
+        settings: keys of the section, in the order of its dataclass.
+    """
+
+    name: str
+    kind: str
+    description: str
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One built-in network.
+
+    Attributes:
+        name: value of `model.architecture`.
+        description: first paragraph of the network's docstring.
+        parameters: number of trained parameters at the default sizes, with a vocabulary of `VOCABULARY` token ids.
+        sizes: settings of the section model that change it.
+    """
+
+    name: str
+    description: str
+    parameters: int
+    sizes: tuple[str, ...]
+
+
+def sections() -> list[Section]:
+    """Return all sections, keys outside of sections first.
+
+    Keys that all kinds of training share make one section, and the keys of one kind another.
+    """
+    listed: dict[str, list[Section]] = {"": []}
+    for kind, config in KINDS.items():
+        hints, descriptions = get_type_hints(config, include_extras=True), _descriptions(config)
+        for item in fields(config):
+            name, hint = item.name, hints[item.name]
+            has_keys = is_dataclass(hint)
+            settings = _settings(hint) if has_keys else (_setting(item, hint, descriptions[name]),)
+            section = Section(name if has_keys else "", kind, descriptions[name] if has_keys else "", settings)
+            listed.setdefault(section.name, []).append(section)
+    return [part for of_kinds in listed.values() for part in _merged(of_kinds)]
+
+
+def _merged(of_kinds: Sequence[Section]) -> list[Section]:
+    """Return the keys that all kinds share, then those of each kind; sections without keys are left out."""
+    first = of_kinds[0]
+    is_shared = len(of_kinds) == len(KINDS)
+    common = [key for key in first.settings if is_shared and all(key in section.settings for section in of_kinds)]
+    shared = replace(first, kind="", settings=tuple(common))
+    own = [
+        replace(section, settings=tuple(key for key in section.settings if key not in common)) for section in of_kinds
+    ]
+    return [section for section in (shared, *own) if section.settings]
+
+
+def architectures() -> list[Architecture]:
+    """Return all built-in networks."""
+    return [_architecture(name) for name in BUILT_IN]
+
+
+def _architecture(name: str) -> Architecture:
+    network = build(VOCABULARY, ModelHParams(architecture=name))
+    description = " ".join(inspect.cleandoc(type(network).__doc__ or "").split("\n\n")[0].split()).replace("`", "")
+    parameters = sum(value.numel() for value in network.trainable.values())
+    defaults = {item.name: item.default for item in fields(ModelHParams) if isinstance(item.default, int)}
+    sizes = tuple(size for size, default in defaults.items() if _allows(name, **{size: 2 * default}))
+    return Architecture(name, description, parameters, sizes)
+
+
+def _allows(architecture: str, **size: Any) -> bool:
+    try:
+        ModelHParams(architecture=architecture, **size)
+    except InputError:
+        return False
+    return True
+
+
+def _settings(section: type) -> tuple[Setting, ...]:
+    hints, descriptions = get_type_hints(section, include_extras=True), _descriptions(section)
+    return tuple(_setting(item, hints[item.name], descriptions[item.name]) for item in fields(section))
+
+
+def _setting(item: "Field[Any]", hint: Any, description: str) -> Setting:
+    sentences, _, unit = description.partition(" Unit: ")
+    type_, choices = _type(hint)
+    unit = unit.removesuffix(".").removeprefix("none")
+    return Setting(item.name, type_, _default(item), unit, f"{sentences} {choices}".strip())
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Return the text about each attribute, from the docstrings of a dataclass and of those it derives from."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        for name, text in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", section, re.MULTILINE):
+            texts[name] = " ".join(text.split()).replace("`", "")
+    return texts
+
+
+def _default(item: "Field[Any]") -> str:
+    if item.default_factory is not MISSING:
+        return "{}"
+    if item.default is MISSING:
+        return "required"
+    return "not set" if item.default is None else _toml(item.default)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _type(hint: Any) -> tuple[str, str]:
+    """Return a type in words, and a sentence that lists the names that it allows; empty where it allows any value."""
+    if get_origin(hint) in (Union, UnionType):
+        return _type(next(kind for kind in get_args(hint) if kind is not NoneType))
+    if get_origin(hint) is Annotated:
+        kind, *marks = get_args(hint)
+        own = [mark for mark in marks if isinstance(mark, Own)]
+        return ("name", f"One of: {', '.join(NAMES[own[0].kind])}, or your own as {FORM}.") if own else _type(kind)
+    if get_origin(hint) is Literal:
+        names = get_args(hint)
+        return "name", f"One of: {', '.join(names)}." if len(names) > 1 else ""
+    if get_origin(hint) is tuple:
+        kind, choices = _type(get_args(hint)[0])
+        return f"list of {kind}s", choices.replace("One of", "Any of")
+    return TYPES.get(hint, "table of numbers"), ""
