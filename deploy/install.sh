@@ -31,7 +31,7 @@ python() { # PREFIX VARIANT
     # Of triton the version that torch's CUDA build names is right; the one pinned is for tests on CPU.
     "$prefix/bin/uv" pip install --quiet --python "$prefix" --compile-bytecode "${torch[@]}" \
         --constraint <(grep -v '^triton==' "$source/constraints.txt") --constraint "$source/deploy/constraints.txt" \
-        "flsim-memorization[cluster] @ file://$source"
+        "flsim-memorization[cluster,hdf5] @ file://$source"
 }
 
 check() { # PREFIX
