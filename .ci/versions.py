@@ -68,15 +68,11 @@ def results(checkout: Path, config: str, *options: str) -> Results:
         flsim(checkout, "run", str(Path(config).resolve()), "--out", str(run), *options)
         lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
         rows = [row for path in sorted((run / "rows").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    # The repr of two floats is equal where they are equal bit for bit, and for NaN.
     return {
         "digests": {f"round {line['round']}": line["digest"] for line in lines},
-        "rows": {f"round {row['round']}, {row['metric']} {row['canary']}": _bits(row["value"]) for row in rows},
+        "rows": {f"round {row['round']}, {row['metric']} {row['canary']}": repr(row["value"]) for row in rows},
     }
-
-
-def _bits(value: float | None) -> str:
-    """Return a text that is equal where the values are equal bit for bit; NaN equals NaN."""
-    return "null" if value is None else value.hex()
 
 
 def compare_results(before: Results, now: Results) -> int:

@@ -112,3 +112,11 @@ def test_yaml() -> None:
     files = [path.relative_to(ROOT) for path in (*WORKFLOWS, *FORMS, ROOT / ".pre-commit-config.yaml")]
     command: list[str | Path] = [BIN / "yamllint", "--strict", *files]
     subprocess.run(command, cwd=ROOT, check=True)
+
+
+def test_every_file_that_documents_about_the_project_name_exists() -> None:
+    for document in (ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / ".github" / "pull_request_template.md"):
+        text = document.read_text(encoding="utf-8")
+        named = re.findall(r"(?<![\w/])(?:\.?[\w-]+/)+[\w.-]+\.(?:py|md|toml|yml)\b", text)
+        linked = re.findall(r"\]\(([^):#]+)\)", text)
+        assert [name for name in {*named, *linked} if not (ROOT / name).exists()] == [], document
