@@ -1,8 +1,13 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-PYTHON ?= python3.11
+# The first that runs and can make environments: a name on PATH may be a stub, or lack ensurepip as Debian's do.
+PYTHON ?= $(or $(shell for name in python3.11 python3.12 python3.13; do \
+	$$name -c 'import ensurepip' 2> /dev/null && echo $$name && break; done), \
+	$(error none of python3.11, python3.12, python3.13 runs here with the modules venv and ensurepip; \
+	name yours: make PYTHON=...))
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow docs nightly numbers lint audit tools peers bench image-check chaos soak clean
+.PHONY: help setup demo test test-slow docs nightly numbers lint audit package tools peers bench image-check chaos soak \
+	clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -51,6 +56,12 @@ lint: setup      ## ruff and mypy
 audit: setup     ## known vulnerabilities of what is pinned; says so, and does not fail, where osv.dev cannot be asked
 	$(BIN)/python .ci/audit.py || [ $$? -eq 3 ]
 
+# Options of the demo that it runs; DEMO= for the whole one, which takes a minute more.
+DEMO ?= --set training.rounds=6 --set canaries.count=2 --set evaluation.references=500
+
+package: setup   ## dist/ with sdist and wheel, and a demo from the wheel in a new environment; 2 GB of temporary disk
+	.ci/package $(DEMO)
+
 tools:           ## Chromium, LaTeX and strace, which tests use where they are (Debian, as root)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
@@ -80,5 +91,5 @@ chaos: setup     ## KILLS times harm to processes of real runs, power lost at ea
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
 	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
-clean:           ## remove the environments and the site
-	rm -rf .venv .venv-peers site
+clean:           ## remove the environments, the site and dist/
+	rm -rf .venv .venv-peers site build dist

@@ -1,6 +1,7 @@
-"""Comparison of another checkout of the project with this one: benchmarks and commands in turns, and size.
+"""Comparison of another checkout of the project with this one: results, benchmarks and commands in turns, and size.
 
 git worktree add ../before COMMIT
+.venv/bin/python .ci/versions.py ../before rows CONFIG --set training.rounds=20
 .venv/bin/python .ci/versions.py --turns 3 ../before bench central
 .venv/bin/python .ci/versions.py ../before size
 """
@@ -12,10 +13,13 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 HERE = Path(__file__).parents[1]
 PRODUCT = ("flsim", "clients", "server", "experiments")
@@ -27,7 +31,10 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="a checkout of the other version")
     parser.add_argument("--turns", type=int, default=3, help="of each version, one after the other")
     parser.add_argument(
-        "what", nargs=argparse.REMAINDER, help="size; bench with options of `flsim bench`; time with those of `flsim`"
+        "what",
+        nargs=argparse.REMAINDER,
+        help="size; rows CONFIG with options of `flsim run`; bench with options of `flsim bench`; time with those of "
+        "`flsim`",
     )
     options = parser.parse_args()
     sides = (options.before.resolve(), HERE)
@@ -37,6 +44,8 @@ def main() -> None:
         for name, value in before.items():
             print(f"| {name} | {value:,} | {now[name]:,} |")
         return
+    if options.what[:1] == ["rows"]:
+        sys.exit(compare_results(*(results(side, *options.what[1:]) for side in sides)))
     measured: tuple[list[dict[str, float]], ...] = ([], [])
     for turn in range(options.turns):
         for index in (0, 1) if turn % 2 == 0 else (1, 0):
@@ -47,6 +56,36 @@ def main() -> None:
         ratios = ", ".join(f"{now / before:.2f}" for before, now in zip(one, other, strict=False) if before)
         if ratios:
             print(f"| {name} | {statistics.median(one):.4g} | {statistics.median(other):.4g} | {ratios} |")
+
+
+Results = dict[str, dict[str, Any]]  # "digests" by round, "rows" by round, metric and canary
+
+
+def results(checkout: Path, config: str, *options: str) -> Results:
+    """Return what a run gives in a checkout: the state's digest after each round, and its rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        flsim(checkout, "run", str(Path(config).resolve()), "--out", str(run), *options)
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [row for path in sorted((run / "rows").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    # The repr of two floats is equal where they are equal bit for bit, and for NaN.
+    return {
+        "digests": {f"round {line['round']}": line["digest"] for line in lines},
+        "rows": {f"round {row['round']}, {row['metric']} {row['canary']}": repr(row["value"]) for row in rows},
+    }
+
+
+def compare_results(before: Results, now: Results) -> int:
+    """Print how many digests and rows are equal, and the first that differs; return 1 where one does, else 0."""
+    code = 0
+    for kind, values in before.items():
+        others = now[kind]
+        differing = [name for name in {**values, **others} if values.get(name) != others.get(name)]
+        print(f"{kind}: {len({**values, **others}):,}, {len(differing):,} differ")
+        for name in differing[:1]:
+            code = 1
+            print(f"first: {name}: {values.get(name, 'missing')} before, {others.get(name, 'missing')} now")
+    return code
 
 
 def measure(checkout: Path, kind: str, *arguments: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ mkdir "$folder/source"
 sed -n 's/^!//p' .dockerignore | xargs cp -r -t "$folder/source"
 "$folder/source/deploy/install.sh" python "$folder/flsim" "${1:-cuda}"
 "$folder/flsim/bin/uv" pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
-    --constraint <(grep -v '^triton==' constraints.txt) --constraint deploy/constraints.txt --extra cluster \
+    --constraint constraints.txt --constraint deploy/constraints.txt --extra cluster --extra hdf5 \
     pyproject.toml | grep -E '^(torch|triton|nvidia-cudnn-cu13)=='
 rm -rf "$folder/source" # nothing of it may be needed
 deploy/install.sh check "$folder/flsim"

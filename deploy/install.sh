@@ -28,10 +28,9 @@ python() { # PREFIX VARIANT
     export UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}} # uv reads none of pip's settings
     python3 -m venv "$prefix"
     "$prefix/bin/python" -m pip install --quiet --no-cache-dir --constraint "$source/constraints.txt" uv
-    # Of triton the version that torch's CUDA build names is right; the one pinned is for tests on CPU.
     "$prefix/bin/uv" pip install --quiet --python "$prefix" --compile-bytecode "${torch[@]}" \
-        --constraint <(grep -v '^triton==' "$source/constraints.txt") --constraint "$source/deploy/constraints.txt" \
-        "flsim-memorization[cluster] @ file://$source"
+        --constraint "$source/constraints.txt" --constraint "$source/deploy/constraints.txt" \
+        "flsim-memorization[cluster,hdf5] @ file://$source"
 }
 
 check() { # PREFIX

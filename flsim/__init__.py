@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         write_report,
     )
 
+    __version__: str  # of the installed distribution; pyproject.toml is the only file that holds it
+
 __all__ = [
     "Canaries",
     "Central",
@@ -86,6 +88,13 @@ if not TYPE_CHECKING:  # or it would take every name that is misspelt for one of
 
         `import flsim` alone therefore takes no time.
         """
+        if name == "__version__":
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("flsim-memorization")
+            except PackageNotFoundError:  # a folder of source that is not installed, such as Flower's copy of the app
+                return "0+unknown"
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from flsim import api
@@ -94,4 +103,4 @@ if not TYPE_CHECKING:  # or it would take every name that is misspelt for one of
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *__all__, "__version__"]

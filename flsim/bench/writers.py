@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-import h5py
 import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flsim.data.formats.hdf5 import refuse_missing_h5py
 from flsim.data.formats.tf_example import Example
 
 Examples = Iterable[tuple[str, str, str]]
@@ -115,6 +115,9 @@ def fedjax_client(texts: Sequence[str]) -> bytes:
 
 def write_tff_hdf5(path: Path, examples: Examples, fixed_length: bool = False) -> None:
     """Write one of TensorFlow Federated's older files, which have one split each."""
+    refuse_missing_h5py(path)
+    import h5py
+
     with h5py.File(path, "w") as file:
         clients = file.create_group("examples")
         for _, client, texts in _clients(examples):
@@ -130,6 +133,9 @@ def write_tff_hdf5(path: Path, examples: Examples, fixed_length: bool = False) -
 
 def write_pfl(path: Path, examples: Examples, words: Sequence[str], longest: int = 20) -> None:
     """Write pfl-research's file: ids of `words`, most frequent first, UNK for others, sentences cut at `longest`."""
+    refuse_missing_h5py(path)
+    import h5py
+
     tokens = ["PAD", *words, "UNK", "BOS", "EOS"]
     ids = {token: number for number, token in enumerate(tokens)}
     unk, bos, eos = ids["UNK"], ids["BOS"], ids["EOS"]

@@ -196,7 +196,7 @@ def refuse_missing(kinds: Sequence[Kind]) -> None:
     """Raise InputError if the package of a tracker is not installed."""
     for kind in kinds:
         if find_spec(kind) is None:
-            package = kind if kind == "tensorboard" else f"'flsim-memorization[{kind}]'"
+            package = "mlflow-skinny" if kind == "mlflow" else kind
             raise InputError(
                 f'system.tracking: "{kind}" needs a package that is not installed; pip install {package}, or leave it '
                 f"out"

@@ -48,11 +48,11 @@ def pins(path: Path) -> dict[str, str]:
 
 
 def test_pins_of_the_image_agree_with_the_others_and_with_the_project() -> None:
-    """Of triton alone there are two versions: torch's CUDA build names its own."""
     ours, more = pins(ROOT / "constraints.txt"), pins(ROOT / "deploy" / "constraints.txt")
-    assert {name for name in ours.keys() & more.keys() if ours[name] != more[name]} == {"triton"}
+    assert {name for name in ours.keys() & more.keys() if ours[name] != more[name]} == set()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in project["dependencies"] + project["optional-dependencies"]["cluster"]:
+    extras = project["optional-dependencies"]
+    for text in project["dependencies"] + extras["cluster"] + extras["hdf5"]:
         requirement = Requirement(text)
         version = {**more, **ours}[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), text

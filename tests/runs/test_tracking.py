@@ -270,7 +270,7 @@ def test_a_package_that_is_missing_is_said_before_anything_is_made(
     make: Callable[..., Run], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)
-    package = kind if kind == "tensorboard" else rf"'flsim-memorization\[{kind}\]'"
+    package = {"mlflow": "mlflow-skinny"}.get(kind, kind)
     with pytest.raises(InputError, match=rf'^system\.tracking: "{kind}" needs .*; pip install {package}, or leave it'):
         make("run", (kind,))
     assert not (tmp_path / "run").exists()

@@ -12,11 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import h5py
-
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import USER_RECORDS, Part, library_message, ranges, user_name
+
+try:
+    import h5py
+except ImportError:  # the extra `hdf5` is not installed, and no other format needs it
+    h5py = None
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is in memory as a whole
@@ -26,13 +29,24 @@ SLICE = 2**24  # bytes of a dataset that are in memory at a time
 _ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError)
 
 
+def refuse_missing_h5py(file: Path) -> None:
+    """Raise InputError where h5py, which the extra `hdf5` installs, cannot be imported.
+
+    Args:
+        file: the file that is to be read or written, for the message.
+    """
+    if h5py is None:
+        raise InputError(f"{file}: HDF5 files need h5py, the extra 'hdf5', which is not installed; pip install h5py")
+
+
 @contextmanager
 def hdf5(data: Path, source: Path) -> Iterator[Any]:
     """Open a file, read-only and without locks.
 
     Raises:
-        InputError: libhdf5 raised an error in the block.
+        InputError: libhdf5 raised an error in the block, or h5py is not installed.
     """
+    refuse_missing_h5py(source)
     try:
         with h5py.File(data, "r", locking=False) as file:
             yield file
@@ -103,6 +117,16 @@ def slices(dataset: Any) -> Iterator[Any]:
     step = max(1, SLICE // max(row, 2**10))
     for first in range(0, dataset.shape[0], step):
         yield dataset[first : first + step]
+
+
+def is_group(member: Any) -> bool:
+    """Return whether a member of a group is a group."""
+    return isinstance(member, h5py.Group)
+
+
+def holds_strings(dataset: Any) -> bool:
+    """Return whether a dataset's values are strings, of fixed or variable length."""
+    return h5py.check_string_dtype(dataset.dtype) is not None
 
 
 def plain(dataset: Any) -> bool:

@@ -13,12 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.data.formats.hdf5 import child, client_label, client_parts, hdf5, members, plain, slices, too_large
+from flsim.data.formats.hdf5 import child, client_label, client_parts, hdf5, is_group, members, plain, slices, too_large
 from flsim.data.formats.posts import OOV_WORD, POST_RECORDS, Format, Part, Post, user_name
 
 SPLITS = {"train": "train", "val": "heldout", "test": "test"}
@@ -76,7 +75,7 @@ def _users(data: Path, source: Path) -> list[tuple[str, str | bytes]]:
 
 
 def _datasets(user: Any, where: str) -> tuple[Any, Any]:
-    if not isinstance(user, h5py.Group) or "inputs" not in user or "targets" not in user:
+    if not is_group(user) or "inputs" not in user or "targets" not in user:
         raise InputError(f"{where} has no inputs and targets")
     inputs, targets = child(user, "inputs"), child(user, "targets")
     if not plain(inputs) or not plain(targets) or inputs.dtype.kind not in "iu" or targets.dtype.kind not in "iu":
@@ -146,7 +145,7 @@ def _leaves(group: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
         if user_name(name) is None or isinstance(name, bytes):
             raise ValueError("a token that is not UTF-8")
         member = child(group, name)
-        if isinstance(member, h5py.Group):
+        if is_group(member):
             yield from _leaves(member, f"{path}{name}/", depth + 1)
         else:
             yield f"{path}{name}", member

@@ -9,10 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
-
 from flsim.base.errors import InputError
-from flsim.data.formats.hdf5 import child, client_label, client_parts, hdf5, members, plain, slices, too_large
+from flsim.data.formats.hdf5 import (
+    child,
+    client_label,
+    client_parts,
+    hdf5,
+    holds_strings,
+    is_group,
+    members,
+    plain,
+    slices,
+    too_large,
+)
 from flsim.data.formats.posts import Format, Part, Post, published, split_of_name, user_name
 
 GROUP = "examples"
@@ -50,10 +59,10 @@ def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
     client = child(clients, name)
-    if not isinstance(client, h5py.Group) or "tokens" not in client:
+    if not is_group(client) or "tokens" not in client:
         raise InputError(f"{source}: client {client_label(name)} has no dataset 'tokens'")
     tokens = child(client, "tokens")
-    if not plain(tokens) or len(tokens.shape) != 1 or h5py.check_string_dtype(tokens.dtype) is None:
+    if not plain(tokens) or len(tokens.shape) != 1 or not holds_strings(tokens):
         raise InputError(f"{source}: client {client_label(name)}: 'tokens' is not one row of strings in this file")
     return tokens
 

@@ -1,4 +1,7 @@
+import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -7,6 +10,8 @@ import pytest
 
 from flsim.base.errors import InputError
 from flsim.data.formats.known import FORMATS, format_of
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_names() -> None:
@@ -50,3 +55,33 @@ def test_what_was_found_and_what_is_known(tmp_path: Path) -> None:
         file.create_group("images")
     with pytest.raises(InputError, match=r"c: HDF5 with the groups images; known are"):
         format_of(tmp_path / "c", tmp_path / "c")
+
+
+def test_without_h5py_only_hdf5_files_are_refused(tmp_path: Path) -> None:
+    """A module that cannot be imported comes before the installed h5py, also in the processes that read a file."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "h5py.py").write_text("raise ModuleNotFoundError('hidden')\n")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_group("examples")
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"user": "{user}", "text": "a b c d e f"}}\n' for user in range(4)))
+    common = ["--words-per-user", "6", "--vocabulary", "5", "--out", "corpus"]
+
+    def imported(name: str, *options: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "flsim", "data", "import", name, *common, *options],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{hidden}:{ROOT}"},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stderr
+
+    for options in ([], ["--format", "tff-hdf5"], ["--format", "pfl-hdf5"]):
+        code, message = imported("a.h5", *options)
+        assert code == 2
+        assert message.splitlines()[-1] == (
+            "flsim: a.h5: HDF5 files need h5py, the extra 'hdf5', which is not installed; pip install h5py"
+        )
+        assert not (tmp_path / "corpus").exists()
+    assert imported("a.jsonl", "--test", "0")[0] == 0

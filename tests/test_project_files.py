@@ -1,0 +1,122 @@
+"""Files about the project say the same as each other, and are valid in their formats."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import flsim
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+SCHEMAS = [
+    ("vendor.citation-file-format", [ROOT / "CITATION.cff"]),
+    ("vendor.github-workflows", WORKFLOWS),
+    ("vendor.github-issue-forms", [path for path in FORMS if path.name != "config.yml"]),
+    ("vendor.github-issue-config", [ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"]),
+]
+
+
+def has_schema(schema: str, *files: Path) -> bool:
+    """Return whether files are valid, as check-jsonschema says; its schemas are part of the package."""
+    command: list[str | Path] = [BIN / "check-jsonschema", "--builtin-schema", schema, *files]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(("schema", "files"), SCHEMAS, ids=lambda value: value if isinstance(value, str) else "")
+def test_files_have_their_schemas(schema: str, files: list[Path], tmp_path: Path) -> None:
+    assert files
+    assert has_schema(schema, *files)
+    shutil.copy(files[0], tmp_path / files[0].name)
+    with (tmp_path / files[0].name).open("a") as file:
+        file.write("\nno-such-key: [1, 2]\n")
+    assert not has_schema(schema, tmp_path / files[0].name)
+
+
+def test_hooks_of_pre_commit_are_valid_and_are_programs_of_the_environment() -> None:
+    path = ROOT / ".pre-commit-config.yaml"
+    subprocess.run([BIN / "pre-commit", "validate-config", path], check=True)
+    hooks = [hook for repository in yaml.safe_load(path.read_text())["repos"] for hook in repository["hooks"]]
+    assert {hook["language"] for hook in hooks} == {"system"}  # any other fetches what nothing pins
+    programs = [Path(hook["entry"].split()[0]) for hook in hooks]
+    assert [program for program in programs if not (BIN / program.name).exists()] == []
+    assert {program.parent for program in programs} == {Path(".venv/bin")}
+
+
+def test_the_version_is_written_in_one_place_and_read_everywhere(tmp_path: Path) -> None:
+    assert flsim.__version__ == version("flsim-memorization") == PROJECT["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[(\d+\.\d+\.\d+)\]", changelog, re.MULTILINE)[0] == PROJECT["version"]
+    assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    # Source that is not installed, which Flower unpacks, has no version: -S leaves out what is installed.
+    shutil.copytree(ROOT / "flsim", tmp_path / "flsim", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import flsim; print(flsim.__version__)"
+    shown = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert shown.stdout == "0+unknown\n"
+
+
+def test_versions_of_python_are_the_same_everywhere() -> None:
+    classified = [text.split()[-1] for text in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", text)]
+    latest = int(classified[-1].removeprefix("3."))
+    assert PROJECT["requires-python"] == f">={classified[0]},<3.{latest + 1}"
+    makefile = (ROOT / "Makefile").read_text()
+    (names,) = re.findall(r"shell for name in (.*); do", makefile)
+    candidates = [name.removeprefix("python") for name in names.split()]
+    assert candidates == classified
+    matrices = {
+        path.name: yaml.safe_load(path.read_text())["jobs"][path.stem.replace("ci", "run")]["strategy"]["matrix"]
+        for path in WORKFLOWS
+    }
+    assert matrices["ci.yml"]["python"] == classified
+    assert set(matrices["newest.yml"]["python"]) <= set(classified)
+
+
+def test_ci_is_the_script() -> None:
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["run"]["steps"]
+    assert {"run": ".ci/run"} in steps
+    actions = [step["uses"] for path in WORKFLOWS for step in steps_of(path) if "uses" in step]
+    assert actions
+    assert [name for name in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name)] == []
+
+
+def steps_of(path: Path) -> list[dict[str, Any]]:
+    """Return the steps of all jobs of a workflow."""
+    return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
+
+
+def test_the_newest_releases_are_those_of_all_dependencies_without_limits() -> None:
+    command = [sys.executable, str(ROOT / ".ci" / "newest.py"), "--list"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    extras = PROJECT["optional-dependencies"].values()
+    own = [Requirement(line) for line in [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]]
+    newest = {(line.name, str(line.marker), *line.extras): line.specifier for line in map(Requirement, lines)}
+    limited = {(line.name, str(line.marker), *line.extras): line.specifier for line in own}
+    own_name = PROJECT["name"]
+    assert newest.keys() == {key for key in limited if key[0] != own_name}
+    for key, specifiers in newest.items():
+        assert {str(one) for one in specifiers} == {str(one) for one in limited[key] if one.operator == ">="}
+
+
+def test_yaml() -> None:
+    files = [path.relative_to(ROOT) for path in (*WORKFLOWS, *FORMS, ROOT / ".pre-commit-config.yaml")]
+    command: list[str | Path] = [BIN / "yamllint", "--strict", *files]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def test_every_file_that_documents_about_the_project_name_exists() -> None:
+    for document in (ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / ".github" / "pull_request_template.md"):
+        text = document.read_text(encoding="utf-8")
+        named = re.findall(r"(?<![\w/])(?:\.?[\w-]+/)+[\w.-]+\.(?:py|md|toml|yml)\b", text)
+        linked = re.findall(r"\]\(([^):#]+)\)", text)
+        assert [name for name in {*named, *linked} if not (ROOT / name).exists()] == [], document
