@@ -21,7 +21,13 @@ data = typer.Typer(help="Make and inspect corpora.", no_args_is_help=True)
 def import_(
     sources: Annotated[list[Path], typer.Argument(help="Files or pipes, maybe compressed; several are one corpus.")],
     out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
-    vocabulary: Annotated[int, typer.Option(help="Token ids, the four special ones included.")] = 10_000,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="Token ids, the four special ones included, e.g. 5000 (default 10,000, or fewer where the text has "
+            "fewer words)."
+        ),
+    ] = None,
     layout: Annotated[str, typer.Option(help="Of token ids: tff, fedjax or fedml.")] = "tff",
     vocabulary_from: Annotated[
         Path | None,
@@ -53,7 +59,7 @@ def import_(
     from flsim.data.inspect import inspect
 
     hparams = ImportHParams(
-        vocabulary_size=vocabulary,
+        vocabulary_size=ImportHParams.vocabulary_size if vocabulary is None else vocabulary,
         words_per_user=words_per_user,
         heldout=heldout,
         test=test,
@@ -62,7 +68,14 @@ def import_(
     )
     columns = (user_column, text_column)
     corpus = import_corpus(
-        sources, out, hparams, format, vocabulary_from=vocabulary_from, columns=columns, workers=workers
+        sources,
+        out,
+        hparams,
+        format,
+        vocabulary_from=vocabulary_from,
+        columns=columns,
+        workers=workers,
+        fit_vocabulary=vocabulary is None,
     )
     show(inspect(corpus), as_json)
 
