@@ -23,6 +23,7 @@ from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
 from flsim.results.frames import frames
+from flsim.results.paths import expanded
 from flsim.results.rows import frame
 from flsim.results.store import read_run
 from flsim.results.sweeps import read_shown
@@ -222,7 +223,7 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
     """The memorization table of runs, with the columns of `flsim.results.tables`.
 
     Args:
-        runs: run folders, and folders of sweeps.
+        runs: run folders, and folders of sweeps; or folders that hold some, such as that of a demo.
         round: the evaluated round to show; default each run's last.
         epoch: in place of it, so many passes over all records.
 
@@ -233,10 +234,10 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
 
 
 def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
-    """Draw RS, BS, mean exposure and perplexity over epochs into a .png or .svg file.
+    """Draw RS, BS, mean exposure and perplexity over epochs into a .png, .svg or .pdf file.
 
     Args:
-        runs: run folders, and folders of sweeps.
+        runs: run folders, and folders of sweeps; or folders that hold some, such as that of a demo.
         out: the file; replaced if it is there.
         over_seeds: whether runs that differ in nothing but the seed are one curve.
 
@@ -267,4 +268,4 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
 
 
 def _paths(runs: Sequence[Path | str]) -> list[Path]:
-    return [Path(path) for path in runs]
+    return expanded([Path(path) for path in runs])

@@ -64,10 +64,12 @@ def _compared(
     """The frame of a comparison, its text in each format, and all of it as a JSON object."""
     from flsim.results import compare_pairs, compare_pairs_text, compare_runs, formats
     from flsim.results.compare_text import json_rows
+    from flsim.results.paths import expanded
     from flsim.results.store import read_run
     from flsim.results.sweep_pairs import same_names, twins
     from flsim.results.sweeps import is_sweep, read_sweep
 
+    a, b = _two(expanded([a]), None if b is None else expanded([b]))
     are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
     if not any(are_sweeps):
         first = read_run(a)
@@ -97,3 +99,13 @@ def _compared(
         Format.csv: formats.to_csv(table),
     }
     return table, texts, {**about, "rows": json_rows(table)}
+
+
+def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:
+    """Return what is compared; a folder of two runs, such as that of a demo, stands for both."""
+    if second is None and len(first) == 2:
+        return first[0], first[1]
+    for named in (first, second or []):
+        if len(named) > 1:
+            raise InputError(f"{named[0].parent}: holds {len(named)} runs; name the two to compare, e.g. {named[0]}")
+    return first[0], second[0] if second else None

@@ -59,9 +59,11 @@ def table(
     from flsim.base.files import named_file
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against_published import against as marked
+    from flsim.results.paths import expanded
     from flsim.results.sweeps import published_of, read_shown
     from flsim.results.worlds import compare_worlds
 
+    runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
         raise InputError("--against paper: no run here stands for a published row; name the folder of a sweep")
@@ -90,15 +92,16 @@ def table(
 
 def plot(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders of sweeps.")],
-    out: Annotated[Path, typer.Option(help="File to write: .png or .svg; replaced if there.")],
+    out: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf; replaced if there.")],
     over_seeds: OverSeeds = False,
 ) -> None:
     """Plot RS, BS, mean exposure and perplexity over epochs; over rounds where some run does not know its epochs.
 
     Bands are 95% intervals: of mean exposure over canaries, or, over seeds, of all four over seeds.
     """
+    from flsim.results.paths import expanded
     from flsim.results.plots import plot_rounds, refuse_other_than_figure
     from flsim.results.sweeps import read_shown
 
     refuse_other_than_figure(out)
-    plot_rounds(list(read_shown(runs).values()), out, over_seeds)
+    plot_rounds(list(read_shown(expanded(runs)).values()), out, over_seeds)

@@ -16,7 +16,7 @@ def trace(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     canary: Annotated[list[str] | None, typer.Option(help="Id of a canary; repeatable. Default: all.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File for a figure as well: .png or .svg; replaced if there.")
+        Path | None, typer.Option(help="File for a figure as well: .png, .svg or .pdf; replaced if there.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of text.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")] = False,

@@ -1,10 +1,12 @@
 """The types of what a sweep.json says: others are refused where it is read, not where they are shown."""
 
+from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
+FILE = "sweep.json"
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -54,3 +56,8 @@ class SweepFile(TypedDict):
 
 
 SWEEP_FILE = TypeAdapter(SweepFile)
+
+
+def is_sweep(path: Path) -> bool:
+    """Return whether a folder is one of a sweep."""
+    return (path / FILE).is_file()

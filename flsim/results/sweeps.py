@@ -14,10 +14,12 @@ from pydantic import ValidationError
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
 from flsim.results.copies import without_copies
+from flsim.results.run_file import is_run
 from flsim.results.store import RunResults, read_run
+from flsim.results.sweep_file import FILE as FILE
 from flsim.results.sweep_file import SWEEP_FILE
+from flsim.results.sweep_file import is_sweep as is_sweep
 
-FILE = "sweep.json"
 RUNS = "runs"
 WORLD = "data.world"  # the axis that makes twins
 
@@ -78,10 +80,6 @@ class Sweep:
     runs: Sequence[SweepRun]
 
 
-def is_sweep(path: Path) -> bool:
-    return (path / FILE).is_file()
-
-
 def read_sweep(path: Path) -> Sweep:
     """Everything that a sweep has found so far.
 
@@ -89,7 +87,7 @@ def read_sweep(path: Path) -> Sweep:
         InputError: not a sweep's folder, or a file of it or of one of its runs is damaged.
     """
     about = _read(path)
-    found = {name: read_run(folder) for name in _names(path) if _is_run(folder := _folder(path, name))}
+    found = {name: read_run(folder) for name in _names(path) if is_run(folder := _folder(path, name))}
     runs = [
         SweepRun(each["name"], each["grid"], each["seed"], each["axes"], each["published"], found.get(each["name"]))
         for each in about["runs"]
@@ -109,7 +107,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if not is_sweep(path):
             found.append(path)
             continue
-        begun = [folder for name in _names(path) if _is_run(folder := _folder(path, name))]
+        begun = [folder for name in _names(path) if is_run(folder := _folder(path, name))]
         if not begun:
             raise InputError(f"{path}: no run of this sweep has begun; `flsim sweep` goes on with it")
         found += begun
@@ -161,7 +159,3 @@ def _names(path: Path) -> list[str]:
 
 def _folder(path: Path, name: str) -> Path:
     return path / RUNS / name
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "run.json").is_file()

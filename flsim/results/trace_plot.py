@@ -33,7 +33,7 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
     Args:
         run: what was read of the run.
         table: of `flsim.results.trace.trace`.
-        path: a .png or .svg file to write.
+        path: a .png, .svg or .pdf file to write.
 
     Raises:
         InputError: another kind of file, or no such folder.

@@ -97,7 +97,7 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--format", "parquet", "--out", "missing/t"], "no such folder as missing"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
         (["table", *names, "--against", "paper"], "no run here stands for a published row; name the folder of a sweep"),
-        (["plot", *names, "--out", "figure.pdf"], ".png or .svg"),
+        (["plot", *names, "--out", "figure.jpg"], ".png, .svg or .pdf"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
     ):
@@ -106,6 +106,34 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         assert message in said
         assert said.count("\n") == 1
     assert not list(tmp_path.glob("figure*"))
+
+
+def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
+    flsim: Flsim, names: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "notes.txt").write_text("no run")
+    (tmp_path / "demo").mkdir()
+    for name in (names[0], names[2]):  # over the same phrases
+        (tmp_path / name).rename(tmp_path / "demo" / name)
+    matched = sorted(path.name for path in tmp_path.glob("*"))
+    code, text, said = flsim("table", *matched, "--format", "csv")
+    assert (code, said) == (0, "left out, since there is no run in it: corpus, notes.txt\n")
+    assert {*pd.read_csv(io.StringIO(text))["run"]} == {*names}
+    for command in (["plot", *matched, "--out", "figure.pdf"], ["report", *matched, "--out", "page.html"]):
+        assert flsim(*command) == (0, "", said)
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert flsim("table", "demo")[1].count("IID, FedAvg") == 2
+    code, _, said = flsim("compare", "demo", "--json")
+    assert code == 0, said
+    for arguments, message in (
+        (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
+        (["table", *matched, "missing"], "missing: not a run folder"),
+        (["trace", "demo"], f"demo: not a run folder (it has no run.json); name one that is in it: demo/{names[0]}, "),
+        (["compare", "demo", "demo"], "demo: holds 2 runs; name the two to compare, e.g. demo"),
+    ):
+        code, _, said = flsim(*arguments)
+        assert (code, message in said) == (2, True), said
 
 
 @pytest.mark.parametrize("more", [[], ["--over-seeds"]])
