@@ -12,6 +12,8 @@ import typer
 from flsim.base.errors import InputError, Interrupted, RunFailed
 from flsim.base.extensions import naming_own_code
 from flsim.cli.bench import bench
+from flsim.cli.canaries import EPILOG as CANARIES_EPILOG
+from flsim.cli.canaries import canaries
 from flsim.cli.compare import EPILOG as COMPARE_EPILOG
 from flsim.cli.compare import compare
 from flsim.cli.data import data
@@ -48,6 +50,7 @@ app.command(
 )(privacy)
 app.command(epilog=EPILOG)(evaluate)
 app.command(epilog=QUANTIZE_EPILOG)(quantize)
+app.command(epilog=CANARIES_EPILOG)(canaries)
 app.command(epilog=TRACE_EPILOG)(trace)
 app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=PLAN_EPILOG)(plan)

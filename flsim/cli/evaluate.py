@@ -101,7 +101,7 @@ def evaluate(
     given += [f"--{name.replace('_', '-')}" for name in settings]
     if (checkpoint is None) == (model is None):
         raise InputError("name a checkpoint of a run, or a --model; one of them")
-    _check_device(device)
+    check_device(device)
     more = {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
     settings |= {name: value for name, value in more.items() if value is not None}
     if checkpoint is not None:
@@ -173,7 +173,8 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     return Layout(len(words) + SPECIAL_TOKENS, name=layout), Vocabulary(tuple(words), (0,) * len(words), layout), None
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise InputError where torch has no such device."""
     import torch
 
     try:

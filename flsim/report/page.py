@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from flsim.base.errors import InputError
 from flsim.base.files import named_file
 from flsim.measures.built_in import PRIMARY
-from flsim.report import about, figures, ledger, maps, settings, summary, tables, worlds
+from flsim.report import about, figures, ledger, maps, phrases, settings, summary, tables, worlds
 from flsim.report.blocks import Section, plural
 from flsim.report.gather import Gathered, gather
 
@@ -66,6 +66,7 @@ def sections(of: Gathered, found: pd.DataFrame) -> list[Section]:
     """All parts with anything to say, in order; `found` is of `flsim.report.worlds.compared`."""
     every = [
         Section("memorized", "What was memorized", tables.memorization(of)),
+        Section("phrases", "Extracted phrases", phrases.extracted(of)),
         Section("worlds", "IID against non-IID", worlds.comparison(of, found)),
         Section("training", "Over training", figures.curves(of)),
         Section("configurations", "By how often canaries occur", maps.configurations(of)),

@@ -113,6 +113,17 @@ def test_published_values_stand_beside_ours(page: Page) -> None:
     assert "Against the paper: RS, Table 9: 1 of 1 pairs of rows differ in the published direction" in page.text
 
 
+def test_extracted_phrases_are_said_in_words(page: Page, sweep: Made) -> None:
+    """Of the canaries that are memorized, those of odd numbers are extracted; every phrase is the same here."""
+    section = page.section("phrases")
+    for name, memorized in sweep.rs.items():
+        count = memorized // 2
+        if name != "hot" and count:
+            assert f"{name} {count} {'; '.join(['“a b c d e”'] * count)} " in section, name
+        else:
+            assert f"{name} " not in section
+
+
 def test_each_epsilon_has_its_convention(page: Page) -> None:
     privacy = page.section("privacy")
     assert "paper 18.8 0.001 user fixed-size replace-one S rdp mironov-proposition-3 1 30" in privacy
