@@ -134,7 +134,7 @@ def run(
     Args:
         config: settings, or a TOML file with them.
         out: the run folder; new, unless `resume`.
-        overrides: of a file's settings, as ``"section.key=value"``.
+        overrides: of a file's settings, as ``"section.key=value"``; relative paths in them are the working directory's.
         resume: whether to continue the run in `out` from its newest valid checkpoint.
         retrain_lost: with `resume`, whether to train rounds again that the log of rounds has lost.
         address: of a Ray cluster that runs already, such as "auto"; a local one is started where this is None.

@@ -43,7 +43,7 @@ from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
-from flsim.runs.config import Config, parse, toml
+from flsim.runs.config import Config, from_working_directory, parse, toml
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
 Values = dict[str, Any]
@@ -220,7 +220,7 @@ def planned_runs(
         source: the definition's file, for messages; a user's own code is relative to its folder.
         seeds: in place of the tier's.
         only: names of the grids to take; all where empty.
-        overrides: of all runs, as ``section.key=value``.
+        overrides: of all runs, as ``section.key=value``; paths in them are relative to the working directory.
 
     Raises:
         InputError: no such grid, a run's settings are wrong, an override is of what runs differ in, axes of a tier do
@@ -248,7 +248,7 @@ def planned_runs(
                     _merge(values, _nested(key, value))
                 values["seed"] = seed
                 for override in overrides:
-                    toml.override_value(values, override)
+                    toml.override_value(values, override, from_working_directory)
                 name = "-".join([grid.name, *(_slug(key, value) for key, value in ours.items()), f"seed{seed}"])
                 config = parse(values, f"{source}, {name}", Path(source).parent)
                 runs.append(Planned(name, grid.name, seed, ours, row, config))

@@ -206,7 +206,14 @@ def test_a_corpus_without_test_users_is_refused(
     make_corpus: MakeCorpus, experiment: Experiment, refuse: Refuse
 ) -> None:
     make_corpus([[[1, 2]]] * 24, vocabulary_size=40, name="untested")
-    said = refuse("run", experiment.config, "--out", experiment.folder / "new", "--set", "data.corpus=untested")
+    said = refuse(
+        "run",
+        experiment.config,
+        "--out",
+        experiment.folder / "new",
+        "--set",
+        f"data.corpus={experiment.folder}/untested",
+    )
     assert "has no test users" in said
 
 

@@ -223,6 +223,28 @@ def test_the_digest_leaves_out_what_a_run_may_be_resumed_with(tmp_path: Path, ov
     assert read(tmp_path, MINIMAL, override).digest == read(tmp_path, MINIMAL).digest
 
 
+def test_paths_of_overrides_are_the_working_directory_s_and_those_of_a_file_its_folder_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "shell").mkdir()
+    monkeypatch.chdir(tmp_path / "shell")
+    (tmp_path / "settings" / "run.toml").write_text(
+        '[data]\ncorpus = "in-file"\n[evaluation]\nalso = ["mine.py:measure"]\n'
+    )
+    path = Path("../settings/run.toml")
+    config = load(path)
+    assert config.data.corpus == tmp_path / "settings" / "in-file"
+    assert config.evaluation.also == (f"{tmp_path}/settings/mine.py:measure",)
+    overrides = ("data.corpus=typed", 'evaluation.also=["mine.py:measure", "space"]', "training.sampler=sub/s.py:Turns")
+    typed = load(path, overrides)
+    assert typed.data.corpus == tmp_path / "shell" / "typed"
+    assert typed.evaluation.also == (f"{tmp_path}/shell/mine.py:measure", "space")
+    assert typed.training.sampler == f"{tmp_path}/shell/sub/s.py:Turns"  # type: ignore[attr-defined]
+    assert load(path, ["data={corpus='typed', world='iid'}"]).data.corpus == tmp_path / "shell" / "typed"
+    assert load(path, ["data.corpus=s3://bucket/corpus"]).data.corpus == "s3://bucket/corpus"
+
+
 def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:
     """Thakkar et al. (2020), Table 1: "IID, SGD, b_r = 32"; with noise the world says nothing, records are drawn."""
     private = ("privacy.mechanism=dp", "privacy.clip=10", "privacy.noise_multiplier=0.5")

@@ -22,17 +22,27 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
     Args:
         path: the file.
-        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
+        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string); paths in them are relative
+            to the working directory, those in the file to its folder.
 
     Raises:
         InputError: no such file, not TOML, a sweep, an unknown key (the closest known one is named), or a value not
             allowed.
     """
-    values = toml.read(path, overrides)
+    values = toml.read(path, overrides, from_working_directory)
     if "grids" in values:
         raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
     config = parse(values, str(path), path.parent)
     return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
+
+
+def from_working_directory(key: str, value: Any) -> Any:
+    """Return the value of an override with absolute paths, of the corpus and of files of a user's own."""
+    if key == "data" and isinstance(value, dict):
+        return {name: from_working_directory(f"{key}.{name}", part) for name, part in value.items()}
+    if key == "data.corpus" and isinstance(value, str):
+        return str(located(value))
+    return own_code.relocated(value, Path())
 
 
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:

@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -14,12 +14,18 @@ from flsim.base.errors import InputError
 Kind = TypeVar("Kind")
 
 
-def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """A file's values.
+def unchanged(_key: str, value: Any) -> Any:
+    """Return a value as it is."""
+    return value
+
+
+def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any], Any] = unchanged) -> dict[str, Any]:
+    """Return a file's values.
 
     Args:
         path: the file.
         overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
+        change: (key, value) -> the value to set, of an override.
 
     Raises:
         InputError: no such file, not TOML, or an override of another form.
@@ -31,7 +37,7 @@ def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not TOML: {error}") from error
     for override in overrides:
-        override_value(values, override)
+        override_value(values, override, change)
     return values
 
 
@@ -62,8 +68,12 @@ def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[st
             yield from unknown_keys(hints[key], value, f"{prefix}{key}.")
 
 
-def override_value(values: dict[str, Any], override: str) -> None:
-    """Set what a ``section.key=value`` text says, in place. Raises InputError for one of another form."""
+def override_value(values: dict[str, Any], override: str, change: Callable[[str, Any], Any] = unchanged) -> None:
+    """Set what a ``section.key=value`` text says, in place, as `change` makes of it.
+
+    Raises:
+        InputError: the text has another form, or a section is a value.
+    """
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
     if not equals or not all([*sections, name]):
@@ -76,4 +86,4 @@ def override_value(values: dict[str, Any], override: str) -> None:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise InputError(f"--set {override}: {section} is a value, not a section")
-    values[name] = value
+    values[name] = change(key.strip(), value)
