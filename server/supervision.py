@@ -154,10 +154,13 @@ def supervised(
             raise Diverged(reason) from error
         except BaseException as error:
             ended = isinstance(error, (Interrupted, KeyboardInterrupt))
-            reason = "interrupted" if ended else str(error) or repr(error)
-            log.error("failed", extra={"reason": reason})
+            reason = "`flsim run --resume` goes on with it" if ended else str(error) or repr(error)
+            if ended:
+                log.warning("interrupted")
+            else:
+                log.error("failed", extra={"reason": reason})
             with suppress(OSError):  # a full disk is what the error says
-                run.mark("failed", reason)
+                run.mark("interrupted" if ended else "failed", reason)
             raise
         finally:
             if shared:

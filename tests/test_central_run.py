@@ -218,7 +218,7 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     assert "Traceback" not in said
     wait_until_nobody_trains(stopped)
     about = json.loads((stopped / "run.json").read_text())
-    assert (about["status"], about["reason"]) == ("failed", "interrupted")
+    assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` goes on with it")
     assert state_of(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
     assert not (stopped / ".stop").exists()
     steps = state_of(stopped).round + 3

@@ -147,6 +147,7 @@ def _missing(of: Gathered) -> list[str]:
             (statuses.count("running"), "still in training"),
             (statuses.count("diverged"), "diverged"),
             (statuses.count("failed"), "failed"),
+            (statuses.count("interrupted"), "interrupted"),
             (len(of.waiting), "not begun"),
         )
         if count

@@ -136,7 +136,7 @@ def _unit(quantity: Quantity, of_all: str) -> str:
 
 
 def _averaged(series: Sequence[RunResults]) -> list[RunResults]:
-    return [run for run in series if run.status not in {"diverged", "failed"} and run.evaluated]
+    return [run for run in series if run.status not in {"diverged", "failed", "interrupted"} and run.evaluated]
 
 
 def _curve(runs: Sequence[RunResults], quantity: Quantity, in_epochs: bool, over_seeds: bool) -> Curve:

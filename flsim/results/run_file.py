@@ -10,7 +10,7 @@ from flsim.base.files import from_json
 from flsim.results.rows import identity_of
 
 FILE = "run.json"
-STATUSES = ("running", "completed", "diverged", "failed")
+STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
 WORLDS = {"iid": "IID", "non-iid": "Non-IID"}  # data.world -> its name in a table
 
 

@@ -25,9 +25,10 @@ class RunResults:
     Attributes:
         name: the name of its folder.
         label: what it trains, in the words of a table, without the world, such as ``"FedAvg, b_u=16"``.
-        status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged where any evaluated model was.
-        reason: why it diverged or failed, what could not be evaluated yet, or which rounds its log has lost; None
-            otherwise.
+        status: ``running``, ``completed``, ``diverged``, ``failed`` or ``interrupted``; diverged where any evaluated
+            model was.
+        reason: why it diverged or failed, how it goes on, what could not be evaluated yet, or which rounds its log has
+            lost; None otherwise.
         round: number of completed rounds.
         rounds: number of rounds it is to train.
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.

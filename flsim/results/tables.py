@@ -14,7 +14,7 @@ A run is a row; every format shows the same frame:
     exposure_low, _high      its 95% confidence interval over canaries, Student's t
     accuracy, perplexity     Recall@1, a fraction, and perplexity on test text
     references               |R|, number of random continuations a canary was ranked among
-    status                   completed, running, failed or diverged
+    status                   completed, running, failed, interrupted or diverged
 
 and, where they were measured (`also`), the columns of further measures: of a flag those of RS, of a number of canaries
 its mean and interval as of exposure, of the model the number. Of "space" they are
@@ -35,7 +35,7 @@ and, where some run has noise on records' gradients,
     record_epsilon           of one record, which says nothing of a user: by the convention in record_convention
     record_delta             of it
 
-and, where some run diverged, failed, or has checkpoints that could not be evaluated,
+and, where some run diverged, failed, was interrupted, or has checkpoints that could not be evaluated,
 
     reason                   why
 

@@ -1,5 +1,6 @@
 """The command line as a user meets it: results on standard output, bad input in one line, nothing half-written."""
 
+import csv
 import io
 import json
 import shutil
@@ -78,8 +79,8 @@ def test_import_inspect_and_their_json(tmp_path: Path, experiment: Experiment) -
 
 
 def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
-    csv = experiment.call("table", "run", "--format", "csv").stdout
-    (tmp_path / "table.csv").write_text(csv)
+    text = experiment.call("table", "run", "--format", "csv").stdout
+    (tmp_path / "table.csv").write_text(text)
     table = pd.read_csv(tmp_path / "table.csv")
     wanted = ["setting", "rs", "bs", "canaries", "mean_exposure", "accuracy", "perplexity", "status"]
     assert set(wanted) <= set(table.columns)
@@ -107,8 +108,8 @@ def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path)
 def test_canaries_in_words_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
     roster = pd.read_parquet(trained / "planted" / "roster.parquet")
     rows = pd.read_parquet(trained / "rows" / "round-000002.parquet").set_index(["metric", "canary"])["value"]
-    csv = experiment.call("canaries", "run", "--written", "--format", "csv").stdout
-    table = pd.read_csv(io.StringIO(csv))
+    text = experiment.call("canaries", "run", "--written", "--format", "csv").stdout
+    table = pd.read_csv(io.StringIO(text))
     assert table["phrase"].tolist() == [" ".join(words) for words in roster["words"]]
     for name in ("sharers", "insertions", "p_u", "p_e"):
         assert table[name].tolist() == roster[name].tolist()
@@ -127,6 +128,19 @@ def test_canaries_in_words_in_every_format(experiment: Experiment, trained: Path
     (trained / "checkpoints" / "round-000002.safetensors").unlink()
     gone = experiment.call("canaries", "run", "--written", check=False)
     assert (gone.returncode, "no such checkpoint" in gone.stderr) == (2, True)
+
+
+def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
+    for status, words in (("interrupted", "is interrupted"), ("failed", "is failed"), ("running", "or was killed")):
+        Run.open(trained).mark(status, "stopped")  # type: ignore[arg-type]
+        said = refuse("run", experiment.config, "--out", trained)
+        assert f"{trained}: exists already, a run that" in said
+        assert words in said
+        assert "after round 2 of 2; add --resume to go on with it" in said
+        (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
+        assert row["status"] == status
+    Run.open(trained).mark("completed")
+    assert "--resume" not in refuse("run", experiment.config, "--out", trained)
 
 
 def test_what_beam_search_wrote_is_what_it_extracts(experiment: Experiment, trained: Path) -> None:
