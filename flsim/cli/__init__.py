@@ -80,6 +80,9 @@ def demo(
 def run(
     config: Annotated[Path, typer.Argument(help="TOML file; see experiments/.")],
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/ and the configuration's name.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the run, e.g. 3 (default as in CONFIG); as --set seed=3.")
+    ] = None,
     set_: Overrides = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join, e.g. auto; else a local one.")] = None,
     head: Annotated[
@@ -105,7 +108,7 @@ def run(
     flsim.run(
         config,
         path,
-        overrides=set_ or (),
+        overrides=[*(set_ or ()), *([] if seed is None else [f"seed={seed}"])],
         resume=resume,
         retrain_lost=retrain_lost,
         address=address,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flsim.base.errors import InputError
+from flsim.base.progress import say
 from flsim.cli.options import Json
 from flsim.measures.built_in import ALSO
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     Words = tuple[Layout, Vocabulary | None, Users | None]
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
-EPILOG = """Example: flsim evaluate runs/demo/checkpoints/round-000100.safetensors --json
+EPILOG = """Example: flsim evaluate runs/demo/iid
+
+Example: flsim evaluate runs/demo/iid/checkpoints/round-000100.safetensors --json
 
 Example: flsim evaluate CHECKPOINT --also space --also path --calibrate runs/other/checkpoints/round-000100.safetensors
 
@@ -35,7 +38,10 @@ docs/auditing.md shows the whole way with a Transformer."""
 
 
 def evaluate(
-    checkpoint: Annotated[Path | None, typer.Argument(help="A checkpoint of a run; or else name a --model.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(help="A checkpoint of a run, or a run folder for its newest one; or else name a --model."),
+    ] = None,
     of: Annotated[Path | None, typer.Option("--run", help="Its run folder; default the one it lies in.")] = None,
     model: Annotated[
         str | None,
@@ -124,8 +130,11 @@ def _of_run(
 ) -> "Measured":
     from flsim.data.corpus import Corpus
     from flsim.runs.folder import Run
-    from flsim.runs.measuring import evaluate_checkpoint
+    from flsim.runs.measuring import evaluate_checkpoint, newest_checkpoint
 
+    if checkpoint.is_dir():
+        checkpoint = newest_checkpoint(Run.open(checkpoint).path)
+        say(f"newest checkpoint: {checkpoint}")
     if not checkpoint.is_file():
         raise InputError(f"{checkpoint}: no such checkpoint")
     folder = of or checkpoint.resolve().parent.parent

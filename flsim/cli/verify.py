@@ -9,12 +9,15 @@ import typer
 
 from flsim.base.errors import RunFailed
 
-EPILOG = "Example: flsim verify runs/iid --round 120"
+EPILOG = "Example: flsim verify runs/iid\n\nExample: flsim verify runs/iid --round 120"
 
 
 def verify(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    round: Annotated[int, typer.Option(help="Round, or step of central training, that the run has logged.")],
+    round: Annotated[
+        int | None,
+        typer.Option(help="Round, or step of central training, that the run has logged, e.g. 120 (default the last)."),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Of torch, as the clients had; default a GPU where there is one.")
     ] = None,
@@ -39,4 +42,6 @@ def verify(
             f"logged {verified.logged[:16]}, found {verified.found[:16]}"
         )
     if not json_:
-        typer.echo(f"round {round}: trained again from round {verified.start}, equal, digest {verified.found[:16]}")
+        typer.echo(
+            f"round {verified.round}: trained again from round {verified.start}, equal, digest {verified.found[:16]}"
+        )

@@ -64,6 +64,19 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
 
 
+def refuse_begun(path: Path) -> None:
+    """Raise InputError where the folder is of a run; of one that is not completed, it offers to go on with the run."""
+    if not is_run(path):
+        return
+    about = read_run_file(path)
+    if about["status"] in {"running", "failed", "interrupted"}:
+        state = "is running, or was killed," if about["status"] == "running" else f"is {about['status']},"
+        raise InputError(
+            f"{path}: exists already, a run that {state} after round {about['round']:,} of {about['rounds']:,}; add "
+            f"--resume to go on with it, or name another folder"
+        )
+
+
 def _world_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the world and what else is trained. Runs that were made before run.json had both say them in one text.
 

@@ -40,7 +40,7 @@ from flsim.evaluation.measures import measures
 from flsim.privacy import report
 from flsim.privacy.ledger import Ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
-from flsim.results.run_file import is_run, read_run_file, setting_of
+from flsim.results.run_file import refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.trackers import flat, refuse_missing
@@ -65,7 +65,7 @@ class Run:
             InputError: anything that can be known to be wrong before training.
         """
         refuse_missing(settings.system.tracking)
-        _refuse_begun(path)
+        refuse_begun(path)
         measures(settings.evaluation.also)  # a file that fails is known now, not at the first evaluation
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
@@ -316,19 +316,6 @@ class Run:
     def delta(self) -> float:
         """Of the (epsilon, delta) that is reported."""
         return self.config.privacy.delta_for(self.population)
-
-
-def _refuse_begun(path: Path) -> None:
-    """Raise InputError where the folder is of a run; of one that is not completed, it offers to go on with the run."""
-    if not is_run(path):
-        return
-    about = read_run_file(path)
-    if about["status"] in {"running", "failed", "interrupted"}:
-        state = "is running, or was killed," if about["status"] == "running" else f"is {about['status']},"
-        raise InputError(
-            f"{path}: exists already, a run that {state} after round {about['round']:,} of {about['rounds']:,}; add "
-            f"--resume to go on with it, or name another folder"
-        )
 
 
 def _foresee_training(settings: Config, train: Split) -> None:

@@ -60,6 +60,14 @@ def evaluate_checkpoint(
     return rows
 
 
+def newest_checkpoint(folder: Path) -> Path:
+    """Return the newest whole checkpoint of a run folder. Raises InputError where there is none."""
+    path = checkpoint.latest(folder / "checkpoints")
+    if path is None:
+        raise InputError(f"{folder}: has no checkpoint yet; wait for its first one, or name another run")
+    return path
+
+
 def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[int, ...]]:
     """Return what a beam search writes with the checkpoint of a round: token ids by the canary's id.
 

@@ -101,6 +101,9 @@ def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path)
     before = (trained / "rows" / "round-000002.parquet").read_bytes()
     done = experiment.call("evaluate", "run/checkpoints/round-000002.safetensors", "--json")
     assert (trained / "rows" / "round-000002.parquet").read_bytes() == before
+    of_the_run = experiment.call("evaluate", "run", "--json")
+    assert of_the_run.stdout == done.stdout
+    assert "newest checkpoint: run/checkpoints/round-000002.safetensors\n" in of_the_run.stderr
     rows = pd.DataFrame(json.loads(done.stdout))
     assert {"rank", "exposure", "rs", "bs", "log_perplexity", "accuracy", "perplexity"} <= set(rows["metric"])
 
