@@ -8,8 +8,9 @@ from pathlib import Path
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, Interrupted, RunFailed
 from flsim.base.logs import log
-from flsim.base.progress import progress, say
+from flsim.base.progress import console, progress, say
 from flsim.results.evaluations import Evaluation, failures
+from flsim.results.in_short import round_in_short
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
@@ -105,6 +106,8 @@ class Evaluations:
         for each in ended:
             about = {"round": checkpoint.round_of(Path(each.checkpoint)), "file": each.checkpoint}
             log.info("evaluated", extra=about | {"outcome": each.outcome, "seconds": each.seconds})
+            if each.outcome == "stored":
+                self._say_what_was_found(checkpoint.round_of(Path(each.checkpoint)))
             if each in failed:
                 say(f"{self._run.name}: the evaluation of {each.checkpoint} failed: {each.reason}", **about)
         self._failed |= {each.checkpoint for each in failed}
@@ -115,6 +118,11 @@ class Evaluations:
         diverged = next((each for each in ended if each.outcome == "diverged"), None)
         if diverged:
             raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
+
+    def _say_what_was_found(self, round_: int) -> None:
+        """Say in a line what is memorized so far."""
+        if found := round_in_short(self._run.path, round_):
+            console.print(f"{self._run.name}: evaluated after {round_:,}: {found}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError
+from flsim.results.in_short import round_in_short
 from flsim.results.plots import draw_rounds, plot_rounds
 from flsim.results.store import RunResults, read_run
 
@@ -118,6 +119,12 @@ def test_an_infinite_perplexity_is_no_point(make_run: MakeRun) -> None:
     run = read_run(make_run({10: measured(2) | {"perplexity": np.inf}, 20: measured(3)}))
     line = draw_rounds([run]).axes[3].get_lines()[0]
     assert np.asarray(line.get_data()).tolist() == [[20], [97]]
+
+
+def test_what_is_memorized_so_far_is_a_line(make_run: MakeRun) -> None:
+    folder = make_run({10: measured(2), 20: measured(6)})
+    assert round_in_short(folder, 10) == "RS 2, BS 1, 6.0 bits of 9 canaries"
+    assert round_in_short(folder, 30) is None
 
 
 def test_an_evaluation_just_before_the_last_makes_no_hook(make_run: MakeRun) -> None:
