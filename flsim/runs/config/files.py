@@ -78,11 +78,14 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
     other = next(kind for kind in KINDS if kind != name)
     unknown = dict(toml.unknown_keys(KINDS[name], values))
     unknown_there = tuple(f"{key}." for key, _ in toml.unknown_keys(KINDS[other], values))
+    meant = {key: list(toml.places_of(KINDS[name], key.rpartition(".")[2])) for key in unknown}
     for key, close in unknown.items():
         if f"{key}.".startswith(unknown_there):
-            raise InputError(f"{source}: unknown key {key}; did you mean {close}?")
+            raise InputError(f"{source}: unknown key {key}; did you mean {' or '.join(meant[key]) or close}?")
     if unknown:
+        elsewhere = [place for places in meant.values() for place in places]
+        hint = f", or did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         raise InputError(
             f'{source}: {", ".join(unknown)}: of {other} training, but training.kind is "{name}"; remove what does not '
-            f"belong to it"
+            f"belong to it{hint}"
         )

@@ -49,6 +49,8 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         what = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "tuple_type":
+            what = f"must be a list, such as [{first['input']}]"
         is_told = "found" in what or first["type"] == "missing" or isinstance(first["input"], dict)
         found = "" if is_told else f", found {first['input']!r}"
         raise InputError(": ".join(filter(None, (source, where, what + found)))) from error
@@ -66,6 +68,15 @@ def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", f"{prefix}{close}"
         elif is_dataclass(hints[key]):
             yield from unknown_keys(hints[key], value, f"{prefix}{key}.")
+
+
+def places_of(kind: type, name: str, prefix: str = "") -> Iterator[str]:
+    """Keys of a dataclass, at any depth, whose last part is a name."""
+    for item, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            yield from places_of(hint, name, f"{prefix}{item}.")  # type: ignore[arg-type]
+        elif item == name:
+            yield f"{prefix}{item}"
 
 
 def override_value(values: dict[str, Any], override: str, change: Callable[[str, Any], Any] = unchanged) -> None:
