@@ -93,6 +93,8 @@ def _about(ledger: Ledger) -> list[Convention]:
 
 def to_text(lines: list[Line], calibration: bool = False) -> str:
     """A table within 80 columns, what is sound in it, and why anything is missing."""
+    if lines and all(line.note == NO_NOISE for line in lines):
+        return f"{NO_NOISE}, under every convention\n"
     result = "noise" if calibration else "epsilon"
     table = [("sampler", "relation", "sens.", "accountant", "conversion", result)]
     for line in lines:
@@ -104,7 +106,19 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
     notes = dict.fromkeys(line.note for line in lines if line.note)
-    return f"{text}{starred}{SOUND}" + "".join(f"{fill(note, 80, subsequent_indent='  ')}\n" for note in notes)
+    return f"{text}{starred}{SOUND}{_to_cite(lines, calibration)}" + "".join(
+        f"{fill(note, 80, subsequent_indent='  ')}\n" for note in notes
+    )
+
+
+def _to_cite(lines: list[Line], calibration: bool) -> str:
+    """Return which rows to cite: of each sampler the sound one by RDP, which runs report too."""
+    cited = []
+    for line in lines:
+        of, value = line.convention, line.noise_multiplier if calibration else line.epsilon
+        if of.is_sound and of.accountant == "rdp" and value is not None:
+            cited.append(f"{of.sampler}, {of.relation}, {of.accountant}, {of.conversion}: {_brief(value)}")
+    return fill(f"Cite: {'; '.join(cited)}.", 80, subsequent_indent="  ") + "\n" if cited else ""
 
 
 def _brief(value: float | None) -> str:

@@ -84,7 +84,11 @@ def sections(of: Gathered, found: pd.DataFrame) -> list[Section]:
 def _openings(of: Gathered) -> list[Opening]:
     if not of.sweeps:
         names = [run.results.name for run in of.runs]
-        title = names[0] if len(names) == 1 else f"{plural(len(names), 'run')}: {names[0]} to {names[-1]}"
+        title = (
+            names[0]
+            if len(names) == 1
+            else f"{plural(len(names), 'run')}: {names[0]} {'and' if len(names) == 2 else 'to'} {names[-1]}"
+        )
         return [Opening(title, "What did the models memorize of the canaries that were planted in their data?")]
     found = []
     for sweep in of.sweeps:

@@ -179,7 +179,7 @@ def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
 
 def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
     """Means and how sure they are, aligned, with what they mean, and a line for each row's runs that were left out."""
-    return layout.markdown(*_shown(table), _said(table), width)
+    return layout.markdown(*_shown(table), display_columns.legend(table) + _said(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:

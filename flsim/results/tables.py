@@ -204,7 +204,7 @@ def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
     Run, round and status appear only where they say something: equal settings, different rounds, unfinished runs.
     Epochs stand for different rounds where all runs know theirs.
     """
-    return layout.markdown(*_shown(table), _said(table), width)
+    return layout.markdown(*_shown(table), display_columns.legend(table) + _said(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:
@@ -218,7 +218,21 @@ def _said(table: pd.DataFrame) -> str:
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
             text += formats.note(f"{row.run} {row.status}: {row.reason}")
+    if partial := [quantity.title for quantity in _partly_measured(table)]:
+        text += formats.note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
     return text + display_columns.agreement(table)
+
+
+def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
+    """Return the built-in quantities that some evaluated runs have and others lack: columns of gaps say little."""
+    evaluated = table[table["round"].notna()]
+    found = []
+    for quantity in OPTIONAL:
+        if columns.is_in(table, quantity):
+            values = evaluated[quantity.name if quantity.name in table else columns.mean_of(quantity)]
+            if values.isna().any():
+                found.append(quantity)
+    return found
 
 
 def _is_unfinished(table: pd.DataFrame) -> bool:
@@ -232,7 +246,12 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     if table["setting"].duplicated().any():
         labels.append(Column("Run", text_of(table["run"]), is_number=False))
     quantities = shown(columns.quantities_in(table), "table")
-    measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
+    partial = _partly_measured(table)
+    measured = [
+        quantity
+        for quantity in quantities
+        if quantity.is_standard or (columns.is_in(table, quantity) and quantity not in partial)
+    ]
     memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{}")]
     means = [
         [

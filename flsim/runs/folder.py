@@ -1,6 +1,6 @@
 """A run folder: everything that belongs to a run, and the only place that knows where it lies.
 
-A round is what a run counts: of central training, a step. Each run folder has this text as its README.
+A round is what a run counts: of central training, a step. Each run folder has the list below in its README.
 
 config.toml      all settings, defaults included
 code/            copies of a user's own files that the settings name (flsim.runs.config.own_code)
@@ -47,6 +47,13 @@ from flsim.runs.trackers import flat, refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State
 
+README = f"""\
+One run of flsim: its settings, its canaries, the trained models, and what was measured of them.
+`flsim table FOLDER` shows the results; `flsim run CONFIG --out FOLDER --resume` goes on with the run.
+A round is what a run counts: of central training, a step.
+
+{str(__doc__).split("README.", 1)[-1].strip()}
+"""
 Status = Literal["running", "completed", "diverged", "failed", "interrupted"]
 
 
@@ -82,7 +89,7 @@ class Run:
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
-            (folder / "README").write_text(str(__doc__), encoding="utf-8")
+            (folder / "README").write_text(README, encoding="utf-8")
         run = cls(path, own_code.with_copies(settings, path))
         run.mark("running")
         return run

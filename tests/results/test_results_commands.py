@@ -11,7 +11,7 @@ from helpers import Flsim
 
 from flsim.results import seeds_table, tables
 from flsim.results.published import matching, published_rows
-from flsim.results.store import RunResults
+from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -80,6 +80,27 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, mor
 def test_runs_and_sweeps_are_one_table(flsim: Flsim, names: list[str], sweep: str) -> None:
     _, csv, _ = flsim("table", names[0], sweep, "--format", "csv")
     assert pd.read_csv(io.StringIO(csv))["published_rs"].fillna(-1).tolist() == [-1, 66, 21]
+
+
+def test_a_measure_of_one_run_is_no_column_of_gaps_for_the_others(flsim: Flsim, make_run: MakeRun) -> None:
+    common = {"exposure": [3.0] * 9, "rs": [1.0] * 9, "bs": [0.0] * 9, "references": 1000.0, "perplexity": 50.0}
+    measured = common | {"space_exposure": [20.0] * 9}
+    one = read_run(make_run({10: measured}, name="a", setting="IID, FedAvg, b_u=4"))
+    other = read_run(make_run({10: common}, name="b", setting="Non-IID, SGD, b_r=4"))
+    alone, both = (tables.to_markdown(tables.memorization_table(runs), 200) for runs in ([one], [one, other]))
+    assert "Space" in alone.splitlines()[0]
+    assert "Space" not in both.splitlines()[0]
+    assert "Not measured of all runs, so only in CSV and Parquet: whole space." in both
+    assert "mean_space_exposure" in flsim("table", "a", "b", "--format", "csv")[1]
+
+
+def test_a_footer_says_what_the_columns_are_once(flsim: Flsim, names: list[str]) -> None:
+    for more in ([], ["--over-seeds"]):
+        said = " ".join(flsim("table", *names, *more)[1].split())
+        assert said.count("RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam Search") == 1
+        assert "Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users a round." in said
+        for format_ in ("csv", "latex"):
+            assert "by Random Sampling;" not in flsim("table", *names, *more, "--format", format_)[1]
 
 
 def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
