@@ -105,6 +105,8 @@ def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) ->
     assert "of 3 settings (p < 0.05, corrected for their number). Where there is one seed" in answer
     assert "Of 11 runs, 1 still in training, 1 diverged and 1 not begun" in answer
     assert "8 / 11" in answer
+    at_ceiling = 7 + 8 + 3 + 4 + 2 * (1 + 4)
+    assert f"{at_ceiling} of 128 canaries are at that ceiling, where differences cannot show" in answer
 
 
 def test_published_values_stand_beside_ours(page: Page) -> None:
