@@ -23,6 +23,7 @@ from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
 from flsim.results.frames import frames
+from flsim.results.paths import expanded
 from flsim.results.rows import frame
 from flsim.results.store import read_run
 from flsim.results.sweeps import read_shown
@@ -161,7 +162,8 @@ def run(
     Args:
         config: the settings, or a TOML file of settings.
         out: the run folder; it must be new, unless `resume` is set.
-        overrides: changes of the file's settings, as ``"section.key=value"``.
+        overrides: changes of the file's settings, as ``"section.key=value"``; relative paths in them are relative to
+            the working directory.
         resume: whether to continue the run in `out` from its newest valid checkpoint.
         retrain_lost: with `resume`, whether to train the rounds again that the log of rounds has lost.
         address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
@@ -258,7 +260,7 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
     """Return the memorization table of runs, with the columns of `flsim.results.tables`.
 
     Args:
-        runs: run folders and folders of sweeps.
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         round: the evaluated round to show; by default the last one of each run.
         epoch: the number of passes over all records to show, in place of `round`.
 
@@ -272,10 +274,10 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
 
 
 def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
-    """Draw RS, BS, mean exposure and perplexity over epochs into a .png or .svg file.
+    """Draw RS, BS, mean exposure and perplexity over epochs into a .png, .svg or .pdf file.
 
     Args:
-        runs: run folders and folders of sweeps.
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         out: the file; an existing file is replaced.
         over_seeds: whether runs that differ only in their seed share one curve.
 
@@ -329,4 +331,4 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
 
 
 def _paths(runs: Sequence[Path | str]) -> list[Path]:
-    return [Path(path) for path in runs]
+    return expanded([Path(path) for path in runs])

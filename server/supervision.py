@@ -8,8 +8,9 @@ from pathlib import Path
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, Interrupted, RunFailed
 from flsim.base.logs import log
-from flsim.base.progress import progress, say
+from flsim.base.progress import console, progress, say
 from flsim.results.evaluations import Evaluation, failures
+from flsim.results.in_short import round_in_short
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
@@ -103,8 +104,11 @@ class Evaluations:
     def _see(self, ended: Sequence[Evaluation]) -> None:
         failed = [evaluation for evaluation in ended if evaluation.outcome == "failed"]
         for evaluation in ended:
-            about = {"round": checkpoint.round_of(Path(evaluation.checkpoint)), "file": evaluation.checkpoint}
+            round_ = checkpoint.round_of(Path(evaluation.checkpoint))
+            about = {"round": round_, "file": evaluation.checkpoint}
             log.info("evaluated", extra=about | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
+            if evaluation.outcome == "stored":
+                self._print_in_short(round_)
             if evaluation in failed:
                 say(f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **about)
         self._failed |= {evaluation.checkpoint for evaluation in failed}
@@ -115,6 +119,11 @@ class Evaluations:
         diverged = next((evaluation for evaluation in ended if evaluation.outcome == "diverged"), None)
         if diverged:
             raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
+
+    def _print_in_short(self, round_: int) -> None:
+        """Print in a line what is memorized so far."""
+        if results := round_in_short(self._run.path, round_):
+            console.print(f"{self._run.name}: evaluated after {round_:,}: {results}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -154,10 +163,13 @@ def supervised(
             raise Diverged(reason) from error
         except BaseException as error:
             ended = isinstance(error, (Interrupted, KeyboardInterrupt))
-            reason = "interrupted" if ended else str(error) or repr(error)
-            log.error("failed", extra={"reason": reason})
+            reason = "`flsim run --resume` goes on with it" if ended else str(error) or repr(error)
+            if ended:
+                log.warning("interrupted")
+            else:
+                log.error("failed", extra={"reason": reason})
             with suppress(OSError):  # such as that of a full disk, which the error reports
-                run.mark("failed", reason)
+                run.mark("interrupted" if ended else "failed", reason)
             raise
         finally:
             if shared:

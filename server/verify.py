@@ -32,14 +32,15 @@ class Verified:
     differs: int | None
 
 
-def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
+def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verified:
     """Train from the newest checkpoint before a round to its end, and compare the digests of all states in between.
 
     On the same kind of processor, or GPU, all are equal, bit for bit.
 
     Args:
         run: the run.
-        round_: the round, from 1; in central training, a step that has a line in the log.
+        round_: the round, from 1; in central training, a step that has a line in the log. By default
+            the last one in the log.
         device: torch's name of the device of the run's clients; central training has its own setting.
 
     Raises:
@@ -47,9 +48,11 @@ def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
         Diverged: training diverged.
     """
     logged = _logged(run)
-    if round_ not in logged:
+    if round_ is None and logged:
+        round_ = max(logged)
+    if round_ is None or round_ not in logged:
         known = f"it logged {min(logged):,} to {max(logged):,}" if logged else "it has logged none with a digest"
-        raise InputError(f"{run.path}: cannot verify round {round_}; {known}")
+        raise InputError(f"{run.path}: cannot verify round {round_ or 1}; {known}")
     run.verify()
     state = _state_before(run, round_)
     start, differs, digest = state.round, None, ""

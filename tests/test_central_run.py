@@ -219,15 +219,17 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     code, said = finish(central_experiment, process)
     assert code == 130
     assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
+    assert said.startswith("writes to stopped; Ray: a local one, ")
     assert "Traceback" not in said
     wait_until_nobody_trains(stopped)
     about = json.loads((stopped / "run.json").read_text())
-    assert (about["status"], about["reason"]) == ("failed", "interrupted")
+    assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` goes on with it")
     assert state_of(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
     assert not (stopped / ".stop").exists()
     steps = state_of(stopped).round + 3
     options = settings(f"training.steps={steps}", LONG[1])
-    central_experiment.flsim("run", central_experiment.config, "--out", "stopped", *options, "--resume")
+    again = central_experiment.flsim("run", central_experiment.config, "--out", "stopped", *options, "--resume")
+    assert re.search(rf"^stopped: evaluated after {steps}: RS \d, BS \d, .* bits of 4 canaries$", again.stderr, re.M)
     assert (state_of(stopped).round, json.loads((stopped / "run.json").read_text())["status"]) == (steps, "completed")
 
 

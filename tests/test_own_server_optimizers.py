@@ -106,7 +106,8 @@ late = ServerOptimizer("Late", lambda x, settings: {}, _late)
         server_optimizers.apply(zero, zero, {}, hparams)
 
 
-def test_rows_digests_and_plans_know_ones_own(experiment: Experiment) -> None:
+def test_rows_digests_and_plans_know_ones_own(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(experiment.folder)
     own = experiment.folder / "my_optimizers.py"
     own.write_text(OWN)
 
@@ -122,7 +123,8 @@ def test_rows_digests_and_plans_know_ones_own(experiment: Experiment) -> None:
     assert mine.digest != before
 
 
-def test_the_document_s_optimizers_train(experiment: Experiment) -> None:
+def test_the_document_s_optimizers_train(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(experiment.folder)
     text = (Path(__file__).parents[1] / "docs" / "optimizers.md").read_text(encoding="utf-8")
     code, settings = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))
     (experiment.folder / "my_optimizers.py").write_text(code)

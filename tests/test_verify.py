@@ -18,6 +18,7 @@ def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
     for round_, start in ((1, 0), (10, 0), (27, 25), (30, 25)):
         said = flsim("verify", run, "--round", str(round_))[1]
         assert re.fullmatch(rf"round {round_}: trained again from round {start}, equal, digest \w+\n", said), said
+    assert flsim("verify", run)[1].startswith("round 30: trained again from round 25, equal, digest ")
     (found,) = flsim("verify", run, "--round", "8", "--json")[1].splitlines()
     assert json.loads(found)["differs"] is None
 

@@ -41,7 +41,9 @@ class CanaryHParams:
             for value in values:
                 if not 0 < value <= 1:
                     raise InputError(f"{name} must be a probability above 0 and at most 1, found {value:g}")
-            if not values or len(set(values)) < len(values):
+            if not values:
+                raise InputError(f"{name} must list at least one probability, found []")
+            if len(set(values)) < len(values):
                 raise InputError(f"{name} must list different probabilities, found {list(values)}")
         for copies in self.insertions:
             at_least_one(insertions=copies)

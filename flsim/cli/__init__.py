@@ -15,6 +15,8 @@ import typer
 from flsim.base.errors import InputError, Interrupted, RunFailed
 from flsim.base.extensions import naming_own_code
 from flsim.cli.bench import bench
+from flsim.cli.canaries import EPILOG as CANARIES_EPILOG
+from flsim.cli.canaries import canaries
 from flsim.cli.compare import EPILOG as COMPARE_EPILOG
 from flsim.cli.compare import compare
 from flsim.cli.data import data
@@ -119,6 +121,10 @@ def run(
         Path | None,
         typer.Option(help="Run folder, e.g. runs/iid; new, or with --resume an old one.", show_default="runs/CONFIG"),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Seed of the run, as with --set seed=N.", show_default="as in CONFIG"),
+    ] = None,
     set_: Overrides = None,
     address: Address = None,
     head: Annotated[
@@ -167,7 +173,7 @@ def run(
     flsim.run(
         config,
         path,
-        overrides=set_ or (),
+        overrides=[*(set_ or ()), *([] if seed is None else [f"seed={seed}"])],
         resume=resume,
         retrain_lost=retrain_lost,
         address=address,
@@ -185,6 +191,7 @@ app.command(rich_help_panel=MEASURE, epilog=QUANTIZE_EPILOG)(quantize)
 app.command(rich_help_panel=MEASURE, epilog=PRIVACY_EPILOG)(privacy)
 app.command(rich_help_panel=TABLES, epilog=TABLE_EPILOG)(table)
 app.command(rich_help_panel=TABLES, epilog=PLOT_EPILOG)(plot)
+app.command(rich_help_panel=TABLES, epilog=CANARIES_EPILOG)(canaries)
 app.command(rich_help_panel=TABLES, epilog=COMPARE_EPILOG)(compare)
 app.command(rich_help_panel=TABLES, epilog=TRACE_EPILOG)(trace)
 app.command(rich_help_panel=TABLES, epilog=REPORT_EPILOG)(report)

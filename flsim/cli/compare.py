@@ -70,10 +70,12 @@ def _compared(
     """Return a comparison as a data frame, as text in each format, and as a JSON object."""
     from flsim.results import compare_pairs, compare_pairs_text, compare_runs, formats
     from flsim.results.compare_text import json_rows
+    from flsim.results.paths import expanded
     from flsim.results.store import read_run
     from flsim.results.sweep_pairs import same_names, twins
     from flsim.results.sweeps import is_sweep, read_sweep
 
+    a, b = _two(expanded([a]), None if b is None else expanded([b]))
     are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
     if not any(are_sweeps):
         first = read_run(a)
@@ -82,9 +84,9 @@ def _compared(
         second = read_run(b)
         if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
             raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
-        found = compare_runs.compare_runs(first, second, round, epoch)
-        texts = {Format.md: compare_runs.to_markdown(found), Format.latex: compare_runs.to_latex(found)}
-        return found.table, texts | {Format.csv: formats.to_csv(found.table)}, compare_runs.to_json(found)
+        compared = compare_runs.compare_runs(first, second, round, epoch)
+        texts = {Format.md: compare_runs.to_markdown(compared), Format.latex: compare_runs.to_latex(compared)}
+        return compared.table, texts | {Format.csv: formats.to_csv(compared.table)}, compare_runs.to_json(compared)
     if not all(are_sweeps):
         raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
     if b is None:
@@ -103,3 +105,13 @@ def _compared(
         Format.csv: formats.to_csv(table),
     }
     return table, texts, {**about, "rows": json_rows(table)}
+
+
+def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:
+    """Return what is compared; a folder of two runs, such as that of a demo, stands for both."""
+    if second is None and len(first) == 2:
+        return first[0], first[1]
+    for named in (first, second or []):
+        if len(named) > 1:
+            raise InputError(f"{named[0].parent}: holds {len(named)} runs; name the two to compare, e.g. {named[0]}")
+    return first[0], second[0] if second else None

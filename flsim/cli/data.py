@@ -35,9 +35,13 @@ def import_(
     ],
     out: Out,
     vocabulary: Annotated[
-        int,
-        typer.Option(help="Size of the vocabulary in token ids; four of them are special.", rich_help_panel=WORDS),
-    ] = 10_000,
+        int | None,
+        typer.Option(
+            help="Size of the vocabulary in token ids, e.g. 5000; four of them are special.",
+            show_default="10,000, or fewer where the text has fewer words",
+            rich_help_panel=WORDS,
+        ),
+    ] = None,
     layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
     vocabulary_from: Annotated[
         Path | None,
@@ -100,7 +104,7 @@ def import_(
     from flsim.data.inspect import inspect
 
     hparams = ImportHParams(
-        vocabulary_size=vocabulary,
+        vocabulary_size=ImportHParams.vocabulary_size if vocabulary is None else vocabulary,
         words_per_user=words_per_user,
         heldout=heldout,
         test=test,
@@ -109,7 +113,14 @@ def import_(
     )
     columns = (user_column, text_column)
     corpus = import_corpus(
-        sources, out, hparams, format, vocabulary_from=vocabulary_from, columns=columns, workers=workers
+        sources,
+        out,
+        hparams,
+        format,
+        vocabulary_from=vocabulary_from,
+        columns=columns,
+        workers=workers,
+        fit_vocabulary=vocabulary is None,
     )
     show(inspect(corpus), as_json)
 
@@ -185,8 +196,8 @@ def make(
         "test": test,
         "layout": layout,
     }
-    given = {name: value for name, value in writing.items() if value is not None}
-    show(inspect(make_corpus(maker, out, seed, options, given)), as_json)
+    options_of_writing = {name: value for name, value in writing.items() if value is not None}
+    show(inspect(make_corpus(maker, out, seed, options, options_of_writing)), as_json)
 
 
 @data.command(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flsim.base.errors import InputError
+from flsim.base.progress import say
 from flsim.cli.options import Json, TorchDevice
 from flsim.measures.built_in import ALSO
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
-EPILOG = """Example: flsim evaluate runs/demo/iid/checkpoints/round-000100.safetensors
+EPILOG = """Example: flsim evaluate runs/demo/iid
+
+Example: flsim evaluate runs/demo/iid/checkpoints/round-000100.safetensors
 
 Example: flsim evaluate CHECKPOINT --also space --calibrate OTHER_CHECKPOINT
 
@@ -37,9 +40,13 @@ docs/auditing.md measures a Transformer step by step."""
 
 def evaluate(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Checkpoint of a run; leave out with --model.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Checkpoint of a run, or a run folder for its newest checkpoint; leave out with --model.",
+            show_default=False,
+        ),
     ] = None,
-    of: Annotated[
+    run: Annotated[
         Path | None,
         typer.Option(
             "--run",
@@ -173,20 +180,20 @@ def evaluate(
     how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
     settings: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
     of_model = {"--canaries": canaries, "--corpus": corpus, "--vocabulary": vocabulary, "--seed": seed}
-    given = [name for name, value in of_model.items() if value is not None]
-    given += [f"--{name.replace('_', '-')}" for name in settings]
+    named = [name for name, value in of_model.items() if value is not None]
+    named += [f"--{name.replace('_', '-')}" for name in settings]
     if (checkpoint is None) == (model is None):
         raise InputError("name a checkpoint of a run, or a --model; one of them")
-    _check_device(device)
+    check_device(device)
     more = {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
     settings |= {name: value for name, value in more.items() if value is not None}
     if checkpoint is not None:
-        if given:
-            raise InputError(f"{', '.join(given)}: a run has its own; name a checkpoint or a --model, not both")
-        rows, measured, hparams = _of_run(checkpoint, of, device, calibrate or (), settings)
+        if named:
+            raise InputError(f"{', '.join(named)}: a run has its own; name a checkpoint or a --model, not both")
+        rows, measured, hparams = _of_run(checkpoint, run, device, calibrate or (), settings)
     else:
-        if of is not None or calibrate:
-            raise InputError(f"{'--run' if of else '--calibrate'}: is of a checkpoint; leave it out with --model")
+        if run is not None or calibrate:
+            raise InputError(f"{'--run' if run else '--calibrate'}: is of a checkpoint; leave it out with --model")
         if canaries is None:
             raise InputError("--canaries missing: the phrases to look for, as .csv or .json")
         words = _words(corpus, vocabulary, layout)
@@ -196,15 +203,18 @@ def evaluate(
 
 
 def _of_run(
-    checkpoint: Path, of: Path | None, device: str, calibrate: "Sequence[Path]", changes: dict[str, Any]
+    checkpoint: Path, folder: Path | None, device: str, calibrate: "Sequence[Path]", changes: dict[str, Any]
 ) -> "Measured":
     from flsim.data.corpus import Corpus
     from flsim.runs.folder import Run
-    from flsim.runs.measuring import evaluate_checkpoint
+    from flsim.runs.measuring import evaluate_checkpoint, newest_checkpoint
 
+    if checkpoint.is_dir():
+        checkpoint = newest_checkpoint(Run.open(checkpoint).path)
+        say(f"newest checkpoint: {checkpoint}")
     if not checkpoint.is_file():
         raise InputError(f"{checkpoint}: no such checkpoint")
-    folder = of or checkpoint.resolve().parent.parent
+    folder = folder or checkpoint.resolve().parent.parent
     run = Run.open(folder)
     Corpus.open(run.config.data.corpus, verify=True)
     rows = evaluate_checkpoint(folder, checkpoint, device, calibrate, **changes)
@@ -237,19 +247,20 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
         opened = Corpus.open(corpus, verify=True)
         test = opened.split("test")
         return opened.layout, opened.vocabulary, test if len(test) else None
-    given = str(vocabulary)
-    if given.isdecimal():
-        return Layout(int(given), name=layout), None, None
+    source = str(vocabulary)
+    if source.isdecimal():
+        return Layout(int(source), name=layout), None, None
     try:
-        words = [line.split("\t")[0].strip() for line in Path(given).read_text(encoding="utf-8-sig").splitlines()]
+        words = [line.split("\t")[0].strip() for line in Path(source).read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, ValueError) as error:
-        raise InputError(f"--vocabulary {given}: neither a number nor a readable file of words ({error})") from error
+        raise InputError(f"--vocabulary {source}: neither a number nor a readable file of words ({error})") from error
     if len(set(words)) < len(words) or "" in words:
-        raise InputError(f"--vocabulary {given}: needs a word a line, each once")
+        raise InputError(f"--vocabulary {source}: needs a word a line, each once")
     return Layout(len(words) + SPECIAL_TOKENS, name=layout), Vocabulary(tuple(words), (0,) * len(words), layout), None
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise InputError where torch has no such device."""
     import torch
 
     try:
@@ -321,7 +332,7 @@ def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quanti
         of_all = "" if counts else f" of {canaries}"
         among = f" among {references:,.0f}" if flag.is_ranked else ""
         counts.append(f"{count}{of_all} by {flag.title}{among}")
-    names = [f"{each.short}: {each.title.lower()}" for each in numbers(standard) if each.kind == "number"]
+    names = [f"{number.short}: {number.title.lower()}" for number in numbers(standard) if number.kind == "number"]
     return [
         f"memorized: {', '.join(counts)}",
         "; ".join(names) + f", of at most {math.log2(references + 1):.1f}",

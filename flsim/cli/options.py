@@ -24,7 +24,8 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Replace a setting, e.g. training.rounds=100; repeatable. flsim settings lists all.",
+        help="Replace a setting, e.g. training.rounds=100; repeatable. flsim settings lists all. Paths are relative "
+        "to the current folder.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

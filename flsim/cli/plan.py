@@ -66,24 +66,24 @@ def plan(
         raise InputError("--against holds a calibration against what was recorded; remove --no-calibration")
     sessions = _sessions(against)
     with scratch() as folder:
-        found = read_request(file, folder, tier, range(seeds) if seeds else None, only or (), corpus, set_ or ())
-        made = _plan(found, at_once, calibration and found.is_there, effect, sessions)
+        request = read_request(file, folder, tier, range(seeds) if seeds else None, only or (), corpus, set_ or ())
+        made = _plan(request, at_once, calibration and request.is_there, effect, sessions)
     typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)
 
 
-def _sessions(of: Path | None) -> list[Any]:
+def _sessions(sweep: Path | None) -> list[Any]:
     from flsim.results.sweeps import read_sweep
 
-    return [] if of is None else list(read_sweep(of).sessions)
+    return [] if sweep is None else list(read_sweep(sweep).sessions)
 
 
-def _plan(given: "Request", at_once: int | None, calibrated: bool, effect: float, sessions: list[Any]) -> "Plan":
+def _plan(request: "Request", at_once: int | None, calibrated: bool, effect: float, sessions: list[Any]) -> "Plan":
     from flsim.planning import plan as parts
     from flsim.planning.scale import row_name, scale_of
 
-    planned, train = given.planned, given.train
+    planned, train = request.planned, request.train
     machine = _machine()
-    predictor = _measured(given, machine, at_once) if calibrated else None
+    predictor = _measured(request, machine, at_once) if calibrated else None
     if predictor:
         machine = replace(machine, busy=predictor.calibration.watch.others)
     time = predictor.time(planned, at_once) if predictor else None
@@ -91,18 +91,18 @@ def _plan(given: "Request", at_once: int | None, calibrated: bool, effect: float
     held = parts.against(sessions, planned, predictor, memory) if predictor and memory else []
     if sessions and not held:
         raise InputError("--against: no session of that sweep trained only runs of this plan; give the same options")
-    config, seeds = planned[0].config, len({each.seed for each in planned})
-    scale = scale_of(planned, given.users, train)
-    together = time.at_once if time else 1 if given.whole_cluster else at_once or machine.cores
+    config, seeds = planned[0].config, len({planned_run.seed for planned_run in planned})
+    scale = scale_of(planned, request.users, train)
+    runs_at_once = time.at_once if time else 1 if request.whole_cluster else at_once or machine.cores
     return parts.Plan(
-        given.name,
-        given.tier,
+        request.name,
+        request.tier,
         machine,
         scale,
-        given.published,
-        given.source,
-        parts.disk_of(planned, given.users, train, together, given.makes),
-        tuple(parts.privacy_of(planned, row_name, given.users, train)),
+        request.published,
+        request.source,
+        parts.disk_of(planned, request.users, train, runs_at_once, request.makes),
+        tuple(parts.privacy_of(planned, row_name, request.users, train)),
         parts.power_of(scale.number, seeds, config.evaluation, effect),
         time,
         memory,
@@ -118,7 +118,7 @@ def _machine() -> "Machine":
     return Machine(os.cpu_count() or 1, torch.cuda.device_count())
 
 
-def _measured(given: "Request", machine: "Machine", at_once: int | None) -> "Predictor":
+def _measured(request: "Request", machine: "Machine", at_once: int | None) -> "Predictor":
     from flsim.planning.calibration import calibrate, copies_of
     from flsim.planning.cost import Need
     from flsim.planning.kinds import kind_of
@@ -129,15 +129,15 @@ def _measured(given: "Request", machine: "Machine", at_once: int | None) -> "Pre
     def need(config: Config) -> Need:
         return Need(*share(config, [{"CPU": machine.cores, "GPU": machine.gpus}]))
 
-    def together(kind: str) -> int:
+    def runs_at_once(kind: str) -> int:
         """Return how many runs of a kind are trained at the same time."""
-        of_kind = [each.config for each in given.planned if kind_of(each.config) == kind]
-        return 1 if given.whole_cluster else min(len(given.planned), fitting(need(of_kind[0]), machine, at_once))
+        of_kind = [planned_run.config for planned_run in request.planned if kind_of(planned_run.config) == kind]
+        return 1 if request.whole_cluster else min(len(request.planned), fitting(need(of_kind[0]), machine, at_once))
 
-    users = given.users
+    users = request.users
     device = "cuda" if machine.gpus else "cpu"
     copies = copies_of(
-        given.planned, together, users.words / users.users, users.records / users.users, users.vocabulary, device
+        request.planned, runs_at_once, users.words / users.users, users.records / users.users, users.vocabulary, device
     )
-    measured = calibrate(copies, at_once, given.whole_cluster)
-    return Predictor(measured, given.train, machine, need, given.whole_cluster)
+    measured = calibrate(copies, at_once, request.whole_cluster)
+    return Predictor(measured, request.train, machine, need, request.whole_cluster)

@@ -22,5 +22,6 @@ def report(
     Runs may be unfinished, diverged or failed; the report marks them.
     """
     from flsim.report.page import write_report
+    from flsim.results.paths import expanded
 
-    write_report(paths, out)
+    write_report(expanded(paths), out)

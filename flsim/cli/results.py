@@ -92,17 +92,19 @@ def table(
     from flsim.base.files import named_file
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against_published import against as marked
+    from flsim.results.paths import expanded
     from flsim.results.sweeps import published_of, read_shown
     from flsim.results.worlds import compare_worlds
 
+    runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
         raise InputError("--against paper: no run belongs to a published row; name the folder of a sweep")
-    found = read_shown(runs)
-    shown = list(found.values())
-    published = {run: rows[folder] for folder, run in found.items() if folder in rows}
+    by_folder = read_shown(runs)
+    read = list(by_folder.values())
+    published = {run: rows[folder] for folder, run in by_folder.items() if folder in rows}
     kind = seeds_table if over_seeds else tables
-    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(shown, round, epoch, published)
+    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(read, round, epoch, published)
     if against:
         results = marked(results)
     if format is Format.parquet:
@@ -112,7 +114,7 @@ def table(
         return
     text = {Format.md: kind.to_markdown, Format.csv: formats.to_csv, Format.latex: kind.to_latex}[format](results)
     if over_seeds and format is Format.md:
-        compared = compare_worlds(shown, round, epoch)
+        compared = compare_worlds(read, round, epoch)
         text += f"\n{compared}" if compared else ""
     if out is None:
         typer.echo(text, nl=not text.endswith("\n"))
@@ -123,7 +125,9 @@ def table(
 
 def plot(
     runs: Annotated[list[Path], typer.Argument(help=RUNS)],
-    out: Annotated[Path, typer.Option(help="File to write, .png or .svg, e.g. plot.png; replaces an existing file.")],
+    out: Annotated[
+        Path, typer.Option(help="File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file.")
+    ],
     over_seeds: OverSeeds = False,
 ) -> None:
     """Plot what runs memorized, over epochs.
@@ -133,8 +137,9 @@ def plot(
 
     Bands are 95% intervals: of mean exposure over canaries, or with --over-seeds of all four quantities over seeds.
     """
+    from flsim.results.paths import expanded
     from flsim.results.plots import plot_rounds, refuse_other_than_figure
     from flsim.results.sweeps import read_shown
 
     refuse_other_than_figure(out)
-    plot_rounds(list(read_shown(runs).values()), out, over_seeds)
+    plot_rounds(list(read_shown(expanded(runs)).values()), out, over_seeds)

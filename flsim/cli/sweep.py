@@ -58,24 +58,24 @@ def sweep(
     from flsim.sweeps import definition, folder
     from server.sweep import sweep as train_sweep
 
-    found = definition.load(file)
-    at = definition.tier_of(found, tier, str(file))
+    sweep_definition = definition.load(file)
+    at = definition.tier_of(sweep_definition, tier, str(file))
     # Absolute, because the processes of a running cluster have another working directory.
-    there = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    path = located(corpus) if corpus else folder.corpus_of(at, file, there.path)
-    given = range(seeds) if seeds else None
-    planned = definition.planned_runs(found, at, path, str(file), given, only or (), set_ or ())
-    with there.hold_lock():
-        train = folder.open_corpus(at, path, there.path).split("train")
-        there.write(file, found, tier, planned, shlex.join(["flsim", *sys.argv[1:]]))
-        failed = train_sweep(there, planned, train, address, at_once, at.whole_cluster)
-    if any((there.run(each.name) / "run.json").exists() for each in planned):
-        _show(there.path)
+    sweep_folder = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    path = located(corpus) if corpus else folder.corpus_of(at, file, sweep_folder.path)
+    seed_range = range(seeds) if seeds else None
+    planned = definition.planned_runs(sweep_definition, at, path, str(file), seed_range, only or (), set_ or ())
+    with sweep_folder.hold_lock():
+        train = folder.open_corpus(at, path, sweep_folder.path).split("train")
+        sweep_folder.write(file, sweep_definition, tier, planned, shlex.join(["flsim", *sys.argv[1:]]))
+        failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
+    if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):
+        _show(sweep_folder.path)
     if failed:
         name, why = next(iter(failed.items()))
         raise RunFailed(
-            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {there.log(name)}, and repeat "
-            f"the command to try again"
+            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {sweep_folder.log(name)}, "
+            f"and repeat the command to try again"
         )
 
 

@@ -20,7 +20,7 @@ def trace(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Figure to write as well, .png or .svg, e.g. trace.png; replaces an existing file.",
+            help="Figure to write as well, .png, .svg or .pdf, e.g. trace.png; replaces an existing file.",
             show_default="no figure",
         ),
     ] = None,

@@ -10,14 +10,17 @@ import typer
 from flsim.base.errors import RunFailed
 from flsim.cli.options import Json
 
-EPILOG = "Example: flsim verify runs/iid --round 120"
+EPILOG = "Example: flsim verify runs/iid\n\nExample: flsim verify runs/iid --round 120"
 
 
 def verify(
     run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
     round: Annotated[
-        int, typer.Option(help="Logged round to train again, e.g. 120; of central training, a logged step.")
-    ],
+        int | None,
+        typer.Option(
+            help="Logged round to train again, e.g. 120; of central training, a logged step.", show_default="the last"
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -49,4 +52,6 @@ def verify(
             f"logged {verified.logged[:16]}, found {verified.found[:16]}"
         )
     if not json_:
-        typer.echo(f"round {round}: trained again from round {verified.start}, equal, digest {verified.found[:16]}")
+        typer.echo(
+            f"round {verified.round}: trained again from round {verified.start}, equal, digest {verified.found[:16]}"
+        )

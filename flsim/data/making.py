@@ -61,7 +61,8 @@ def make_corpus(
     options, writing = options or {}, writing or {}
     if is_own(name):
         hparams = ImportHParams(**{**WHOLE, **writing}, seed=seed)
-        return import_corpus([parts(name)[0]], out, hparams, maker_of(name, seed, options))
+        is_free = "vocabulary_size" not in writing
+        return import_corpus([parts(name)[0]], out, hparams, maker_of(name, seed, options), fit_vocabulary=is_free)
     maker = MAKERS[name]
     return maker.make(out, _validated(name, maker.options, {**writing, **options}), seed)
 

@@ -59,6 +59,8 @@ def open_store(uri: str) -> tuple[FileSystem, str]:
     except ValueError as error:
         raise InputError(f"{uri}: not a URI ({error})") from error
     if parts.scheme not in OPTIONS:
+        if not parts.scheme:
+            raise InputError(f"{uri}: a folder, and not the URI of a store; name one as s3://BUCKET/PREFIX")
         raise InputError(f"{uri}: cannot read from {parts.scheme}://; name a folder, or {', '.join(OPTIONS)}://")
     if parts.username is not None or parts.password is not None:
         raise InputError(

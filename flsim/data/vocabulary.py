@@ -144,7 +144,7 @@ class Vocabulary:
         if most > len(counts):
             raise InputError(
                 f"vocabulary of {size:,} asked for, but the corpus has only {len(counts):,} different words; "
-                f"use a vocabulary of at most {len(counts) + SPECIAL_TOKENS:,}"
+                f"give --vocabulary {len(counts) + SPECIAL_TOKENS} or less"
             )
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
         return cls(tuple(word for word, _ in ranked), tuple(count for _, count in ranked), layout)

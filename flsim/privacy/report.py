@@ -3,8 +3,9 @@
 from typing import Literal
 
 from flsim.base.extensions import short_name
+from flsim.base.progress import say
 from flsim.privacy.conventions import PAPER, Convention, conventions_of
-from flsim.privacy.ledger import Ledger, epsilon
+from flsim.privacy.ledger import Entry, Ledger, epsilon
 
 Unit = Literal["user", "record"]  # difference of neighbouring data sets; a record is one sentence
 
@@ -36,3 +37,15 @@ def sentence(epsilons: dict[str, float], sampler: str, delta: float, unit: Unit 
             f"{convention.sensitivity}, RDP, {convention.conversion} conversion)"
         )
     return f"{unit}-level privacy after {short_name(sampler)} sampling, delta {delta:.3g}: {'; '.join(parts)}"
+
+
+def foresee(plan: Entry, sampler: str, delta: float, population: int, unit: Unit) -> None:
+    """Print the epsilon that all planned rounds will spend; raise InputError if it cannot be accounted."""
+    epsilons = spent(Ledger((plan,)), sampler, delta)
+    what = "rounds" if unit == "user" else "steps"
+    say(f"{plan.rounds:,} {what} will spend: {note(epsilons, unit)}, delta {delta:.3g}")
+    if delta >= 1 / population:
+        say(
+            f"privacy.delta {delta:g} is not below 1 / {population:,} {unit}s: publishing one {unit}'s data would "
+            "satisfy it"
+        )

@@ -95,7 +95,12 @@ def _about(ledger: Ledger) -> list[Convention]:
 
 
 def to_text(lines: list[Line], calibration: bool = False) -> str:
-    """Return a table within 80 columns, with notes on what is sound, and on values that are missing."""
+    """Return a table within 80 columns, with notes on what is sound, and on values that are missing.
+
+    If every value is infinite because there is no noise, return one line that says so.
+    """
+    if lines and all(line.note == NO_NOISE for line in lines):
+        return f"{NO_NOISE}, under every convention\n"
     result = "noise" if calibration else "epsilon"
     table = [("sampler", "relation", "sens.", "accountant", "conversion", result)]
     for line in lines:
@@ -113,7 +118,20 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
     notes = dict.fromkeys(line.note for line in lines if line.note)
-    return f"{text}{starred}{SOUND}" + "".join(f"{fill(note, 80, subsequent_indent='  ')}\n" for note in notes)
+    return f"{text}{starred}{SOUND}{_to_cite(lines, calibration)}" + "".join(
+        f"{fill(note, 80, subsequent_indent='  ')}\n" for note in notes
+    )
+
+
+def _to_cite(lines: list[Line], calibration: bool) -> str:
+    """Return which rows to cite: of each sampler the sound one by RDP, which runs report too."""
+    cited = []
+    for line in lines:
+        convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon
+        if convention.is_sound and convention.accountant == "rdp" and value is not None:
+            names = (convention.sampler, convention.relation, convention.accountant, convention.conversion)
+            cited.append(f"{', '.join(map(str, names))}: {_brief(value)}")
+    return fill(f"Cite: {'; '.join(cited)}.", 80, subsequent_indent="  ") + "\n" if cited else ""
 
 
 def _brief(value: float | None) -> str:

@@ -164,7 +164,7 @@ def _sessions(sessions: Sequence[Mapping[str, Any]]) -> Table:
                 str(session.get("began", "–")),
                 duration(session.get("seconds")),
                 "–" if memory is None else f"{memory / 2**30:.1f} GiB",
-                f"{session.get('at_once', '–')} on {session.get('cores', '–')}",
+                f"{session.get('at_once') or 'as many as fit'} on {session.get('cores') or '–'}",
                 f"{len(session.get('trained') or ())}",
                 f"{len(session.get('failed') or ())}",
             ]

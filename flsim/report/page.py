@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from flsim.base.errors import InputError
 from flsim.base.files import named_file
 from flsim.measures.built_in import PRIMARY
-from flsim.report import about, figures, ledger, maps, settings, summary, tables, worlds
+from flsim.report import about, figures, ledger, maps, phrases, settings, summary, tables, worlds
 from flsim.report.blocks import Section, plural
 from flsim.report.gather import Gathered, gather
 
@@ -67,6 +67,7 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
     """Return all sections with blocks, in order; `comparison` is the frame of `flsim.report.worlds.compared`."""
     every = [
         Section("memorized", "What was memorized", tables.memorization(gathered)),
+        Section("phrases", "Extracted phrases", phrases.extracted(gathered)),
         Section("worlds", "IID against non-IID", worlds.comparison(gathered, comparison)),
         Section("training", "Over training", figures.curves(gathered)),
         Section("configurations", "By how often canaries occur", maps.configurations(gathered)),
@@ -84,7 +85,11 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
 def _openings(gathered: Gathered) -> list[Opening]:
     if not gathered.sweeps:
         names = [run.results.name for run in gathered.runs]
-        title = names[0] if len(names) == 1 else f"{plural(len(names), 'run')}: {names[0]} to {names[-1]}"
+        title = (
+            names[0]
+            if len(names) == 1
+            else f"{plural(len(names), 'run')}: {names[0]} {'and' if len(names) == 2 else 'to'} {names[-1]}"
+        )
         return [Opening(title, "What did the models memorize of the canaries that were planted in their data?")]
     openings = []
     for sweep in gathered.sweeps:

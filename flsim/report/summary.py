@@ -14,6 +14,7 @@ from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
+MANY = 0.1  # of canaries at the ceiling
 FIRST = flags(QUANTITIES.values())[0]
 
 
@@ -89,11 +90,27 @@ def _compared(gathered: Gathered, pairs: Sequence[Line]) -> list[str]:
         ceilings = {f"{bound:.1f}" for setting in (*iid, *other) if (bound := ceiling_of(setting))}
         most = f", of at most {ceilings.pop()}" if len(ceilings) == 1 else ""
         sentences.append(f"Mean exposure is {bits[0]:.1f} bits against {bits[1]:.1f}{most}.")
+        sentences += _at_ceiling([*iid, *other])
     seeds = sorted({len(setting.shown_runs) for setting in (*iid, *other)})
     over = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else plural(seeds[0], "seed")
     whole = "These are means" if len(pairs) > 1 else "That is"
     sentences.append(f"{whole} over {plural(len(pairs), 'setting')} trained in both worlds, with {over} each.")
     return sentences
+
+
+def _at_ceiling(settings: Sequence[Setting]) -> list[str]:
+    """Return a sentence on how many canaries have the largest possible exposure; none if they are few."""
+    reached, total = 0, 0
+    for setting in settings:
+        values, ceiling = setting.last(PRIMARY.name), ceiling_of(setting)
+        if not values.empty and ceiling is not None:
+            reached, total = reached + int((values["value"] > ceiling - 1e-6).sum()), total + len(values)
+    if not total or reached < MANY * total:
+        return []
+    return [
+        f"{reached:,} of {total:,} canaries are at that ceiling, where differences cannot show; `flsim evaluate RUN "
+        f"--also space` measures beyond it."
+    ]
 
 
 def _agreement(pairs: Sequence[Line]) -> list[str]:
@@ -157,6 +174,7 @@ def _missing(gathered: Gathered) -> list[str]:
             (statuses.count("running"), "still in training"),
             (statuses.count("diverged"), "diverged"),
             (statuses.count("failed"), "failed"),
+            (statuses.count("interrupted"), "interrupted"),
             (len(gathered.waiting), "not begun"),
         )
         if count

@@ -7,13 +7,14 @@ from typing import Any
 import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, flags
+from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats
 from flsim.results.against_published import AGAINST, COUNTED, agreements, has_shares, measured, source_of
 from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 
+BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
 COPIES = " Copies: the fewest with a memorized canary, where their number was set."
 SHARE = "{}: shares of {} canaries."
@@ -28,6 +29,16 @@ RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta 
 ROUND = "Round: completed rounds; for central training (b_r), steps.\n"
 EPOCH = "Epochs: number of records read in training, divided by the number of records.\n"
 ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\n"
+
+
+def legend(table: pd.DataFrame) -> str:
+    """Return a sentence that says what the standard columns and the batch sizes in the settings are."""
+    standard = [quantity for quantity in QUANTITIES.values() if quantity.is_standard and "table" in quantity.places]
+    parts = [f"{flag.heading}: canaries {flag.outcome} by {flag.title}" for flag in flags(standard)]
+    parts += [f"{quantity.heading}: {quantity.caption.lower()}" for quantity in of_model(standard)]
+    settings = " ".join(table["setting"].dropna())
+    parts += [f"{size}: {words}" for size, words in BATCHES.items() if size in settings]
+    return formats.note(f"{'; '.join(parts)}.")
 
 
 def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:

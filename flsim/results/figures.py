@@ -15,13 +15,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ("-", "--", "-.", ":")
 ROUNDS = "completed rounds (central: steps)"
-FORMATS = {".png": "png", ".svg": "svg"}
+FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 10,
     "grid.alpha": 0.3,
+    "pdf.fonttype": 42,  # text that can be searched
     "svg.hashsalt": "flsim",  # the same results give the same bytes
 }
 
@@ -36,9 +37,9 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def refuse_other_than_figure(path: Path) -> None:
-    """Raise InputError unless the path is a .png or .svg file in an existing folder."""
+    """Raise InputError unless the path is a .png, .svg or .pdf file in an existing folder."""
     if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path}: plots are written as .png or .svg; name one of these")
+        raise InputError(f"{path}: plots are written as .png, .svg or .pdf; name one of these")
     if not path.parent.is_dir():
         raise InputError(f"{path}: no such folder as {path.parent}; make it first")
 
@@ -52,7 +53,7 @@ def write_figure(draw: Callable[[], Figure], path: Path) -> None:
     refuse_other_than_figure(path)
     kind = FORMATS[path.suffix.lower()]
     with mpl.rc_context(STYLE), named_file(path) as partial:
-        metadata = {"Date": None} if kind == "svg" else None
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # a date would change the bytes
         draw().savefig(partial, format=kind, dpi=150, metadata=metadata)
 
 

@@ -23,6 +23,8 @@ from flsim.results.inference import t_interval
 from flsim.results.seeds import by_series
 from flsim.results.store import RunResults
 
+CEILING = "#555555"
+NEAR = 0.25  # of the distance between the two evaluations before
 EPOCHS = "epochs: records read / records there are"
 BANDS = {
     False: "Band: 95% interval of {} over canaries",
@@ -52,7 +54,7 @@ def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool = False
 
     Args:
         runs: the results of each run.
-        path: a .png or .svg file to write.
+        path: a .png, .svg or .pdf file to write.
         over_seeds: whether a line is a series; otherwise it is a run.
 
     Raises:
@@ -70,10 +72,11 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
 
     The x axis has rounds if some run does not know its epochs. Four panels show canaries memorized by RS, by BS
     (counts), mean exposure (bits) and perplexity. Each quantity of a user's own measures has one more. Bands are 95%
-    intervals, Student's t: of means over canaries, or, over seeds, of all panels over the seeds' means. A run that
-    diverged ends at its last finite evaluation, and its label says so. A run without an evaluation is named and has no
-    line. Over seeds, a line is over the points that all runs of its series have. Runs that diverged, failed or have no
-    evaluation are left out, and the label says how many.
+    intervals, Student's t: of means over canaries, or, over seeds, of all panels over the seeds' means. An evaluation
+    just before the last one is left out. A dotted line is the largest exposure that ranking among the references can
+    show. A run that diverged ends at its last finite evaluation, and its label says so. A run without an evaluation is
+    named and has no line. Over seeds, a line is over the points that all runs of its series have. Runs that diverged,
+    failed, were interrupted or have no evaluation are left out, and the label says how many.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     taken = [_averaged(group) for group in groups] if over_seeds else groups
@@ -101,6 +104,8 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         if len(quantities) % 2:  # nothing is below the last but one
             panel.tick_params(labelbottom=True)
     _scale(panels, counts[-1])
+    for primary in (quantity for quantity in panels if quantity.is_primary):
+        _draw_ceilings(panels[primary], [run for group in taken for run in group])
     legend = figure.legend(
         grid[0].get_lines(),
         [
@@ -142,19 +147,44 @@ def _unit(quantity: Quantity, of_all: str) -> str:
 
 
 def _averaged(series: Sequence[RunResults]) -> list[RunResults]:
-    return [run for run in series if run.status not in {"diverged", "failed"} and run.evaluated]
+    return [run for run in series if run.status not in {"diverged", "failed", "interrupted"} and run.evaluated]
 
 
 def _curve(runs: Sequence[RunResults], quantity: Quantity, in_epochs: bool, over_seeds: bool) -> Curve:
     """Return the mean over runs of a quantity, at the rounds where all runs measured it."""
     points = []
-    for round_ in sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ()):
+    for round_ in _drawn_rounds(sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ())):
         measured = [values for run in runs if (values := _measured(run, quantity, round_)) is not None]
         if len(measured) == len(runs):
             means = np.array([values.mean() for values in measured])
             x = np.mean([run.epochs_of(round_) if in_epochs else round_ for run in runs])
             points.append((x, means.mean(), *t_interval(means if over_seeds else measured[0])))
     return Curve(*np.array(points, dtype="float64").reshape(-1, 4).T)
+
+
+def _drawn_rounds(rounds: list[int]) -> list[int]:
+    """Return the rounds without the last but one if it is just before the last, as 10.0 epochs before 10.2.
+
+    Two points so near would end the curve in a hook that is noise.
+    """
+    if len(rounds) < 3 or rounds[-1] - rounds[-2] >= NEAR * (rounds[-2] - rounds[-3]):
+        return rounds
+    return [*rounds[:-2], rounds[-1]]
+
+
+def _draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
+    """Draw the largest exposure that the runs' references can show, if the scale reaches at least half of it."""
+    references = {run.references(run.evaluated[-1]) for run in runs if run.evaluated}
+    for ceiling in sorted(math.log2(count + 1) for count in references if count):
+        _, top = panel.get_ylim()
+        if top < ceiling / 2:
+            return
+        panel.axhline(ceiling, color=CEILING, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
+        label = f"most that |R| = {2**ceiling - 1:,.0f} can show"
+        panel.annotate(
+            label, (0.99, ceiling), xycoords=("axes fraction", "data"), ha="right", va="top", fontsize=7, color=CEILING
+        )
+        panel.set_ylim(top=max(top, 1.04 * ceiling))
 
 
 def _measured(run: RunResults, quantity: Quantity, round_: int) -> NDArray[np.float64] | None:

@@ -9,8 +9,14 @@ from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.results.rows import identity_of
 
-STATUSES = ("running", "completed", "diverged", "failed")
+FILE = "run.json"
+STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
 WORLDS = {"iid": "IID", "non-iid": "Non-IID"}  # data.world -> its name in a table
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is one of a run that has begun."""
+    return (folder / FILE).is_file()
 
 
 def setting_of(world: str | None, label: str) -> str:
@@ -31,9 +37,11 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
     Raises:
         InputError: there is no run.json, or it does not describe a run.
     """
-    path = run_folder / "run.json"
-    if not path.is_file():
-        raise InputError(f"{run_folder}: not a run folder (it has no run.json); name the folder that a run wrote")
+    path = run_folder / FILE
+    if not is_run(run_folder):
+        runs = [str(folder) for folder in sorted(run_folder.glob("*")) if is_run(folder)]
+        what_to_do = f"name one that is in it: {', '.join(runs[:4])}" if runs else "name the folder that a run wrote"
+        raise InputError(f"{run_folder}: not a run folder (it has no run.json); {what_to_do}")
     try:
         about = from_json(path.read_text(encoding="utf-8"))
         recorded, setting, status, reason = (about[name] for name in ("name", "setting", "status", "reason"))
@@ -54,6 +62,19 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
+
+
+def refuse_begun(path: Path) -> None:
+    """Raise InputError where the folder is of a run; of one that is not completed, it offers to go on with the run."""
+    if not is_run(path):
+        return
+    about = read_run_file(path)
+    if about["status"] in {"running", "failed", "interrupted"}:
+        state = "is running, or was killed," if about["status"] == "running" else f"is {about['status']},"
+        raise InputError(
+            f"{path}: exists already, a run that {state} after round {about['round']:,} of {about['rounds']:,}; add "
+            f"--resume to go on with it, or name another folder"
+        )
 
 
 def _world_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -183,7 +183,7 @@ def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
 
 def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
     """Return means and intervals, aligned, with a legend and a line for the left-out runs of each row."""
-    return layout.markdown(*_columns(table), _remarks(table), width)
+    return layout.markdown(*_columns(table), display_columns.legend(table) + _remarks(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:

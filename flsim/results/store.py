@@ -26,9 +26,10 @@ class RunResults:
     Attributes:
         name: name of the run's folder.
         label: name of the training in tables, without the world, such as ``"FedAvg, b_u=16"``.
-        status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged if any evaluated model was.
-        reason: why the run diverged or failed, which checkpoints could not be evaluated yet, or which rounds the log
-            has lost; None otherwise.
+        status: ``running``, ``completed``, ``diverged``, ``failed`` or ``interrupted``; diverged if any evaluated model
+            was.
+        reason: why the run diverged or failed, how to go on with it, which checkpoints could not be evaluated yet, or
+            which rounds the log has lost; None otherwise.
         round: number of completed rounds.
         rounds: number of rounds to train.
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.

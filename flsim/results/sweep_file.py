@@ -1,10 +1,12 @@
 """The types in a sweep.json; other types are refused when the file is read."""
 
+from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
+FILE = "sweep.json"
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -60,3 +62,8 @@ class SweepFile(TypedDict):
 
 
 SWEEP_FILE = TypeAdapter(SweepFile)
+
+
+def is_sweep(path: Path) -> bool:
+    """Return whether a folder is one of a sweep."""
+    return (path / FILE).is_file()

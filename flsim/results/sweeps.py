@@ -14,10 +14,12 @@ from pydantic import ValidationError
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
 from flsim.results.copies import without_copies
+from flsim.results.run_file import is_run
 from flsim.results.store import RunResults, read_run
+from flsim.results.sweep_file import FILE as FILE
 from flsim.results.sweep_file import SWEEP_FILE
+from flsim.results.sweep_file import is_sweep as is_sweep
 
-FILE = "sweep.json"
 RUNS = "runs"
 WORLD = "data.world"  # the axis that makes twins
 
@@ -78,11 +80,6 @@ class Sweep:
     runs: Sequence[SweepRun]
 
 
-def is_sweep(path: Path) -> bool:
-    """Return whether a folder is a sweep's."""
-    return (path / FILE).is_file()
-
-
 def read_sweep(path: Path) -> Sweep:
     """Return a sweep with its results so far.
 
@@ -90,7 +87,7 @@ def read_sweep(path: Path) -> Sweep:
         InputError: the folder is no sweep, or a file of it or of one of its runs is damaged.
     """
     about = _read(path)
-    results = {name: read_run(folder) for name in _names(path) if _is_run(folder := _folder(path, name))}
+    results = {name: read_run(folder) for name in _names(path) if is_run(folder := _folder(path, name))}
     runs = [
         SweepRun(run["name"], run["grid"], run["seed"], run["axes"], run["published"], results.get(run["name"]))
         for run in about["runs"]
@@ -110,7 +107,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if not is_sweep(path):
             folders.append(path)
             continue
-        begun = [folder for name in _names(path) if _is_run(folder := _folder(path, name))]
+        begun = [folder for name in _names(path) if is_run(folder := _folder(path, name))]
         if not begun:
             raise InputError(f"{path}: no run of this sweep has started; train it with `flsim sweep`")
         folders += begun
@@ -162,7 +159,3 @@ def _names(path: Path) -> list[str]:
 
 def _folder(path: Path, name: str) -> Path:
     return path / RUNS / name
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "run.json").is_file()

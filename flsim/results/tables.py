@@ -14,7 +14,7 @@ A run is a row. Every format shows the same frame:
     exposure_low, _high      its 95% confidence interval over canaries, Student's t
     accuracy, perplexity     Recall@1, a fraction, and perplexity on test text
     references               |R|, number of random continuations a canary was ranked among
-    status                   completed, running, failed or diverged
+    status                   completed, running, failed, interrupted or diverged
 
 If they were measured (`also`), there are the columns of further measures. A flag has those of RS, a number of canaries
 its mean and interval like exposure, and a number of the model one column. The columns of a user's own measure have the
@@ -34,7 +34,7 @@ If some run has noise on records' gradients:
     record_epsilon           of one record, which says nothing of a user: by the convention in record_convention
     record_delta             its delta
 
-If some run diverged, failed, or has checkpoints that could not be evaluated:
+If some run diverged, failed, was interrupted, or has checkpoints that could not be evaluated:
 
     reason                   why
 
@@ -201,7 +201,7 @@ def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
     Run, round and status appear only if they matter: for equal settings, different rounds, or unfinished runs. Epochs
     replace different rounds if all runs know theirs.
     """
-    return layout.markdown(*_columns(table), _remarks(table), width)
+    return layout.markdown(*_columns(table), display_columns.legend(table) + _remarks(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:
@@ -215,7 +215,21 @@ def _remarks(table: pd.DataFrame) -> str:
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
             text += formats.note(f"{row.run} {row.status}: {row.reason}")
+    if partial := [quantity.title for quantity in _partly_measured(table)]:
+        text += formats.note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
     return text + display_columns.agreement(table)
+
+
+def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
+    """Return the built-in quantities that some evaluated runs have and others lack: columns of gaps say little."""
+    evaluated = table[table["round"].notna()]
+    partial = []
+    for quantity in OPTIONAL:
+        if columns.is_in(table, quantity):
+            values = evaluated[quantity.name if quantity.name in table else columns.mean_of(quantity)]
+            if values.isna().any():
+                partial.append(quantity)
+    return partial
 
 
 def _is_unfinished(table: pd.DataFrame) -> bool:
@@ -229,7 +243,12 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     if table["setting"].duplicated().any():
         labels.append(Column("Run", text_of(table["run"]), is_number=False))
     quantities = select_for(columns.quantities_in(table), "table")
-    measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
+    partial = _partly_measured(table)
+    measured = [
+        quantity
+        for quantity in quantities
+        if quantity.is_standard or (columns.is_in(table, quantity) and quantity not in partial)
+    ]
     memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{}")]
     means = [
         [

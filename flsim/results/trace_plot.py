@@ -33,7 +33,7 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
     Args:
         run: the results of the run.
         table: the table of `flsim.results.trace.trace`.
-        path: a .png or .svg file to write.
+        path: a .png, .svg or .pdf file to write.
 
     Raises:
         InputError: the path has another ending, or its folder does not exist.

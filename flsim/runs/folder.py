@@ -1,6 +1,6 @@
 """A run folder, which holds everything that belongs to a run. No other module knows where these files lie.
 
-A round of central training is a step. Each run folder has this text as its README.
+A round of central training is a step. Each run folder has the list below in its README.
 
 config.toml      all settings, defaults included
 code/            copies of a user's own files that the settings name (flsim.runs.config.own_code)
@@ -27,7 +27,6 @@ from flsim.algorithms.user_states import FOLDER as USERS
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
-from flsim.base.progress import say
 from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
@@ -35,16 +34,22 @@ from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
 from flsim.evaluation.measures import measures
 from flsim.privacy import report
-from flsim.privacy.ledger import Ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
-from flsim.results.run_file import setting_of
+from flsim.results.run_file import refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.trackers import flat, refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State
 
-Status = Literal["running", "completed", "diverged", "failed"]
+README = f"""\
+One run of flsim: its settings, its canaries, the trained models, and what was measured of them.
+`flsim table FOLDER` shows the results; `flsim run CONFIG --out FOLDER --resume` goes on with the run.
+A round of central training is a step.
+
+{str(__doc__).split("README.", 1)[-1].strip()}
+"""
+Status = Literal["running", "completed", "diverged", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class Run:
             InputError: a setting, the corpus or a user's own code is wrong, or the folder exists.
         """
         refuse_missing(settings.system.tracking)
+        refuse_begun(path)
         measures(settings.evaluation.also)  # a file that fails is known now, not at the first evaluation
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
@@ -86,7 +92,7 @@ class Run:
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
-            (folder / "README").write_text(str(__doc__), encoding="utf-8")
+            (folder / "README").write_text(README, encoding="utf-8")
         run = cls(path, own_code.with_copies(settings, path))
         run.mark("running")
         return run
@@ -330,24 +336,11 @@ def _foresee_training(settings: Config, train: Split) -> None:
     """Raise InputError if training could not begin."""
     rounds = settings.rounds_over(train)
     settings.training_of(train, rounds)
-    _foresee_privacy(settings, _population(settings, train), rounds)
+    if settings.privacy.mechanism == "dp":
+        population = _population(settings, train)
+        delta = settings.privacy.delta_for(population)
+        report.foresee(settings.planned(population, rounds), settings.sampler, delta, population, settings.unit)
 
 
 def _population(settings: Config, train: Split) -> int:
     return len(train) if settings.unit == "user" else train.records
-
-
-def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:
-    """Print the epsilon that all rounds will spend; raise InputError if it cannot be accounted."""
-    privacy, unit = settings.privacy, settings.unit
-    if privacy.mechanism != "dp":
-        return
-    delta = privacy.delta_for(population)
-    epsilons = report.spent(Ledger((settings.planned(population, rounds),)), settings.sampler, delta)
-    what = "rounds" if unit == "user" else "steps"
-    say(f"{rounds:,} {what} will spend: {report.note(epsilons, unit)}, delta {delta:.3g}")
-    if delta >= 1 / population:
-        say(
-            f"privacy.delta {delta:g} is not below 1 / {population:,} {unit}s: publishing one {unit}'s data would "
-            "satisfy it"
-        )

@@ -10,6 +10,7 @@ import torch
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import naming_own_code
+from flsim.evaluation.continuations import write_on
 from flsim.evaluation.evaluate import evaluate
 from flsim.evaluation.measures import own_quantities
 from flsim.models.language_model import TrainableModel
@@ -61,6 +62,28 @@ def evaluate_checkpoint(
         write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
         raise
     return rows
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """Return the newest whole checkpoint of a run folder. Raises InputError where there is none."""
+    path = checkpoint.latest(folder / "checkpoints")
+    if path is None:
+        raise InputError(f"{folder}: has no checkpoint yet; wait for its first one, or name another run")
+    return path
+
+
+def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[int, ...]]:
+    """Return what a beam search writes with the checkpoint of a round: token ids by the canary's id.
+
+    Raises:
+        InputError: the checkpoint is gone, or is not of the run.
+        Diverged: its parameters are not finite.
+    """
+    path = run.path / "checkpoints" / f"round-{round:06d}.safetensors"
+    if not path.is_file():
+        raise InputError(f"{path}: no such checkpoint, so nothing can be written with it; leave out --written")
+    _, model = _load(run, path, device)
+    return write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
 
 
 def _load(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:

@@ -39,7 +39,7 @@ from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
-from flsim.runs.config import Config, parse, toml
+from flsim.runs.config import Config, from_working_directory, parse, toml
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
 Values = dict[str, Any]
@@ -217,7 +217,8 @@ def planned_runs(
         source: the definition's file, for messages; paths of a user's own code are relative to its folder.
         seeds: seeds in place of the tier's.
         only: names of the grids to take; all if empty.
-        overrides: changes of the settings of all runs, as ``section.key=value``.
+        overrides: changes of the settings of all runs, as ``section.key=value``; paths in them are relative to the
+            working directory.
 
     Raises:
         InputError: there is no such grid, a run's settings are wrong, an override changes a setting that runs differ
@@ -245,7 +246,7 @@ def planned_runs(
                     _merge(values, _nested(key, value))
                 values["seed"] = seed
                 for override in overrides:
-                    toml.override_value(values, override)
+                    toml.override_value(values, override, from_working_directory)
                 name = "-".join([grid.name, *(_slug(key, value) for key, value in ours.items()), f"seed{seed}"])
                 config = parse(values, f"{source}, {name}", Path(source).parent)
                 runs.append(Planned(name, grid.name, seed, ours, row, config))

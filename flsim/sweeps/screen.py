@@ -8,7 +8,6 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 
-import pandas as pd
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,8 +16,7 @@ from rich.text import Text
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.base.progress import LINES_EVERY, clock, console, say
-from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, select_for
+from flsim.results.in_short import ON_SCREEN, in_short
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.sweeps.folder import SweepFolder
@@ -144,18 +142,9 @@ def _results_in_short(run: Path, _when: int) -> str:
         if results.status == "diverged":
             return f"at {results.round:,}"
         last = results.evaluation()
-        measured = {
-            quantity: results.of_canaries(quantity.name, last) for quantity in select_for(QUANTITIES.values(), "screen")
-        }
+        measured = {quantity: results.of_canaries(quantity.name, last) for quantity in ON_SCREEN}
         if any(values is None for quantity, values in measured.items() if quantity.is_flag):
             return ""
-        return " ".join(_in_short(quantity, values) for quantity, values in measured.items() if values is not None)
+        return in_short({quantity: values for quantity, values in measured.items() if values is not None})
     except InputError:
         return ""
-
-
-def _in_short(quantity: Quantity, values: "pd.Series[float]") -> str:
-    """Return the number of memorized canaries, or the mean of a number."""
-    if quantity.is_flag:
-        return f"{quantity.heading} {(values == 1).sum()}"
-    return f"{quantity.format.format(values.mean())} {quantity.unit}"

@@ -17,7 +17,7 @@ from server.central.attempts import attempt, refuse_what_does_not_fit
 from server.central.steps import Lost, News, opened
 from server.central.workers import STORAGE
 from server.cluster.nodes import Nodes
-from server.cluster.start import cluster, nodes
+from server.cluster.start import cluster, nodes, say_where
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
 
@@ -56,6 +56,7 @@ def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None)
     with cluster(address, cpus, head), stopping(stop):
         Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
         refuse_what_does_not_fit(run.central.system, gpus, nodes())
+        say_where(run.path, address is None and head is None)
         try:
             with supervised(run, evaluation_gpus, stop=stop) as evaluations:
                 train_on_ray(run, gpus, evaluations, stop, stop_file)

@@ -8,7 +8,7 @@ from flsim.runs.config import SystemHParams
 from flsim.runs.folder import Run
 from flsim.training.hparams import Precision
 from server.cluster.nodes import Nodes
-from server.cluster.start import cluster, nodes
+from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
 from server.pool.grid import ClientShare, ray_grid
 from server.stopping import Stop, stopping
@@ -42,6 +42,7 @@ def simulate(
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
+        say_where(run.path, address is None and head is None)
         with ray_grid("clients.app:app", system.shards, share, machines) as grid:
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
 

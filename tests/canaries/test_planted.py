@@ -50,7 +50,10 @@ def texts(users: Users) -> list[list[list[int]]]:
 def test_it_is_the_population_that_is_planted_lazily(experiment: Experiment, planted: Corpus, world: str) -> None:
     """Record by record, in either world, with the same roster."""
     runs = [
-        Run.create(settings_of(experiment, f"data.world={world}", f"data.corpus={corpus}"), experiment.folder / name)
+        Run.create(
+            settings_of(experiment, f"data.world={world}", f"data.corpus={experiment.folder / corpus}"),
+            experiment.folder / name,
+        )
         for corpus, name in (("corpus", "lazy"), ("planted", "eager"))
     ]
     lazy, eager = (texts(run.users) for run in runs)
@@ -92,7 +95,7 @@ def test_a_run_without_canaries_of_its_own_has_the_planted_ones_and_resumes(
 
 
 def test_a_run_that_asks_for_other_canaries_is_refused(experiment: Experiment, planted: Corpus) -> None:
-    config = settings_of(experiment, "data.corpus=planted", "canaries.count=3")
+    config = settings_of(experiment, f"data.corpus={planted.path}", "canaries.count=3")
     with pytest.raises(InputError, match=r"canaries.count is 3, but .* planted with 2; remove \[canaries\]"):
         Run.create(config, experiment.folder / "run")
     assert not (experiment.folder / "run").exists()

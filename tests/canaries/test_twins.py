@@ -88,7 +88,7 @@ def test_both_runs_ask_the_same_users_and_train_as_long(
     make_corpus(sizes, test=[[[1, 2]]], vocabulary_size=40, name="uneven")
     text = experiment.config.read_text().replace("rounds = 4", "epochs = 3.0")
     experiment.config.write_text(text)
-    overrides = ("data.corpus=uneven", f"training.sampler={sampler}", "local.max_records=4")
+    overrides = (f"data.corpus={experiment.folder}/uneven", f"training.sampler={sampler}", "local.max_records=4")
     real, twin = (create(experiment, world, *overrides) for world in ("non-iid", "iid"))
     assert_twins(real.users, twin.users)
     assert [canary.tokens for canary in real.canaries] == [canary.tokens for canary in twin.canaries]

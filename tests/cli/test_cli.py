@@ -1,5 +1,7 @@
 """The command line as a user meets it: results on standard output, bad input in one line, nothing half-written."""
 
+import csv
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -13,6 +15,9 @@ from helpers import Experiment, Flsim, MakeCorpus
 
 from flsim.algorithms.checkpoint import save
 from flsim.algorithms.fedavg import init
+from flsim.evaluation.continuations import write_on
+from flsim.evaluation.evaluate import evaluate
+from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.runs.config import load
 from flsim.runs.folder import Run
@@ -74,8 +79,8 @@ def test_import_inspect_and_their_json(tmp_path: Path, experiment: Experiment) -
 
 
 def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
-    csv = experiment.call("table", "run", "--format", "csv").stdout
-    (tmp_path / "table.csv").write_text(csv)
+    text = experiment.call("table", "run", "--format", "csv").stdout
+    (tmp_path / "table.csv").write_text(text)
     table = pd.read_csv(tmp_path / "table.csv")
     wanted = ["setting", "rs", "bs", "canaries", "mean_exposure", "accuracy", "perplexity", "status"]
     assert set(wanted) <= set(table.columns)
@@ -96,8 +101,60 @@ def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path)
     before = (trained / "rows" / "round-000002.parquet").read_bytes()
     done = experiment.call("evaluate", "run/checkpoints/round-000002.safetensors", "--json")
     assert (trained / "rows" / "round-000002.parquet").read_bytes() == before
+    of_the_run = experiment.call("evaluate", "run", "--json")
+    assert of_the_run.stdout == done.stdout
+    assert "newest checkpoint: run/checkpoints/round-000002.safetensors\n" in of_the_run.stderr
     rows = pd.DataFrame(json.loads(done.stdout))
     assert {"rank", "exposure", "rs", "bs", "log_perplexity", "accuracy", "perplexity"} <= set(rows["metric"])
+
+
+def test_canaries_in_words_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
+    roster = pd.read_parquet(trained / "planted" / "roster.parquet")
+    rows = pd.read_parquet(trained / "rows" / "round-000002.parquet").set_index(["metric", "canary"])["value"]
+    text = experiment.call("canaries", "run", "--written", "--format", "csv").stdout
+    table = pd.read_csv(io.StringIO(text))
+    assert table["phrase"].tolist() == [" ".join(words) for words in roster["words"]]
+    for name in ("sharers", "insertions", "p_u", "p_e"):
+        assert table[name].tolist() == roster[name].tolist()
+    for metric in ("rank", "exposure", "rs", "bs"):
+        assert table[metric].astype(float).tolist() == pytest.approx(rows[metric][table["canary"]].tolist())
+    known = [phrase.split()[0] for phrase in table["phrase"]]  # the prefix is a word
+    assert [text.split()[0] for text in table["written"]] == known
+    assert (table["written"] == table["phrase"]).tolist() == table["bs"].tolist()
+    text = experiment.call("canaries", "run").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(phrase in text for phrase in table["phrase"])
+    assert "written" not in experiment.call("canaries", "run", "--format", "csv").stdout
+    assert r"\toprule" in experiment.call("canaries", "run", "--format", "latex").stdout
+    experiment.call("canaries", "run", "--format", "parquet", "--out", "canaries.parquet")
+    assert len(pd.read_parquet(tmp_path / "canaries.parquet")) == len(roster)
+    (trained / "checkpoints" / "round-000002.safetensors").unlink()
+    gone = experiment.call("canaries", "run", "--written", check=False)
+    assert (gone.returncode, "no such checkpoint" in gone.stderr) == (2, True)
+
+
+def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
+    for status, words in (("interrupted", "is interrupted"), ("failed", "is failed"), ("running", "or was killed")):
+        Run.open(trained).mark(status, "stopped")  # type: ignore[arg-type]
+        said = refuse("run", experiment.config, "--out", trained)
+        assert f"{trained}: exists already, a run that" in said
+        assert words in said
+        assert "after round 2 of 2; add --resume to go on with it" in said
+        (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
+        assert row["status"] == status
+    Run.open(trained).mark("completed")
+    assert "--resume" not in refuse("run", experiment.config, "--out", trained)
+
+
+def test_what_beam_search_wrote_is_what_it_extracts(experiment: Experiment, trained: Path) -> None:
+    """A canary that says what the model writes anyway is extracted, by the same search."""
+    run = Run.open(trained)
+    state = run.latest_state()
+    model = restore(state.params, run.config.model, run.corpus.layout.vocabulary_size)
+    written = write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
+    said = [replace(canary, tokens=written[canary.id]) for canary in run.canaries]
+    rows = evaluate(model, said, run.corpus.split("test"), run.config.evaluation, 0, "run", 2)
+    assert {row.value for row in rows if row.metric == "bs"} == {1.0}
 
 
 def test_nothing_of_a_refused_import_is_left(tmp_path: Path, refuse: Refuse) -> None:
@@ -158,7 +215,14 @@ def test_a_corpus_without_test_users_is_refused(
     make_corpus: MakeCorpus, experiment: Experiment, refuse: Refuse
 ) -> None:
     make_corpus([[[1, 2]]] * 24, vocabulary_size=40, name="untested")
-    said = refuse("run", experiment.config, "--out", experiment.folder / "new", "--set", "data.corpus=untested")
+    said = refuse(
+        "run",
+        experiment.config,
+        "--out",
+        experiment.folder / "new",
+        "--set",
+        f"data.corpus={experiment.folder}/untested",
+    )
     assert "has no test users" in said
 
 

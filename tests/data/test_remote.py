@@ -267,6 +267,7 @@ def test_a_store_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("s3://bucket/nowhere", "nothing is there, or no such bucket"),
         ("s3://nobucket/corpus", "nothing is there, or no such bucket"),
         ("file:///nowhere/corpus", "nothing is there"),
+        ("corpora/copy", "a folder, and not the URI of a store; name one as s3://BUCKET/PREFIX"),
         ("ftp://bucket/corpus", "cannot read from ftp://; name a folder, or s3, gs, file://"),
         ("s3://key:secret@bucket/corpus", "no credentials in a URI"),
         ("s3://bucket/corpus?secret_key=x", "has no option secret_key"),

@@ -21,8 +21,9 @@ def measured(experiment: Experiment) -> Experiment:
     """Two runs, iid and non-iid, whose models were not trained, each evaluated twice with the document's measures."""
     (source,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     (experiment.folder / "surprise.py").write_text(source)
+    also = [f"{experiment.folder}/{name}" for name in OWN]
     for world in ("iid", "non-iid"):
-        overrides = [f"data.world={world}", "training.rounds=4", f"evaluation.also={json.dumps(OWN)}"]
+        overrides = [f"data.world={world}", "training.rounds=4", f"evaluation.also={json.dumps(also)}"]
         run = Run.create(load(experiment.config, overrides), experiment.folder / world)
         state = run.latest_state()
         for round_, loudness in ((2, 2.0), (4, 4.0)):

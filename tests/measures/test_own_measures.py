@@ -151,7 +151,7 @@ def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
 
 
 def test_the_content_of_the_file_is_part_of_what_makes_a_run(measured: Experiment) -> None:
-    also = 'evaluation.also=["surprise.py:surprise"]'
+    also = f'evaluation.also=["{measured.folder}/surprise.py:surprise"]'
     first = load(measured.config, [also]).digest
     assert first != load(measured.config).digest
     with (measured.folder / "surprise.py").open("a") as file:

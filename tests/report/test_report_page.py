@@ -105,12 +105,25 @@ def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) ->
     assert "of 3 settings (p < 0.05, corrected for their number). Where there is one seed" in answer
     assert "Of 11 runs, 1 still in training, 1 diverged and 1 not begun" in answer
     assert "8 / 11" in answer
+    at_ceiling = 7 + 8 + 3 + 4 + 2 * (1 + 4)
+    assert f"{at_ceiling} of 128 canaries are at that ceiling, where differences cannot show" in answer
 
 
 def test_published_values_stand_beside_ours(page: Page) -> None:
     assert "47% 7.5 ± 0.7 of 16" in page.text
     assert "72% 65 of 90; lower" in page.text
     assert "Against the paper: RS, Table 9: 1 of 1 pairs of rows differ in the published direction" in page.text
+
+
+def test_extracted_phrases_are_said_in_words(page: Page, sweep: Made) -> None:
+    """Of the canaries that are memorized, those of odd numbers are extracted; every phrase is the same here."""
+    section = page.section("phrases")
+    for name, memorized in sweep.rs.items():
+        count = memorized // 2
+        if name != "hot" and count:
+            assert f"{name} {count} {'; '.join(['“a b c d e”'] * count)} " in section, name
+        else:
+            assert f"{name} " not in section
 
 
 def test_each_epsilon_has_its_convention(page: Page) -> None:

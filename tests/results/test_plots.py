@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError
+from flsim.results.in_short import round_in_short
 from flsim.results.plots import draw_rounds, plot_rounds
 from flsim.results.store import RunResults, read_run
 
@@ -120,6 +121,29 @@ def test_an_infinite_perplexity_is_no_point(make_run: MakeRun) -> None:
     assert np.asarray(line.get_data()).tolist() == [[20], [97]]
 
 
+def test_what_is_memorized_so_far_is_a_line(make_run: MakeRun) -> None:
+    folder = make_run({10: measured(2), 20: measured(6)})
+    assert round_in_short(folder, 10) == "RS 2, BS 1, 6.0 bits of 9 canaries"
+    assert round_in_short(folder, 30) is None
+
+
+def test_an_evaluation_just_before_the_last_makes_no_hook(make_run: MakeRun) -> None:
+    rounds = {round_: measured(3) for round_ in (100, 200, 300, 310)}
+    line = draw_rounds([read_run(make_run(rounds, name="hook"))]).axes[3].get_lines()[0]
+    assert np.asarray(line.get_xdata()).tolist() == [100, 200, 310]
+    even = {round_: measured(3) for round_ in (100, 200, 300, 350)}
+    line = draw_rounds([read_run(make_run(even, name="even"))]).axes[3].get_lines()[0]
+    assert np.asarray(line.get_xdata()).tolist() == [100, 200, 300, 350]
+
+
+def test_the_most_that_exposure_can_be_is_drawn_where_curves_come_near(make_run: MakeRun) -> None:
+    for level, ceilings in ((1, []), (3, [np.log2(10_000 + 1)])):  # mean exposures of 5 and 7 bits
+        of = {10: measured(level) | {"references": 10_000}, 20: measured(level) | {"references": 10_000}}
+        panel = draw_rounds([read_run(make_run(of, name=f"level-{level}"))]).axes[2]
+        assert [np.asarray(line.get_ydata())[0] for line in panel.get_lines()[1:]] == ceilings
+        assert all(ceiling < panel.get_ylim()[1] for ceiling in ceilings)
+
+
 def test_the_band_is_the_interval_of_the_table(runs: list[RunResults]) -> None:
     """Exposures are 2 to 10 at round 10: mean 6, variance 7.5, and t at 97.5% with 8 degrees of freedom is 2.306."""
     band = draw_rounds(runs).axes[2].collections[0].get_paths()[0].vertices
@@ -165,7 +189,7 @@ def test_the_same_results_give_the_same_file(runs: list[RunResults], tmp_path: P
 
 def test_what_cannot_be_drawn_is_refused(runs: list[RunResults], tmp_path: Path) -> None:
     for wrong, path, message in (
-        (runs, tmp_path / "plot.pdf", ".png or .svg"),
+        (runs, tmp_path / "plot.jpg", ".png, .svg or .pdf"),
         (runs, tmp_path / "none" / "plot.png", "no such folder"),
         (runs[3:], tmp_path / "plot.png", "new: not evaluated yet"),
         ([], tmp_path / "plot.png", "no runs"),

@@ -11,7 +11,7 @@ from helpers import Flsim
 
 from flsim.results import seeds_table, tables
 from flsim.results.published import matching, published_rows
-from flsim.results.store import RunResults
+from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -82,6 +82,27 @@ def test_runs_and_sweeps_are_one_table(flsim: Flsim, names: list[str], sweep: st
     assert pd.read_csv(io.StringIO(csv))["published_rs"].fillna(-1).tolist() == [-1, 66, 21]
 
 
+def test_a_measure_of_one_run_is_no_column_of_gaps_for_the_others(flsim: Flsim, make_run: MakeRun) -> None:
+    common = {"exposure": [3.0] * 9, "rs": [1.0] * 9, "bs": [0.0] * 9, "references": 1000.0, "perplexity": 50.0}
+    measured = common | {"space_exposure": [20.0] * 9}
+    one = read_run(make_run({10: measured}, name="a", setting="IID, FedAvg, b_u=4"))
+    other = read_run(make_run({10: common}, name="b", setting="Non-IID, SGD, b_r=4"))
+    alone, both = (tables.to_markdown(tables.memorization_table(runs), 200) for runs in ([one], [one, other]))
+    assert "Space" in alone.splitlines()[0]
+    assert "Space" not in both.splitlines()[0]
+    assert "Not measured of all runs, so only in CSV and Parquet: whole space." in both
+    assert "mean_space_exposure" in flsim("table", "a", "b", "--format", "csv")[1]
+
+
+def test_a_footer_says_what_the_columns_are_once(flsim: Flsim, names: list[str]) -> None:
+    for more in ([], ["--over-seeds"]):
+        said = " ".join(flsim("table", *names, *more)[1].split())
+        assert said.count("RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam Search") == 1
+        assert "Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users a round." in said
+        for format_ in ("csv", "latex"):
+            assert "by Random Sampling;" not in flsim("table", *names, *more, "--format", format_)[1]
+
+
 def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
     assert "less" not in flsim("table", *names[:2], "--over-seeds")[1]
     assert "less" not in flsim("table", *names)[1]
@@ -100,7 +121,7 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--format", "parquet", "--out", "missing/t"], "no such folder as missing"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
         (["table", *names, "--against", "paper"], "no run belongs to a published row; name the folder of a sweep"),
-        (["plot", *names, "--out", "figure.pdf"], ".png or .svg"),
+        (["plot", *names, "--out", "figure.jpg"], ".png, .svg or .pdf"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
     ):
@@ -109,6 +130,34 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         assert message in said
         assert said.count("\n") == 1
     assert not list(tmp_path.glob("figure*"))
+
+
+def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
+    flsim: Flsim, names: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "notes.txt").write_text("no run")
+    (tmp_path / "demo").mkdir()
+    for name in (names[0], names[2]):  # over the same phrases
+        (tmp_path / name).rename(tmp_path / "demo" / name)
+    matched = sorted(path.name for path in tmp_path.glob("*"))
+    code, text, said = flsim("table", *matched, "--format", "csv")
+    assert (code, said) == (0, "left out, since there is no run in it: corpus, notes.txt\n")
+    assert {*pd.read_csv(io.StringIO(text))["run"]} == {*names}
+    for command in (["plot", *matched, "--out", "figure.pdf"], ["report", *matched, "--out", "page.html"]):
+        assert flsim(*command) == (0, "", said)
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert flsim("table", "demo")[1].count("IID, FedAvg") == 2
+    code, _, said = flsim("compare", "demo", "--json")
+    assert code == 0, said
+    for arguments, message in (
+        (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
+        (["table", *matched, "missing"], "missing: not a run folder"),
+        (["trace", "demo"], f"demo: not a run folder (it has no run.json); name one that is in it: demo/{names[0]}, "),
+        (["compare", "demo", "demo"], "demo: holds 2 runs; name the two to compare, e.g. demo"),
+    ):
+        code, _, said = flsim(*arguments)
+        assert (code, message in said) == (2, True), said
 
 
 @pytest.mark.parametrize("more", [[], ["--over-seeds"]])

@@ -136,6 +136,9 @@ def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
         "|IID, FedAvg, b_u = 500     |    66|1/50K, 10%|    56|1/50K, 10%|10.0|  24.6| 57.5|\n"
         "|Non-IID, FedAvg, b_u = 5000|    26|1/5K, 1%  |     2|1/5K, 100%|10.0|  24.5| 58.2|\n"
         f"\n{display_columns.LOWEST}\nBits: mean exposure of all canaries.\n"
+        "RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam\n"
+        "Search; Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users\n"
+        "a round.\n"
     )
 
 

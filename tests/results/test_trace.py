@@ -204,7 +204,7 @@ def test_nothing_in_the_figure_overlaps_and_lines_differ_without_colour(make_run
     assert len(set(shapes)) == len(shapes) == 13
 
 
-@pytest.mark.parametrize("name", ["trace.png", "trace.svg"])
+@pytest.mark.parametrize("name", ["trace.png", "trace.svg", "trace.pdf"])
 def test_the_same_trace_gives_the_same_file(run: RunResults, tmp_path: Path, name: str) -> None:
     table = trace(run, frame(EVENTS))
     plot_trace(run, table, tmp_path / name)
@@ -212,7 +212,7 @@ def test_the_same_trace_gives_the_same_file(run: RunResults, tmp_path: Path, nam
     plot_trace(run, table, tmp_path / name)
     assert (tmp_path / name).read_bytes() == first
     with pytest.raises(InputError, match="written as"):
-        refuse_other_than_figure(tmp_path / "trace.pdf")
+        refuse_other_than_figure(tmp_path / "trace.jpg")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_same_trace_gives_the_same_file(run: RunResults, tmp_path: Path, nam
     [
         (["nowhere"], "nowhere: not a run folder"),
         (["iid", "--json", "--csv"], "--json and --csv: choose one of them"),
-        (["iid", "--out", "trace.pdf"], "plots are written as .png or .svg"),
+        (["iid", "--out", "trace.jpg"], "plots are written as .png, .svg or .pdf"),
         (["iid"], "iid: not a run folder (it has no config.toml)"),
     ],
 )

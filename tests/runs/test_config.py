@@ -100,6 +100,10 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("cohort = 3\n" + MINIMAL, "unknown key cohort; did you mean training.cohort?"),
+        (MINIMAL + "[canaries]\np_e = 0.3\n", r"canaries.p_e: must be a list, such as [0.3], found 0.3"),
+        (MINIMAL + "[canaries]\np_e = []\n", "canaries: p_e must list at least one probability, found []"),
+        (MINIMAL + "[training]\nlearning_rate = 1\n", "belong to it, or did you mean local.learning_rate?"),
         ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
         (
             MINIMAL + "[local]\nlearning_rte = 0.1\n",
@@ -221,6 +225,28 @@ def test_the_digest_follows_what_changes_results(tmp_path: Path, override: str) 
 @pytest.mark.parametrize("override", ["system.shards=9", "training.rounds=1", "evaluation.every=1", "data.corpus='x'"])
 def test_the_digest_leaves_out_what_a_run_may_be_resumed_with(tmp_path: Path, override: str) -> None:
     assert read(tmp_path, MINIMAL, override).digest == read(tmp_path, MINIMAL).digest
+
+
+def test_paths_of_overrides_are_the_working_directory_s_and_those_of_a_file_its_folder_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "shell").mkdir()
+    monkeypatch.chdir(tmp_path / "shell")
+    (tmp_path / "settings" / "run.toml").write_text(
+        '[data]\ncorpus = "in-file"\n[evaluation]\nalso = ["mine.py:measure"]\n'
+    )
+    path = Path("../settings/run.toml")
+    config = load(path)
+    assert config.data.corpus == tmp_path / "settings" / "in-file"
+    assert config.evaluation.also == (f"{tmp_path}/settings/mine.py:measure",)
+    overrides = ("data.corpus=typed", 'evaluation.also=["mine.py:measure", "space"]', "training.sampler=sub/s.py:Turns")
+    typed = load(path, overrides)
+    assert typed.data.corpus == tmp_path / "shell" / "typed"
+    assert typed.evaluation.also == (f"{tmp_path}/shell/mine.py:measure", "space")
+    assert typed.training.sampler == f"{tmp_path}/shell/sub/s.py:Turns"  # type: ignore[attr-defined]
+    assert load(path, ["data={corpus='typed', world='iid'}"]).data.corpus == tmp_path / "shell" / "typed"
+    assert load(path, ["data.corpus=s3://bucket/corpus"]).data.corpus == "s3://bucket/corpus"
 
 
 def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ Met = Counter[tuple[int, str, int]]
 
 def create(experiment: Experiment, config: str, *overrides: str) -> Run:
     experiment.config.write_text(config)
-    settings = load(experiment.config, ["data.corpus='corpus'", "canaries.count=3", *overrides])
+    settings = load(experiment.config, [f"data.corpus='{experiment.folder}/corpus'", "canaries.count=3", *overrides])
     return Run.create(settings, experiment.folder / "run")
 
 

@@ -102,9 +102,10 @@ def _post(line: bytes, columns: tuple[str, str]) -> Post:
         raise _LineError(f"not JSON ({_reason(error)}); {_expected(columns)}") from error
     if not isinstance(value, dict):
         raise _LineError(f"not a JSON object; {_expected(columns)}")
-    for key in columns:
+    for key, option in zip(columns, ("--user-column", "--text-column"), strict=True):
         if key not in value:
-            raise _LineError(f"no {key!r}; {_expected(columns)}")
+            keys = ", ".join(map(_abbreviated, value)) or "none"
+            raise _LineError(f"no {key!r}; its keys: {keys}; name the right one with {option}")
     user, text = columns
     return Post(_user(value[user], user), records(_text(value[text], text)))
 

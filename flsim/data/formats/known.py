@@ -51,6 +51,8 @@ def format_of(data: Path, source: Path) -> Format:
     """
     with data.open("rb") as file:
         head = file.read(2**12)
+    if not head and source.suffix.lower() not in _SUFFIXES:
+        raise InputError(f"{source}: empty, so no format can be told; name the file that holds the text, or --format")
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: compressed; unpack it first")
     if head.startswith(sqlite.MAGIC):

@@ -47,11 +47,16 @@ def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Pa
 
 
 def _check_columns(schema: Any, source: Path, columns: tuple[str, str]) -> None:
-    for column, expected, ok in zip(
-        columns, ("strings or whole numbers", "strings"), ((_is_text, pa.types.is_integer), (_is_text,)), strict=True
+    for column, option, expected, ok in zip(
+        columns,
+        ("--user-column", "--text-column"),
+        ("strings or whole numbers", "strings"),
+        ((_is_text, pa.types.is_integer), (_is_text,)),
+        strict=True,
     ):
         if schema.names.count(column) != 1:
-            raise InputError(f"{source}: no column {column!r}; its columns: {', '.join(schema.names) or 'none'}")
+            names = ", ".join(schema.names) or "none"
+            raise InputError(f"{source}: no column {column!r}; its columns: {names}; name the right one with {option}")
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not any(test(kind) for test in ok):

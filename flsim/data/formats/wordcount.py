@@ -16,15 +16,17 @@ from flsim.data.vocabulary import Layout, Vocabulary
 
 SHA256 = "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c"  # of the archive
 LINES = 6_005_329
+NAME = "stackoverflow.word_count"  # of the published text file, without what follows it
 LONGEST_LINE = 2**16  # bytes
 
 
-def read_word_count(path: Path, vocabulary_size: int) -> tuple[Vocabulary, list[str]]:
+def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tuple[Vocabulary, list[str]]:
     """Return the most frequent words of the text file, or of its archive, which is not unpacked to disk.
 
     Args:
         path: the file.
         vocabulary_size: number of token ids, the four special ones included.
+        fit: whether a file of fewer words is taken whole, in place of an error.
 
     Returns:
         The vocabulary, and warnings if the file is not the published one.
@@ -48,13 +50,14 @@ def read_word_count(path: Path, vocabulary_size: int) -> tuple[Vocabulary, list[
                 if word in counts:
                     raise InputError(f"{path}: line {lines}: {word!r:.40} is there twice")
                 counts[word] = count
-    if len(counts) < needed:
+    if len(counts) < needed and not (fit and counts):
         raise InputError(
             f"{path}: line {lines}: ends after {len(counts):,} words, but a vocabulary of {vocabulary_size:,} has "
-            f"{needed:,}; use a vocabulary of at most {len(counts) + vocabulary_size - needed:,}"
+            f"{needed:,}; give --vocabulary {len(counts) + vocabulary_size - needed} or less"
         )
     warnings = []
-    if lines != LINES:
+    # Another name is a file of one's own, which need not be as long as the published one.
+    if lines != LINES and (_is_archive(path) or path.name.startswith(NAME)):
         warnings.append(f"{path}: {lines:,} lines, but the published word counts have {LINES:,}")
     if _is_archive(path) and (sha256 := file_digest(path)) != SHA256:
         warnings.append(f"{path}: sha256 {sha256}, but that of the published archive is {SHA256}")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flsim.base.files import new_file
 from flsim.base.pool import Report
 from flsim.data.importing.balance import cut, split_of, written
+from flsim.data.importing.lengths import count_by_length
 from flsim.data.importing.settings import ImportHParams
 from flsim.data.importing.spill import Range, hash_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS
@@ -37,7 +38,8 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     Returns:
         ``read`` and ``dropped``, as everywhere; ``read_users``, the number of authors by split of the source;
         ``authors``, the number of authors with enough words, by their split; ``longest``, words and name of the longest
-        dropped author; ``words``, the number of different words.
+        dropped author; ``by_length``, see `count_by_length`; ``users``, the number of users; ``words``, the number of
+        different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -79,6 +81,8 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "read_users": Counter(author.split for author in authors),
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
+        "by_length": count_by_length(author_words),
+        "users": sum(map(len, chosen.names.values())),
         "words": different,
     }
 

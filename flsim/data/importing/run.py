@@ -21,6 +21,7 @@ from pathlib import Path
 
 from flsim.base.errors import at_least_one
 from flsim.base.pool import Pool
+from flsim.base.progress import say
 from flsim.data.corpus import Corpus
 from flsim.data.formats import posts
 from flsim.data.formats.known import format_named
@@ -30,11 +31,11 @@ from flsim.data.importing import tasks
 from flsim.data.importing.scratch import scratch
 from flsim.data.importing.settings import ImportHParams as ImportHParams
 from flsim.data.importing.sources import Source, copy_pipes, open_sources, unchanged, unpack_sources
-from flsim.data.importing.tasks import Given, Steps
+from flsim.data.importing.tasks import Given, Steps, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 
-VERSION = 1  # of the pieces: what another version left is not used
+VERSION = 2  # of the pieces: what another version left is not used
 SMALL = 2**23  # bytes of sources that are not worth other processes
 MOST_WORKERS = 12  # together they stay below 2 GB
 UNPACKED = 8  # bytes for each of a compressed source, more or less
@@ -49,6 +50,7 @@ def import_corpus(
     vocabulary_from: Path | None = None,
     columns: tuple[str, str] = ("user", "text"),
     workers: int | None = None,
+    fit_vocabulary: bool = False,
 ) -> Corpus:
     """Import sources as one corpus; users that occur in several sources are one user.
 
@@ -65,6 +67,8 @@ def import_corpus(
         columns: names of the columns of user and text, for formats that name them.
         workers: number of processes; by default one for each core up to `MOST_WORKERS`, and only this process if there
             is little to do.
+        fit_vocabulary: whether a corpus, or a file of words, with fewer different words than the vocabulary needs gets
+            a vocabulary of all its words, in place of an error.
 
     Returns:
         The new corpus.
@@ -83,7 +87,10 @@ def import_corpus(
     if isinstance(format, str):
         format = format_named(format)
     opened = open_sources(sources)
-    vocabulary = None if vocabulary_from is None else _read_vocabulary(vocabulary_from, hparams)
+    vocabulary = None if vocabulary_from is None else _read_vocabulary(vocabulary_from, hparams, fit_vocabulary)
+    if vocabulary and vocabulary.size < hparams.vocabulary_size:
+        say(words_short(len(vocabulary.vocabulary.words), hparams.vocabulary_size))
+        hparams = replace(hparams, vocabulary_size=vocabulary.size)
     with scratch(out) as place:
         opened = copy_pipes(opened, place.folder)
         pieces = place.plan(
@@ -105,16 +112,17 @@ def import_corpus(
             }
         )
         with Pool(workers or _workers(opened)) as pool:
-            made = Steps(pieces, pool, hparams).make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
+            steps = Steps(pieces, pool, hparams, fit_vocabulary)
+            made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()
         pieces.finish(made)
     return Corpus.open(out)
 
 
-def _read_vocabulary(path: Path, hparams: ImportHParams) -> Given:
+def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> Given:
     with unchanged(path) as sha256:
-        vocabulary, warnings = read_word_count(path, hparams.vocabulary_size)
+        vocabulary, warnings = read_word_count(path, hparams.vocabulary_size, fit)
     return Given(replace(vocabulary, layout=hparams.layout), path, sha256, warnings)
 
 

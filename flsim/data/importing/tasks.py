@@ -3,8 +3,9 @@
 import shutil
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from flsim.data.corpus import CorpusWriter
 from flsim.data.formats import canonical
 from flsim.data.formats.known import FORMATS, is_fragile
 from flsim.data.formats.posts import OOV_WORD, Format, Part
+from flsim.data.importing import lengths
 from flsim.data.importing.count import count_words, merge, words_of
 from flsim.data.importing.gather import balance_bucket, users_of
 from flsim.data.importing.read import detect, parts_of, read_part
@@ -23,7 +25,7 @@ from flsim.data.importing.settings import ImportHParams
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.importing.spill import cuts, ranges_of
 from flsim.data.manifest import SPLITS
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
 
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
@@ -39,6 +41,11 @@ class Given:
     path: Path
     sha256: str
     warnings: list[str]
+
+    @property
+    def size(self) -> int:
+        """Return the number of token ids, the four special ones included."""
+        return len(self.vocabulary.words) + SPECIAL_TOKENS
 
     @property
     def parameter(self) -> dict[str, str]:
@@ -57,11 +64,19 @@ def _silence(format: Format) -> float | None:
     return SILENCE if format.fragile else None
 
 
+def words_short(words: int, vocabulary_size: int) -> str:
+    """Return the line about a vocabulary that is smaller than the default one, as --vocabulary would set it."""
+    return (
+        f"vocabulary: the text has only {words:,} different words, so that all are taken (--vocabulary "
+        f"{words + SPECIAL_TOKENS} instead of {vocabulary_size})"
+    )
+
+
 class Steps:
     """The steps of one import, and what they counted."""
 
-    def __init__(self, pieces: Pieces, pool: Pool, hparams: ImportHParams) -> None:
-        self.pieces, self.pool, self.hparams = pieces, pool, hparams
+    def __init__(self, pieces: Pieces, pool: Pool, hparams: ImportHParams, fit_vocabulary: bool = False) -> None:
+        self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.split_records: Counter[str] = Counter()
@@ -212,23 +227,36 @@ class Steps:
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
-        self._refuse_too_few(sources, authors, longest)
+        by_length = lengths.summed(result["by_length"] for result in results[len(again) :])
+        self._refuse_too_few(sources, authors, longest, by_length)
+        self._advise(authors, results[len(again) :], by_length)
         return [self.pieces.folder / name for name in tasks], words
 
-    def _refuse_too_few(self, sources: list[Source], authors: Counter[str], longest: tuple[int, str]) -> None:
+    def _refuse_too_few(
+        self, sources: list[Source], authors: Counter[str], longest: tuple[int, str], by_length: lengths.Counts
+    ) -> None:
         if not authors:
             words, name = longest
             if self.hparams.words_per_user is None:
                 raise InputError(f"{names_of(sources)}: no user wrote a word")
+            shorter = lengths.suggestion(by_length, self.hparams.words_per_user) or f"--words-per-user {words}"
             raise InputError(
                 f"{names_of(sources)}: no user has {self.hparams.words_per_user:,} words; the longest, {name!r}, has "
-                f"{words:,}: import more text, or use words_per_user of at most {words}"
+                f"{words:,}: import more text, or give {shorter}"
             )
         if not authors["train"]:
             raise InputError(
                 f"{names_of(sources)}: no train users, since heldout and test took all of the {authors.total()} long "
-                "enough; use smaller shares, or another seed, or a source of train users too"
+                "enough; give a smaller --heldout or --test, or another --seed, or a source of train users too"
             )
+
+    def _advise(self, authors: Counter[str], results: list[dict[str, Any]], by_length: lengths.Counts) -> None:
+        """Print which shorter users there could be, if there are few."""
+        shares = {"heldout": self.hparams.heldout, "test": self.hparams.test}
+        missing = [split for split, share in shares.items() if share and not authors[split]]
+        users = sum(result["users"] for result in results)
+        if shorter := lengths.advice(by_length, users, self.hparams, missing):
+            say(shorter)
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
         """Run step 3, and return the vocabulary."""
@@ -243,11 +271,12 @@ class Steps:
             )
             for index in range(count)
         }
-        counted = self.pieces.run(self.pool, "counting words", tasks)
+        counted = merge(self.pieces.run(self.pool, "counting words", tasks), self.layout.words)
+        if self.fit_vocabulary and 0 < len(counted) < self.layout.words:
+            say(words_short(len(counted), self.hparams.vocabulary_size))
+            self.hparams = replace(self.hparams, vocabulary_size=len(counted) + SPECIAL_TOKENS)
         try:
-            return Vocabulary.most_frequent(
-                merge(counted, self.layout.words), self.hparams.vocabulary_size, self.hparams.layout
-            )
+            return Vocabulary.most_frequent(counted, self.hparams.vocabulary_size, self.hparams.layout)
         except InputError as error:
             raise InputError(f"{names_of(sources)}: {error}") from error
 

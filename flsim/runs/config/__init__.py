@@ -8,7 +8,7 @@ from flsim.runs.config.central import (
     StepwiseEvaluationHParams,
 )
 from flsim.runs.config.federated import FederatedConfig, SystemHParams, TrainingHParams
-from flsim.runs.config.files import dump, load, parse
+from flsim.runs.config.files import dump, from_working_directory, load, parse
 
 __all__ = [
     "CentralConfig",
@@ -22,6 +22,7 @@ __all__ = [
     "SystemHParams",
     "TrainingHParams",
     "dump",
+    "from_working_directory",
     "load",
     "parse",
 ]

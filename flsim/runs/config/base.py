@@ -125,7 +125,7 @@ class CommonSystemHParams:
 
     @property
     def training_threads(self) -> int:
-        """The number of torch threads of a training process."""
+        """Return the number of torch threads of a training process."""
         return 1
 
 
@@ -165,12 +165,12 @@ class Config(ABC):
 
     @property
     def digest(self) -> str:
-        """The digest of all settings that change results: without the system, the length, and the corpus' place."""
+        """Return the digest of the settings that change results: all but system, length and the corpus' place."""
         return self._digest_without(seed=False)
 
     @property
     def series(self) -> str:
-        """The digest that runs of all seeds share."""
+        """Return the digest that runs of all seeds share."""
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
@@ -193,38 +193,38 @@ class Config(ABC):
     @property
     @abstractmethod
     def _without_digest(self) -> tuple[str, ...]:
-        """The settings of `training` that no digest holds: the length, and what follows from other settings."""
+        """Return the settings of `training` that no digest holds: the length, and what follows from other settings."""
 
     @property
     def setting(self) -> str:
-        """The name of the run's row in a table, as in the paper."""
+        """Return the name of the run's row in a table, as in the paper."""
         return setting_of(self.world, self.label)
 
     @property
     def world(self) -> World | None:
-        """The world of the users; None where records are drawn in the same way in both worlds."""
+        """Return the world of the users; None where records are drawn in the same way in both worlds."""
         return self.data.world
 
     @property
     def label(self) -> str:
-        """The name of the run's row, without the world."""
+        """Return the name of the run's row, without the world."""
         bits = self.evaluation.weight_bits
         return self._label if bits is None else f"{self._label}, {bits}-bit weights"
 
     @property
     @abstractmethod
     def _label(self) -> str:
-        """The name of the run's row, without the world and the bits of weights."""
+        """Return the name of the run's row, without the world and the bits of weights."""
 
     @property
     @abstractmethod
     def sampler(self) -> str:
-        """The sampler of the units of privacy, as a ledger names it: a user's own sampler by content."""
+        """Return the sampler of the units of privacy, as a ledger names it: a user's own sampler by content."""
 
     @property
     @abstractmethod
     def round_size(self) -> int:
-        """The number of users in a round, or of records in a step; an expectation where they are drawn."""
+        """Return the number of users in a round, or of records in a step; an expectation where they are drawn."""
 
     @abstractmethod
     def optimizer_slots(self, vocabulary_size: int) -> int:
@@ -232,7 +232,7 @@ class Config(ABC):
 
     @property
     def slots_kept_by_users(self) -> int:
-        """The number of tensors of each parameter's shape, float32, that a sampled user keeps between rounds."""
+        """Return the number of tensors of each parameter's shape, float32, that a sampled user keeps between rounds."""
         return 0
 
     @abstractmethod

@@ -46,7 +46,7 @@ class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
 
 @dataclass(frozen=True)
 class CentralSystemHParams(CommonSystemHParams):
-    """How a central run uses the machines. Changes nothing in its results but float rounding.
+    """Settings of how a central run uses the machines; they change nothing in its results but float rounding.
 
     A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
 
@@ -140,7 +140,7 @@ class CentralConfig(Config):
 
     @property
     def order(self) -> Order:
-        """The order of records: random, or user by user (Thakkar et al., 2020, section 4.2)."""
+        """Return the order of records: random, or user by user (Thakkar et al., 2020, section 4.2)."""
         return "iid" if self._is_private or self.data.world == "iid" else "sequence"
 
     @property
@@ -158,9 +158,9 @@ class CentralConfig(Config):
         if privacy.noise_multiplier:
             parts.append(f"z={privacy.noise_multiplier:g}")
         parts += [f"b_r={training.batch_size}"]
-        for name, shown in (("gradient_clip", "clip"), ("weight_decay", "decay"), ("dropout", "dropout")):
+        for name, setting in (("gradient_clip", "clip"), ("weight_decay", "decay"), ("dropout", "dropout")):
             if value := getattr(training, name):
-                parts.append(f"{shown} {value:g}")
+                parts.append(f"{setting} {value:g}")
         return ", ".join(parts)
 
     def training_of(

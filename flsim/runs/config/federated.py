@@ -47,7 +47,7 @@ class TrainingHParams(FedAvgHParams):
 
 @dataclass(frozen=True)
 class SystemHParams(CommonSystemHParams):
-    """How a federated run uses the machines. Changes nothing in its results but float rounding.
+    """Settings of how a federated run uses the machines; they change nothing in its results but float rounding.
 
     Attributes:
         engine: "cohort" trains many users with the same kernels. "local" is plain PyTorch: slower, and it trains any

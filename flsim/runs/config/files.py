@@ -22,17 +22,27 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
     Args:
         path: the file.
-        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
+        overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string); paths in them are relative
+            to the working directory, those in the file to its folder.
 
     Raises:
         InputError: the file is missing, no TOML, or a sweep, a key is unknown (the closest known one is named), or a
             value is not allowed.
     """
-    values = toml.read(path, overrides)
+    values = toml.read(path, overrides, from_working_directory)
     if "grids" in values:
         raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
     config = parse(values, str(path), path.parent)
     return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
+
+
+def from_working_directory(key: str, value: Any) -> Any:
+    """Return the value of an override with absolute paths, of the corpus and of files of a user's own."""
+    if key == "data" and isinstance(value, dict):
+        return {name: from_working_directory(f"{key}.{name}", part) for name, part in value.items()}
+    if key == "data.corpus" and isinstance(value, str):
+        return str(located(value))
+    return own_code.relocated(value, Path())
 
 
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
@@ -68,11 +78,14 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
     other = next(kind for kind in KINDS if kind != name)
     unknown = dict(toml.unknown_keys(KINDS[name], values))
     unknown_there = tuple(f"{key}." for key, _ in toml.unknown_keys(KINDS[other], values))
+    meant = {key: list(toml.places_of(KINDS[name], key.rpartition(".")[2])) for key in unknown}
     for key, close in unknown.items():
         if f"{key}.".startswith(unknown_there):
-            raise InputError(f"{source}: unknown key {key}; did you mean {close}?")
+            raise InputError(f"{source}: unknown key {key}; did you mean {' or '.join(meant[key]) or close}?")
     if unknown:
+        elsewhere = [place for places in meant.values() for place in places]
+        hint = f", or did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         raise InputError(
             f'{source}: {", ".join(unknown)}: of {other} training, but training.kind is "{name}"; remove what does not '
-            f"belong to it"
+            f"belong to it{hint}"
         )

@@ -60,6 +60,11 @@ def located(name: str, base: Path) -> str:
     return f"{(base / path).resolve()}:{attribute}"
 
 
+def relocated(value: Any, base: Path) -> Any:
+    """Return a value, or a list of values, with the names of a user's own in it as `located` returns them."""
+    return _each(value, lambda name: located(name, base))
+
+
 def relative(name: str, base: Path) -> str:
     """Return the name with a path relative to `base` where the file lies below it, so that the folder can be moved."""
     path, attribute = parts(name)

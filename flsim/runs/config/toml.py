@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -14,12 +14,18 @@ from flsim.base.errors import InputError
 Kind = TypeVar("Kind")
 
 
-def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+def unchanged(_key: str, value: Any) -> Any:
+    """Return a value as it is."""
+    return value
+
+
+def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any], Any] = unchanged) -> dict[str, Any]:
     """Return the values of a TOML file, with overrides.
 
     Args:
         path: the file.
         overrides: ``section.key=value`` texts, values as in TOML (a bare word is a string).
+        change: a function (key, value) -> value to set, for each override.
 
     Raises:
         InputError: the file is missing or no TOML, or an override has another form.
@@ -31,7 +37,7 @@ def read(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not TOML: {error}") from error
     for override in overrides:
-        override_value(values, override)
+        override_value(values, override, change)
     return values
 
 
@@ -47,9 +53,11 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         what = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "tuple_type":
+            what = f"must be a list, such as [{first['input']}]"
         is_told = "found" in what or first["type"] == "missing" or isinstance(first["input"], dict)
-        found = "" if is_told else f", found {first['input']!r}"
-        raise InputError(": ".join(filter(None, (source, where, what + found)))) from error
+        value = "" if is_told else f", found {first['input']!r}"
+        raise InputError(": ".join(filter(None, (source, where, what + value)))) from error
 
 
 def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -66,11 +74,20 @@ def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[st
             yield from unknown_keys(hints[key], value, f"{prefix}{key}.")
 
 
-def override_value(values: dict[str, Any], override: str) -> None:
-    """Set a value from a ``section.key=value`` text, in place.
+def places_of(kind: type, name: str, prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a dataclass, at any depth, whose last part is a name."""
+    for item, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            yield from places_of(hint, name, f"{prefix}{item}.")  # type: ignore[arg-type]
+        elif item == name:
+            yield f"{prefix}{item}"
+
+
+def override_value(values: dict[str, Any], override: str, change: Callable[[str, Any], Any] = unchanged) -> None:
+    """Set a value from a ``section.key=value`` text, in place, after `change`.
 
     Raises:
-        InputError: the text has another form.
+        InputError: the text has another form, or a section is a value.
     """
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
@@ -84,4 +101,4 @@ def override_value(values: dict[str, Any], override: str) -> None:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise InputError(f"--set {override}: {section} is a value, not a section")
-    values[name] = value
+    values[name] = change(key.strip(), value)

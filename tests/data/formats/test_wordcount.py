@@ -53,11 +53,18 @@ def test_another_file_than_the_published_one_is_mentioned(tmp_path: Path) -> Non
     ]
 
 
+def test_an_own_file_of_words_is_not_held_against_the_published_one(tmp_path: Path) -> None:
+    for name, warned in [("words", 0), ("stackoverflow.word_count", 1)]:
+        (tmp_path / name).write_bytes(TEXT)
+        assert len(read_word_count(tmp_path / name, 6)[1]) == warned
+    assert read_word_count(tmp_path / "words", 10_000, fit=True) == (WORDS, [])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "line 0: ends after 0 words, but a vocabulary of 6 has 2; use a vocabulary of at most 4"),
-        (b"a\t2\n", "line 1: ends after 1 words, but a vocabulary of 6 has 2; use a vocabulary of at most 5"),
+        (b"", "line 0: ends after 0 words, but a vocabulary of 6 has 2; give --vocabulary 4 or less"),
+        (b"a\t2\n", "line 1: ends after 1 words, but a vocabulary of 6 has 2; give --vocabulary 5 or less"),
         (b"a\t2\nb\n", r"line 2: expected a word and a count, found b'b\\n'"),
         (b"a\t2\n\nb\t1\n", "line 2: expected a word and a count"),
         (b"a\t2\nb c\t1\n", "line 2: expected a word and a count"),

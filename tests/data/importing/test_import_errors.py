@@ -36,7 +36,7 @@ def nothing_but(folder: Path) -> bool:
     ("name", "content", "message"),
     [
         ("a.csv", b"user,text\\n1,a\\n", r"a\.csv: begins with b'user,text.*, which no known format does; known are"),
-        ("a.txt", b"", r"a\.txt: begins with b'', which no known format does"),
+        ("a.txt", b"", r"a\.txt: empty, so no format can be told"),
         ("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", r"a\.7z: compressed; unpack it first"),
         ("a.xml", b"\x1f\x8b\x08", r"a\.xml: cut short or damaged"),
         ("a.xml", b"", r"a\.xml: line 1, column 1: no element found"),
@@ -96,9 +96,12 @@ def test_the_same_content_twice(sources: Path) -> None:
 
 def test_no_user_is_long_enough(sources: Path) -> None:
     write_dump(sources / "ai.Posts.xml", [question("1", TEXT), question("2", TEXT * 2)])
-    with pytest.raises(InputError, match=re.escape("no user has 100 words; the longest, 'ai/2', has 48:")):
+    suggested = (
+        "the longest, 'ai/2', has 48: import more text, or give --words-per-user 20 (about 3 users of 2 authors)"
+    )
+    with pytest.raises(InputError, match=re.escape(suggested)):
         import_folder(sources, ImportHParams(8, 6, 100))
-    import_folder(sources, ImportHParams(8, 6, 48, heldout=0.0, test=0.0))  # what the message suggests
+    import_folder(sources, ImportHParams(8, 6, 20, heldout=0.0, test=0.0))  # what the message suggests
 
 
 def test_the_vocabulary_is_larger_than_the_corpus(sources: Path) -> None:

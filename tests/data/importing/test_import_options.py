@@ -1,18 +1,21 @@
 """Layouts, given vocabularies, columns, splits of the sources, and what is said about sources."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from dumps import folder_bytes, write_jsonl
+from helpers import Flsim
 
 from flsim.base.errors import InputError
 from flsim.bench import writers
 from flsim.data.corpus import Corpus
 from flsim.data.formats.canonical import USERS
 from flsim.data.formats.pfl import PFL
+from flsim.data.importing.balance import split_of
 from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.manifest import SPLITS
 from flsim.data.vocabulary import LAYOUTS
@@ -142,6 +145,43 @@ def test_the_command_has_all_of_it(tmp_path: Path) -> None:
         columns=("who", "said"),
     )
     assert folder_bytes(tmp_path / "made") == folder_bytes(expected.path)
+
+
+def test_a_small_corpus_has_the_words_that_it_has_where_no_vocabulary_is_asked_for(
+    tmp_path: Path, flsim: Flsim
+) -> None:
+    source = write_jsonl(tmp_path / "posts.jsonl", POSTS)
+    words = len({word for _, text in POSTS for word in re.findall(r"\w+|[,.?]", text)})
+    shared = [source, "--words-per-user", "30", "--heldout", "0", "--test", "0", "--out"]
+    code, _, err = flsim("data", "import", *shared, tmp_path / "fitted")
+    assert (code, f"--vocabulary {words + 4} instead of 10000" in err) == (0, True), err
+    code, _, err = flsim("data", "import", *shared, tmp_path / "asked", "--vocabulary", "10000")
+    assert (code, f"give --vocabulary {words + 4} or less" in err) == (2, True), err
+    asked = import_corpus(
+        [source], tmp_path / "asked", hparams(vocabulary_size=words + 4, heldout=0.0, test=0.0, record_words=20)
+    )
+    assert folder_bytes(tmp_path / "fitted") == folder_bytes(asked.path)  # also the manifest names the size that it has
+    (tmp_path / "words").write_text("a 5\nb 4\nc 3\n")
+    code, _, err = flsim("data", "import", *shared, tmp_path / "given", "--vocabulary-from", tmp_path / "words")
+    assert (code, "--vocabulary 7 instead of 10000" in err) == (0, True), err
+
+
+def test_shorter_users_are_suggested_where_there_are_few(tmp_path: Path, flsim: Flsim) -> None:
+    posts = [(user, "one two three four five. " * count) for user, count in (("a", 110), ("b", 30), ("c", 11))]
+    source = write_jsonl(tmp_path / "posts.jsonl", posts)  # authors of 550, 150 and 55 words
+    whole = ["--heldout", "0", "--test", "0"]
+    suggested = "--words-per-user 500 (about 1 user of 1 author), 200 (about 2 users of 1 author)"
+    suggested += ", 100 (about 6 users of 2 authors), 50 (about 15 users of 3 authors)"
+    code, _, err = flsim("data", "import", source, "--out", tmp_path / "none", *whole)
+    assert (code, f"the longest, 'a', has 550: import more text, or give {suggested}" in err) == (2, True), err
+    options = ["--words-per-user", "100", "--json"]
+    code, out, err = flsim("data", "import", source, "--out", tmp_path / "few", *whole, *options)
+    assert (code, json.loads(out)["users"]) == (0, 6), err  # as was suggested
+    assert "only 6 users of 100 words; shorter ones are more: --words-per-user 50 (about 15 users of" in err
+    seed = next(seed for seed in range(99) if {split_of(name, 0.0, 0.3, seed) for name in "ab"} == {"train"})
+    kept_out = ["--heldout", "0", "--test", "0.3", "--seed", str(seed)]
+    code, _, err = flsim("data", "import", source, "--out", tmp_path / "untested", *kept_out, *options)
+    assert "only 6 users of 100 words, none of them in test; shorter" in err
 
 
 @pytest.mark.parametrize("format", ["tff-hdf5", "pfl-hdf5"])

@@ -1,0 +1,75 @@
+"""`flsim canaries`: the phrases of a run, and what the model made of each."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flsim.base.errors import InputError
+from flsim.cli.options import TorchDevice
+from flsim.cli.results import Format
+
+EPILOG = """Example: flsim canaries runs/demo/iid --written
+
+Example: flsim canaries runs/iid --epoch 10 --format csv --out canaries.csv"""
+
+
+def canaries(
+    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
+    round: Annotated[
+        int | None,
+        typer.Option(help="Evaluated round to show, e.g. 100; of central training, a step.", show_default="the last"),
+    ] = None,
+    epoch: Annotated[
+        float | None,
+        typer.Option(help="In place of --round: evaluation after this many epochs, e.g. 10.", show_default="the last"),
+    ] = None,
+    written: Annotated[
+        bool, typer.Option("--written", help="Also show what Beam Search writes, computed from the checkpoint.")
+    ] = False,
+    device: TorchDevice = "cpu",
+    format: Annotated[Format, typer.Option(help="Format of the output; parquet needs --out.")] = Format.md,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write, e.g. canaries.csv; replaces an existing file.", show_default="standard output"
+        ),
+    ] = None,
+) -> None:
+    """List the canaries of a run, and what the model memorized of each.
+
+    A row has the phrase, its sharers and copies, rank and exposure, and whether it was extracted.
+    """
+    from flsim.base.files import named_file
+    from flsim.results import canary_table, formats
+    from flsim.results.store import read_run, refuse_two_points
+
+    if format is Format.parquet and out is None:
+        raise InputError("--format parquet: not for a terminal; name a file with --out")
+    refuse_two_points(round, epoch)
+    results = read_run(run)
+    at = results.at(round, epoch)
+    texts = _written(run, at, device) if written else None
+    table = canary_table.canary_table(results, at, written=texts)
+    if format is Format.parquet and out is not None:
+        formats.write_parquet(table, out)
+        return
+    writers = {Format.md: canary_table.to_markdown, Format.csv: formats.to_csv, Format.latex: canary_table.to_latex}
+    text = writers[format](table)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        with named_file(out) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def _written(folder: Path, round: int, device: str) -> dict[str, str]:
+    """Return what beam search writes with the checkpoint of a round, in words, by the canary's id."""
+    from flsim.cli.evaluate import check_device
+    from flsim.runs.folder import Run
+    from flsim.runs.measuring import written_after
+
+    check_device(device)
+    run = Run.open(folder)
+    tokens = written_after(run, round, device)
+    return {canary: " ".join(run.corpus.vocabulary.decode(ids)) for canary, ids in tokens.items()}
