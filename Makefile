@@ -26,7 +26,8 @@ test-slow: setup ## the tests that kill, cut, fill, damage and outlast real runs
 	$(PYTEST) -m "slow and not nightly"
 
 docs: setup      ## the documentation site, in site/; a dead link or a missing name is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	rm -rf site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d .doctrees docs site
 
 nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
 	$(PYTEST) -m nightly
@@ -81,4 +82,4 @@ soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's ob
 	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
 clean:           ## remove the environments and the site
-	rm -rf .venv .venv-peers site
+	rm -rf .venv .venv-peers .doctrees site

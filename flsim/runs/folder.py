@@ -164,6 +164,7 @@ class Run:
 
     @property
     def canaries(self) -> tuple[Canary, ...]:
+        """The planted canaries."""
         return self._population[1]
 
     @property
