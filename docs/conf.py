@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from typing import Any, get_type_hints
 
+from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 import flsim
@@ -60,3 +61,4 @@ def shorten_defaults(*event: Any) -> tuple[str, str] | None:
 def setup(app: Sphinx) -> None:
     show_public_names()
     app.connect("autodoc-process-signature", shorten_defaults)
+    app.add_lexer("csv", TextLexer)  # Pygments has none
