@@ -1,6 +1,7 @@
-"""Known vulnerabilities of what the constraints pin, as osv.dev lists them.
+"""Check of the pinned packages for known vulnerabilities, as osv.dev lists them.
 
-Exit code 0: none; 1: some, which are printed; 3: it could not be asked, so nothing is known. Options go to pip-audit.
+Exit code 0: there are none. Exit code 1: there are some, which are printed. Exit code 3: osv.dev could not be asked, so
+nothing is known. Options are passed to pip-audit.
 """
 
 import json
@@ -15,29 +16,30 @@ NOT_ASKED = 3
 
 
 def main() -> int:
-    """Ask, and say what came of it: a line for each vulnerability and for each file of pins."""
+    """Check all files of pins, and print a line for each vulnerability and for each file."""
     return max(map(audit, PINNED), key=(0, NOT_ASKED, 1).index)
 
 
 def audit(pinned: str) -> int:
-    """Of one file; the exit code."""
+    """Check one file, and return its exit code."""
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(ROOT / pinned), "--no-deps", "--disable-pip"]
     command += ["--vulnerability-service", "osv", "--format", "json", "--progress-spinner", "off", "--timeout", "20"]
     done = subprocess.run([*command, *sys.argv[1:]], capture_output=True, text=True)
     try:
-        found = json.loads(done.stdout)["dependencies"]
+        packages = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
         why = (done.stderr.strip().splitlines() or [f"pip-audit ended with {done.returncode}"])[-1]
         print(f"audit: NOT DONE of {pinned}, osv.dev could not be asked: {why:.300}")
         return NOT_ASKED
-    skipped = [each["name"] for each in found if "skip_reason" in each]
-    known = [(each, vulnerability) for each in found for vulnerability in each.get("vulns", [])]
-    left = [(each, of) for each, of in known if of["id"] not in ACCEPTED]
-    for each, of in left:
-        fixed = ", ".join(of["fix_versions"]) or "no version"
-        print(f"audit: {each['name']} {each['version']}: {of['id']} {' '.join(of['aliases'])}: fixed in {fixed}")
+    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    known = [(package, flaw) for package in packages for flaw in package.get("vulns", [])]
+    left = [(package, flaw) for package, flaw in known if flaw["id"] not in ACCEPTED]
+    for package, flaw in left:
+        fixed = ", ".join(flaw["fix_versions"]) or "no version"
+        name, aliases = f"{package['name']} {package['version']}", " ".join(flaw["aliases"])
+        print(f"audit: {name}: {flaw['id']} {aliases}: fixed in {fixed}")
     accepted, rest = len(known) - len(left), f"; NOT ASKED of {', '.join(skipped)}" if skipped else ""
-    print(f"audit: {pinned}: {len(found)} packages, {len(left)} vulnerabilities, {accepted} accepted{rest}")
+    print(f"audit: {pinned}: {len(packages)} packages, {len(left)} vulnerabilities, {accepted} accepted{rest}")
     return 1 if left else NOT_ASKED if skipped else 0
 
 

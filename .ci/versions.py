@@ -1,4 +1,4 @@
-"""Hold another checkout of the project against this one: its benchmarks and commands in turns, and its size.
+"""Comparison of another checkout of the project with this one: benchmarks and commands in turns, and size.
 
 git worktree add ../before COMMIT
 .venv/bin/python .ci/versions.py --turns 3 ../before bench central
@@ -29,19 +29,19 @@ def main() -> None:
     parser.add_argument(
         "what", nargs=argparse.REMAINDER, help="size; bench with options of `flsim bench`; time with those of `flsim`"
     )
-    given = parser.parse_args()
-    sides = (given.before.resolve(), HERE)
-    if given.what == ["size"]:
+    options = parser.parse_args()
+    sides = (options.before.resolve(), HERE)
+    if options.what == ["size"]:
         before, now = map(size, sides)
         print("| | before | now |\n|---|---:|---:|")
         for name, value in before.items():
             print(f"| {name} | {value:,} | {now[name]:,} |")
         return
     measured: tuple[list[dict[str, float]], ...] = ([], [])
-    for turn in range(given.turns):
+    for turn in range(options.turns):
         for index in (0, 1) if turn % 2 == 0 else (1, 0):
-            measured[index].append(measure(sides[index], *given.what))
-    print(f"| {' '.join(given.what)} | before | now | now / before, by turn |\n|---|---:|---:|---|")
+            measured[index].append(measure(sides[index], *options.what))
+    print(f"| {' '.join(options.what)} | before | now | now / before, by turn |\n|---|---:|---:|---|")
     for name in measured[0][0]:
         one, other = ([turn[name] for turn in side if name in turn] for side in measured)
         ratios = ", ".join(f"{now / before:.2f}" for before, now in zip(one, other, strict=False) if before)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(checkout: Path, kind: str, *arguments: str) -> dict[str, float]:
-    """Return figures by their names: what a benchmark measures, or the seconds that a command takes."""
+    """Return figures by their names: the results of a benchmark, or the seconds of a command."""
     if kind == "bench":
         return dict(figures(json.loads(flsim(checkout, "bench", *arguments, "--json"))))
     began = time.monotonic()
@@ -59,14 +59,14 @@ def measure(checkout: Path, kind: str, *arguments: str) -> dict[str, float]:
 
 
 def flsim(checkout: Path, *arguments: str) -> str:
-    """Return what `flsim` of a checkout prints."""
+    """Return the output of `flsim` of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}  # before the installed one
     command = [sys.executable, "-m", "flsim", *arguments]
     return subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def figures(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in what JSON says, by their path."""
+    """Yield the numbers in a JSON value, by their path."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from figures(part, f"{name}.{key}" if name else key)
@@ -78,9 +78,9 @@ def figures(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def size(checkout: Path) -> dict[str, int]:
-    """Return lines and files of the product, its rooms, and how many of these import how many others.
+    """Return lines and files of the product, the number of its rooms, and the number of imports between rooms.
 
-    A room is what lies in flsim/, server/ and so on: a folder, or a module beside them.
+    A room is a folder in flsim/, server/ and so on, or a module beside these folders.
     """
     files = sorted(path for name in PRODUCT for path in (checkout / name).rglob("*.py"))
     names = {
@@ -99,7 +99,7 @@ def size(checkout: Path) -> dict[str, int]:
         "lines of Python": sum(len(path.read_text().splitlines()) for path in files),
         "files": len(files),
         "rooms": len({room_of(name) for name in modules}),
-        "arrows between rooms": sum(here != there for here, there in arrows),
+        "arrows between rooms": sum(importer != imported_room for importer, imported_room in arrows),
     }
 
 

@@ -1,1 +1,1 @@
-"""The Flower ClientApp: a node holds a shard, trains the sampled users in it, and replies once."""
+"""The Flower ClientApp: a node has a shard, trains the shard's sampled users, and replies once a round."""

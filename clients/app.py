@@ -1,4 +1,4 @@
-"""Flower ClientApp: decode, open the shard, train, reply. No mathematics, and nothing kept between messages but caches.
+"""The Flower ClientApp: it decodes a request, opens the shard, trains and replies, and keeps nothing but caches.
 
 Any process may serve any shard: the corpus is memory-mapped, and a user's batches depend on the request alone.
 """
@@ -28,21 +28,21 @@ app = ClientApp()
 @app.train()
 @naming_own_code()
 def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flower's signature)
-    """Train this round's users of one shard."""
+    """Train this round's users of one shard, and reply with the sum of their updates."""
     request, address = decode_request(message.content)
     run, training, engine = _open(address)
     began = time.perf_counter()
     try:
         update = training.update(engine, request)
     finally:
-        run.verify()  # a file that changed meanwhile explains whatever came of it, and nothing wrong is passed on
+        run.verify()  # a file that changed meanwhile explains any failure, and makes any result wrong
     reply = ShardReply(request.round, request.shard, update, _worker(), time.perf_counter() - began)
     return Message(encode_reply(reply), reply_to=message)
 
 
 @lru_cache(maxsize=4)
 def _open(address: Address) -> tuple[Run, FederatedTraining, Engine]:
-    """The run folder and an engine on the device that Ray gave to this process, once per process."""
+    """Return the run folder and an engine on the device that Ray gave to this process, once per process."""
     run = Run.open(Path(address.run))
     if run.config.digest != address.config:
         raise InputError(f"{address.run}: its config.toml is not the one that the server trains with")
@@ -55,13 +55,13 @@ def _open(address: Address) -> tuple[Run, FederatedTraining, Engine]:
 
 
 def _gpus() -> float:
-    """What this process may fill: the share that Ray gave it; outside Ray a whole one, as on a SuperNode."""
+    """Return the share of a GPU that Ray gave to this process; 1 outside Ray, as on a SuperNode."""
     if not ray.is_initialized():
         return 1.0
     return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
 
 
 def _worker() -> str:
-    """Where this is: the Ray node (the host, outside Ray) and the process."""
+    """Return a name of this process: the Ray node (outside Ray the host) and the process id."""
     node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else socket.gethostname()
     return f"{node}/{os.getpid()}"

@@ -6,7 +6,7 @@ each round: cohort -> local SGD per user -> sum -> server step       flsim.train
 checkpoint -> RS, BS, exposure, utility -> rows                      flsim.memorization, evaluation
 rows -> tables, plots                                                flsim.results
 
-The names below are public; docs/python.md shows them at work. They are loaded when one of them is used.
+The names below are public, and docs/python.md shows examples. Each name is loaded when it is first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,10 @@ __all__ = [
 if not TYPE_CHECKING:  # or it would take every name that is misspelt for one of these
 
     def __getattr__(name: str) -> Any:
-        """Load the public names on first use: `import flsim` alone takes no time."""
+        """Load the public names on first use.
+
+        `import flsim` alone therefore takes no time.
+        """
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from flsim import api

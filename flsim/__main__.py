@@ -1,4 +1,4 @@
-"""`python -m flsim` is `flsim`."""
+"""Entry point of `python -m flsim`, which does the same as the command `flsim`."""
 
 from flsim.cli import main
 

@@ -78,11 +78,19 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
     """Open a corpus that `flsim data` made, or fetch one from an object store.
 
     Args:
-        path: its folder, or a URI such as ``s3://bucket/corpus``.
-        verify: whether every file is read again and compared with the digest that it was written with.
+        path: the corpus' folder, or a URI such as ``s3://bucket/corpus``.
+        verify: whether to read every file again and compare it with the digest in the manifest.
+
+    Returns:
+        The corpus. Its files are memory-mapped, so an open corpus takes little memory.
 
     Raises:
-        InputError: not a corpus, or a file is missing or changed.
+        InputError: the path is no corpus, or a file is missing or changed.
+
+    Examples:
+        >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
+        >>> len(corpus.split("train")), corpus.layout.vocabulary_size          # doctest: +SKIP
+        (400, 600)
     """
     return Corpus.open(path, verify=verify)
 
@@ -95,25 +103,45 @@ def make_corpus(
     writing: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Corpus:
-    """Write a corpus that code makes, as `flsim data make` does, as a function of the code and these arguments.
+    """Write a corpus that code generates, as `flsim data make` does.
+
+    The corpus is a function of the code and of these arguments.
 
     Args:
         out: a new folder.
-        seed: of everything that is drawn.
+        seed: seed of everything that is drawn.
         maker: "synthetic", whose options are those of `flsim.data.synthetic.SyntheticHParams`, such as ``users=400``;
             or ``"path/to/file.py:NAME"``, a function that yields (user, sentences) or (user, sentences, split).
-        writing: settings of `ImportSettings` for what a maker of one's own yields, such as
-            ``{"vocabulary_size": 500}``.
-        options: of the maker.
+        writing: settings of `ImportSettings` for a maker of one's own, such as ``{"vocabulary_size": 500}``.
+        options: options of the maker.
+
+    Returns:
+        The new corpus.
 
     Raises:
         InputError: `out` exists, an option is wrong, or a maker of one's own failed.
+
+    Examples:
+        >>> corpus = flsim.make_corpus("corpora/demo", seed=1, users=400, vocabulary_size=600)     # doctest: +SKIP
     """
     return make_by_code(maker, Path(out), seed, options, writing)
 
 
 def open_run(path: Path | str) -> Run:
-    """Open a run folder. Raises InputError where it is none."""
+    """Open a run folder.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        The run, with its settings, rounds and checkpoints.
+
+    Raises:
+        InputError: the path is no run folder.
+
+    Examples:
+        >>> flsim.open_run("runs/demo").setting                                # doctest: +SKIP
+    """
     return Run.open(Path(path))
 
 
@@ -131,23 +159,27 @@ def run(
     """Train a run on Ray and evaluate its checkpoints meanwhile, as `flsim run` does.
 
     Args:
-        config: settings, or a TOML file with them.
-        out: the run folder; new, unless `resume`.
-        overrides: of a file's settings, as ``"section.key=value"``.
+        config: the settings, or a TOML file of settings.
+        out: the run folder; it must be new, unless `resume` is set.
+        overrides: changes of the file's settings, as ``"section.key=value"``.
         resume: whether to continue the run in `out` from its newest valid checkpoint.
-        retrain_lost: with `resume`, whether to train rounds again that the log of rounds has lost.
-        address: of a Ray cluster that runs already, such as "auto"; a local one is started where this is None.
-        cpus: cores of the local cluster, or of the head; all where this is None.
-        head: "HOST:PORT" of this machine, to start a Ray head there that other machines can join.
+        retrain_lost: with `resume`, whether to train the rounds again that the log of rounds has lost.
+        address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
+        cpus: cores of the local cluster, or of the head; all by default.
+        head: "HOST:PORT" of this machine, to start a Ray head that other machines can join.
 
     Returns:
         The completed run.
 
     Raises:
-        InputError: what can be known to be wrong before training.
-        Diverged: values are not finite; names the round and the last good checkpoint.
-        Interrupted: by SIGTERM or Ctrl-C; the same call with `resume` goes on.
-        RunFailed: training or an evaluation failed; the same call with `resume` goes on.
+        InputError: a setting or an argument is wrong; raised before training.
+        Diverged: values are not finite; the message names the round and the last good checkpoint.
+        Interrupted: SIGTERM or Ctrl-C ended the run; the same call with `resume` continues it.
+        RunFailed: training or an evaluation failed; the same call with `resume` continues the run.
+
+    Examples:
+        >>> run = flsim.run("paper.toml", "runs/paper", overrides=["training.rounds=20"])          # doctest: +SKIP
+        >>> flsim.table(run.path)                                              # doctest: +SKIP
     """
     from server.launch import train
 
@@ -174,25 +206,29 @@ def evaluate(
     threads: int = 1,
     **settings: Any,
 ) -> pd.DataFrame:
-    """Measure what a model memorized of the planted canaries, and its utility on the corpus' test users.
+    """Measure which planted canaries a model memorized, and the utility of the model on the corpus' test users.
 
     Args:
-        model: a state of `simulate`, with its `architecture`; a checkpoint's file, which is measured as its run's
-            settings say, and whose rows are stored there too; or any other model: an object that starts and steps as
-            `flsim.models.language_model.LanguageModel` asks, or ``path/to/model.py:factory``.
-        planted: the users and canaries; not of a checkpoint, whose run knows them.
-        architecture: of a state.
-        seed: of the references R and of the test users that are chosen; not of a checkpoint.
-        device: of torch.
-        threads: of torch; one, as a run's evaluators have, gives the bits of their rows.
-        settings: of `flsim.evaluation.evaluate.EvaluationHParams`, such as ``references=20_000``.
+        model: one of three kinds. A state of `simulate` needs its `architecture`. A checkpoint's file (.safetensors) is
+            measured with the settings of its run, and its rows are also stored in the run folder. Any other model is an
+            object that implements `flsim.models.language_model.LanguageModel`, or ``path/to/model.py:factory``.
+        planted: the users and canaries; left out for a checkpoint, whose run knows them.
+        architecture: the model settings that a state was trained with.
+        seed: seed of the references R and of the choice of test users; ignored for a checkpoint.
+        device: torch device, such as "cuda".
+        threads: torch threads; the default of one gives the same bits as a run's evaluators.
+        settings: fields of `flsim.evaluation.evaluate.EvaluationHParams`, such as ``references=20_000``.
 
     Returns:
-        A row per measurement with columns run, round, metric, canary and value; see `flsim.results.rows.Row`.
+        One row per measurement, with columns run, round, metric, canary and value; see `flsim.results.rows.Row`.
 
     Raises:
-        InputError: an argument is missing or does not fit, or the model is not what it must be.
-        Diverged: its parameters are not finite.
+        InputError: an argument is missing or does not fit, or the model does not implement the interface.
+        Diverged: the model's parameters are not finite.
+
+    Examples:
+        >>> rows = flsim.evaluate(state, users, flsim.Model(32, 64), references=20_000)            # doctest: +SKIP
+        >>> rows[rows.metric == "rs"].value.sum()                              # doctest: +SKIP
     """
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:
@@ -219,15 +255,18 @@ def evaluate(
 
 
 def table(*runs: Path | str, round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
-    """The memorization table of runs, with the columns of `flsim.results.tables`.
+    """Return the memorization table of runs, with the columns of `flsim.results.tables`.
 
     Args:
-        runs: run folders, and folders of sweeps.
-        round: the evaluated round to show; default each run's last.
-        epoch: in place of it, so many passes over all records.
+        runs: run folders and folders of sweeps.
+        round: the evaluated round to show; by default the last one of each run.
+        epoch: the number of passes over all records to show, in place of `round`.
 
     Raises:
-        InputError: not runs, damaged ones, or none was evaluated then.
+        InputError: a folder is no run, a run is damaged, or no run was evaluated at that round or epoch.
+
+    Examples:
+        >>> flsim.table("runs/iid", "runs/non-iid", round=100)                 # doctest: +SKIP
     """
     return memorization_table(list(read_shown(_paths(runs)).values()), round, epoch)
 
@@ -236,12 +275,15 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
     """Draw RS, BS, mean exposure and perplexity over epochs into a .png or .svg file.
 
     Args:
-        runs: run folders, and folders of sweeps.
-        out: the file; replaced if it is there.
-        over_seeds: whether runs that differ in nothing but the seed are one curve.
+        runs: run folders and folders of sweeps.
+        out: the file; an existing file is replaced.
+        over_seeds: whether runs that differ only in their seed share one curve.
 
     Raises:
-        InputError: not runs, or another kind of file.
+        InputError: a folder is no run, or `out` has another ending.
+
+    Examples:
+        >>> flsim.plot("runs/iid", "runs/non-iid", out="rounds.svg")           # doctest: +SKIP
     """
     from flsim.results.plots import plot_rounds  # matplotlib, which nothing else here needs
 
@@ -249,17 +291,37 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
 
 
 def write_report(*runs: Path | str, out: Path | str) -> None:
-    """Write one HTML file about runs or a sweep. Raises InputError where there are none."""
+    """Write one HTML file that reports on runs or a sweep.
+
+    Args:
+        runs: run folders and folders of sweeps.
+        out: the file; an existing file is replaced.
+
+    Raises:
+        InputError: a folder is no run, or there are no runs in it.
+
+    Examples:
+        >>> flsim.write_report("runs/iid", "runs/non-iid", out="report.html")  # doctest: +SKIP
+    """
     from flsim.report.page import write_report as write_page  # matplotlib, too
 
     write_page(_paths(runs), Path(out))
 
 
 def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "RunsCompared":
-    """Compare two runs over the same canaries, at a round or after so many epochs; default each run's last evaluation.
+    """Compare two runs over the same canaries, with tests over the canaries.
+
+    Args:
+        a: a run folder.
+        b: another run folder.
+        round: the evaluated round to compare; by default the last one of each run.
+        epoch: the number of passes over all records to compare at, in place of `round`.
 
     Raises:
-        InputError: not runs, or runs over other canaries.
+        InputError: a folder is no run, or the runs have different canaries.
+
+    Examples:
+        >>> flsim.compare("runs/iid", "runs/non-iid")                          # doctest: +SKIP
     """
     from flsim.results.compare_runs import compare_runs  # scipy
 

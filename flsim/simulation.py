@@ -1,10 +1,12 @@
-"""Plant and train in this process, without Ray: what a notebook needs of the loop that `flsim run` shares.
+"""Planting and training in the calling process, without Ray.
+
+A notebook runs the same loop as `flsim run`:
 
     users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
     for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
         ...
 
-A state is what a checkpoint holds; any of them can be the `start` of another simulation.
+A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,10 +37,14 @@ class Planted:
     """The users of a corpus with canaries planted in their records.
 
     Attributes:
-        corpus: where they are from; utility is measured on its test users.
+        corpus: the corpus of the users; utility is measured on its test users.
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
         users: the training users.
-        canaries: what is planted.
+        canaries: the planted canaries.
+
+    Examples:
+        >>> users = flsim.plant("corpora/demo", world="iid")                   # doctest: +SKIP
+        >>> len(users), len(users.canaries)                                    # doctest: +SKIP
     """
 
     corpus: Corpus
@@ -53,18 +59,21 @@ class Planted:
 def plant(
     corpus: Corpus | Path | str, canaries: CanaryHParams | None = None, *, world: World = "non-iid", seed: int = 0
 ) -> Planted:
-    """Plant canaries in the training users of a corpus, in memory; the corpus stays as it is.
+    """Plant canaries in the training users of a corpus, in memory; the corpus on disk stays unchanged.
 
     The same corpus, canaries, world and seed give what `flsim run` plants (Thakkar et al., 2020, section 4.1).
 
     Args:
-        corpus: a corpus, or where it lies.
-        canaries: what to plant; the default is the paper's grid, or what is planted in the corpus already.
+        corpus: a corpus, or its folder or URI.
+        canaries: which canaries to plant; by default the paper's grid, or the canaries already planted in the corpus.
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
-        seed: of phrases, sharers and records, and of the twin's order.
+        seed: seed of phrases, sharers and records, and of the twin's order.
 
     Raises:
-        InputError: not a corpus; it has too few users or words; or other canaries are planted in it already.
+        InputError: the path is no corpus, the corpus has too few users or words, or other canaries are planted in it.
+
+    Examples:
+        >>> users = flsim.plant("corpora/demo", flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12))   # doctest: +SKIP
     """
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
     if world not in ("iid", "non-iid"):
@@ -73,23 +82,26 @@ def plant(
     split, overlay, twin = opened.split("train"), planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
-    return Planted(opened, world, Population.of(split, planting.canaries, overlay, twin), planting.canaries)
+    return Planted(opened, world, Population.with_canaries(split, planting.canaries, overlay, twin), planting.canaries)
 
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Federated Averaging, or another federated algorithm: its cohort, local training, server and privacy.
+    """Federated Averaging, or another federated algorithm, with its cohort, local training, server and privacy.
 
     Attributes:
-        cohort: users per round; the expected number, where the sampler is "poisson".
+        cohort: users per round; the expected number if the sampler is "poisson".
         algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
-        sampler: "fixed-size" draws that many users without replacement; "poisson" each user independently; or one's own
-            as ``path/to/file.py:NAME``, see docs/privacy.md.
-        local: local training.
-        server: the server's optimizer; by default the average is the step.
-        privacy: clip and noise; by default neither.
-        shards: contiguous ranges of users whose updates are summed first. A run has `system.shards` of them; equal
-            numbers give equal bits.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
+            or one's own as ``path/to/file.py:NAME``, see docs/privacy.md.
+        local: settings of local training.
+        server: the server's optimizer; by default the average update is the step.
+        privacy: clip norm and noise; by default neither.
+        shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them,
+            and equal numbers give equal bits.
+
+    Examples:
+        >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
     """
 
     cohort: int = 500
@@ -101,7 +113,11 @@ class FedAvg:
     shards: int = 2
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """The training of these users. Raises InputError where it cannot begin."""
+        """Return the training of these users.
+
+        Raises:
+            InputError: the settings do not fit the users or each other.
+        """
         settings = FedAvgHParams(
             **asdict(self.server), rounds=rounds, cohort=self.cohort, algorithm=self.algorithm, sampler=self.sampler
         )
@@ -120,18 +136,25 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class Central:
-    """Central training over records: SGD and its like, or DP-SGD.
+    """Central training over records, with SGD, another optimizer, or DP-SGD.
 
     Attributes:
         training: batches, learning rate and optimizer; a round is a step.
-        privacy: clip and noise of records' gradients; by default neither.
+        privacy: clip norm and noise of the records' gradients; by default neither.
+
+    Examples:
+        >>> flsim.Central(flsim.CentralSGD(learning_rate=0.5))                 # doctest: +SKIP
     """
 
     training: CentralHParams = field(default_factory=CentralHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """The training over these users' records. Raises InputError where it cannot begin."""
+        """Return the training over these users' records.
+
+        Raises:
+            InputError: the settings do not fit the users or each other.
+        """
         is_private = self.privacy.mechanism != "none"
         order: Order = "iid" if is_private or planted.world == "iid" else "sequence"
         return CentralTraining(
@@ -151,28 +174,33 @@ def simulate(
     device: str = "cpu",
     threads: int = 1,
 ) -> Iterator[State]:
-    """Train in this process, and hand out the states.
+    """Train in this process, and yield the states after rounds.
 
     Equal arguments give equal bits on equal machines, and the bits of `flsim run` with the same settings.
 
     Args:
-        planted: the users.
-        model: which network, and of what size.
+        planted: the users and their canaries.
+        model: the network and its size.
         algorithm: `FedAvg` or `Central`.
-        rounds: how long; of central training, steps.
-        seed: of everything that is drawn.
-        start: a state to go on from; by default a new model's.
-        every: rounds between two states that are handed out, or whether one is wanted after so many rounds. The last
-            state always is handed out.
-        device: of torch.
-        threads: of torch, while it trains.
+        rounds: number of rounds; for central training, of steps.
+        seed: seed of everything that is drawn.
+        start: the state to continue from; by default the first state of a new model.
+        every: yield a state after every so many rounds, or after each round for which this function is true. The last
+            state is always yielded.
+        device: torch device, such as "cuda".
+        threads: torch threads during training.
 
     Yields:
         States after completed rounds, with parameters on the CPU.
 
     Raises:
-        InputError: the settings do not fit each other, or the users.
-        Diverged: values are not finite, or the loss is absurd; names the round.
+        InputError: the settings do not fit the users or each other.
+        Diverged: values are not finite, or the loss is absurdly high; the message names the round.
+
+    Examples:
+        >>> model, algorithm = flsim.Model(32, 64), flsim.FedAvg(cohort=40)    # doctest: +SKIP
+        >>> for state in flsim.simulate(users, model, algorithm, 100, every=50):     # doctest: +SKIP
+        ...     print(state.round, len(flsim.evaluate(state, users, model)))
     """
     refuse_unfit(model, planted.corpus.layout, seed)
     training = algorithm.training_of(planted, model, rounds, seed, device)
@@ -181,7 +209,10 @@ def simulate(
 
 
 def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
-    """Hand out the same states, and give the threads back to whoever uses them in between."""
+    """Yield the same states, and release torch's threads between them.
+
+    Whoever uses a state then has the number of threads from before.
+    """
     while True:
         with threads_of_torch(number):
             state = next(states, None)

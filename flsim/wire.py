@@ -1,4 +1,4 @@
-"""Requests and replies of a round as Flower messages: the one codec, and the one place in flsim that knows Flower."""
+"""Codec between Flower messages and the requests and replies of a round; no other module of flsim imports Flower."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -17,11 +17,11 @@ COUNTS = [field.name for field in fields(UpdateSum) if field.name != "delta"]
 
 @dataclass(frozen=True)
 class Address:
-    """Which run a request is of.
+    """The run that a request belongs to.
 
     Attributes:
         run: path of the run folder, as a node sees it.
-        config: digest of its configuration, which the node must find there.
+        config: digest of the run's configuration, which the node must find in that folder.
     """
 
     run: str
@@ -29,7 +29,7 @@ class Address:
 
 
 def encode_requests(requests: Iterable[RoundRequest], address: Address) -> list[RecordDict]:
-    """Requests of a run as messages, in the same order; parameters that several share are encoded once."""
+    """Encode the requests of a run as messages, in the same order; shared parameters are encoded once."""
     requests = list(requests)
     distinct = {id(request.params): request.params for request in requests}
     arrays = {key: _arrays(params) for key, params in distinct.items()}
@@ -58,7 +58,7 @@ def _request(request: RoundRequest, address: Address, params: ArrayRecord, sent:
 
 
 def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
-    """A request, and the run that it is of."""
+    """Decode a request and the run that it belongs to."""
     record = content.config_records["request"]
     request = RoundRequest(
         round=int(record["round"]),
@@ -73,6 +73,7 @@ def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
 
 
 def encode_reply(reply: ShardReply) -> RecordDict:
+    """Encode the reply of a shard as a message."""
     counts = {name: getattr(reply.update, name) for name in COUNTS}
     return RecordDict(
         {
@@ -84,6 +85,7 @@ def encode_reply(reply: ShardReply) -> RecordDict:
 
 
 def decode_reply(content: RecordDict) -> ShardReply:
+    """Decode the reply of a shard."""
     counts = content.metric_records["counts"]
     update = UpdateSum(_params(content.array_records["delta"]), **{name: counts[name] for name in COUNTS})
     origin = content.config_records["origin"]
@@ -96,5 +98,5 @@ def _arrays(params: Params) -> ArrayRecord:
 
 
 def _params(arrays: ArrayRecord) -> Params:
-    """They are writable: decoding an array copies it out of the message."""
+    """Return the parameters of a message as writable tensors; decoding copies them out of the message."""
     return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""Flower ServerApp, for `flwr run .`: trains the run that the run config names, a new one or one that goes on."""
+"""The Flower ServerApp for `flwr run .`, which trains the run of the run config, a new one or an existing one."""
 
 import os
 import time
@@ -41,17 +41,17 @@ def main(grid: Grid, context: Context) -> None:
             rounds.train(SuperNodes(grid, system.shards, stop), run, stop, system.gpus_for_evaluation or 0.0)
     except (InputError, RunFailed) as error:
         say(f"flsim: {error}")
-        raise error.with_traceback(None) from None  # Flower shows it whole, and the line is what matters
+        raise error.with_traceback(None) from None  # Flower prints a whole traceback, and only the line matters
 
 
 def run_of(config_path: str, out: str, resume: bool) -> Run:
-    """A new run, or one that goes on.
+    """Create a run, or reopen one to resume it.
 
     Raises:
-        InputError: as `Run.create` and `Run.reopen`; or a path is relative, or training is central.
+        InputError: see `Run.create` and `Run.reopen`; or a path is relative, or training is central.
     """
     for key, path in (("config", config_path), ("out", out)):
-        if not Path(path).is_absolute():  # Flower runs this from wherever its SuperLink was started
+        if not Path(path).is_absolute():  # Flower runs this in the folder in which its SuperLink was started
             raise InputError(
                 f"run config: {key} must be an absolute path, found {path!r}; "
                 f"flwr run . --run-config \"config='/data/one.toml' out='/data/runs/one'\""
@@ -68,13 +68,13 @@ def run_of(config_path: str, out: str, resume: bool) -> Run:
 
 @contextmanager
 def ray_for_evaluators(grid: Grid) -> Iterator[None]:
-    """Ray in this process, until the block ends.
+    """Provide Ray in this process until the block ends.
 
-    Flower's simulation starts it, in another thread: a call into Ray before that is done starts a second one, which
-    ends both. Its grid is in memory; anywhere else nobody starts Ray.
+    Flower's simulation starts Ray in another thread. A call into Ray before that is done would start a second Ray,
+    which ends both. The grid of a simulation is in memory; with any other grid, this function starts Ray itself.
 
     Raises:
-        RunFailed: Flower has not started it in time.
+        RunFailed: Flower has not started Ray in time.
     """
     if not is_simulated(grid):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -91,7 +91,7 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
 
 
 def refuse_other_code(folder: Path) -> None:
-    """Raises InputError where clients that Flower simulates would run what is in a folder, and not this app."""
+    """Raise InputError where simulated clients would run the code in a folder, and not this app's."""
     if _code(folder) not in ({}, _code(HERE)):
         raise InputError(
             f"{folder}: clients would run the code there, which is not the one submitted; start Flower's SuperLink in "
@@ -100,7 +100,7 @@ def refuse_other_code(folder: Path) -> None:
 
 
 def _code(root: Path) -> dict[Path, bytes]:
-    """Our source files in a folder."""
+    """Return flsim's source files in a folder, by path."""
     return {
         path.relative_to(root): path.read_bytes()
         for name in ("flsim", "clients", "server")

@@ -1,4 +1,4 @@
-"""Train a run on Ray, whatever its kind: the one place of the server that tells kinds of training apart."""
+"""The launch of a run on Ray, the one place of the server that tells kinds of training apart."""
 
 from collections.abc import Sequence
 
@@ -15,26 +15,26 @@ def train(
 
     Args:
         run: the run; its status, checkpoints, rows and log are kept up to date.
-        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
-        cpus: cores of the local one, or of the head; all where this is None.
-        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
-        retrain_lost: as of `flsim.runs.recovery.recover`.
+        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
+        cpus: cores of the local cluster, or of the head; None for all.
+        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
+        retrain_lost: see `flsim.runs.recovery.recover`.
 
     Raises:
-        InputError: no cluster at that address, or none that the training fits on.
-        Diverged: values are not finite; names the round and the last good checkpoint.
-        Interrupted: by a signal; there is a checkpoint.
+        InputError: there is no cluster at the address, or none on which the training fits.
+        Diverged: values are not finite; the message names the round and the last good checkpoint.
+        Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
     """
     launch = central if isinstance(run.config, CentralConfig) else federated
     launch.simulate(run, address, cpus, head, retrain_lost)
 
 
-def share(config: Config, of: Sequence[dict[str, float]]) -> tuple[int, float]:
-    """CPU cores and GPUs that a run holds, of nodes with such resources; its evaluators' GPUs are counted."""
+def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, float]:
+    """Return the CPU cores and GPUs that a run holds on nodes with these resources, with its evaluators' GPUs."""
     system = config.system
     if isinstance(config, FederatedConfig):
-        training, evaluation = federated.gpu_shares(config.system, [node.get("GPU", 0.0) for node in of])
+        training, evaluation = federated.gpu_shares(config.system, [node.get("GPU", 0.0) for node in resources])
         processes, cpus = config.system.shards, config.system.cpus_per_client
     elif isinstance(config, CentralConfig):
         training, evaluation = central.gpu_shares(config.system)

@@ -1,7 +1,7 @@
-"""A run's figures for Prometheus, which Ray's agents expose; docs/operations.md lists them.
+"""A run's metrics for Prometheus, which Ray's agents expose; docs/operations.md lists them.
 
-The run's folder is the truth, as for trackers: a thread of the driver reads what is new in it, so that no round waits,
-and nothing that fails here fails a run. Counters are totals of the run, what earlier drivers did included.
+As for trackers, the run's folder is the source: a thread of the driver reads its new lines, so that no round waits, and
+no failure here fails a run. Counters are totals of the run, including its earlier drivers.
 """
 
 import math
@@ -22,8 +22,8 @@ from flsim.results.rows import rows_in
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
 
-LOOK = 2.0  # seconds between two looks: Ray exports every 10, and exposes a gauge only where it was set since
-PATIENCE = 10.0  # seconds that the end of a run waits for the last look
+LOOK = 2.0  # seconds between two reads: Ray exports every 10, and exposes a gauge only where it was set since
+PATIENCE = 10.0  # seconds that the end of a run waits for the last read
 BUCKETS = [0.01 * 2**power for power in range(21)]  # seconds, up to three hours
 
 GAUGES = {
@@ -51,7 +51,7 @@ TAGS = {"epsilon": ("convention", "of"), "failures": ("kind",), "evaluations": (
 
 @contextmanager
 def exposed(run: Run) -> Iterator[None]:
-    """Let Ray expose the run's figures during the block, where its agents can."""
+    """Let Ray's agents expose the run's metrics during the block."""
     ended = Event()
     thread = Thread(target=_expose, args=(run, ended), name="metrics", daemon=True)
     thread.start()
@@ -65,7 +65,7 @@ def exposed(run: Run) -> Iterator[None]:
 def _expose(run: Run, ended: Event) -> None:
     try:
         figures, is_last = _Figures(run), False
-        while not is_last and ray.is_initialized():  # Ray's metrics would start another Ray by themselves
+        while not is_last and ray.is_initialized():  # Ray's metrics would otherwise start another Ray
             is_last = ended.is_set()
             figures.look()
             ended.wait(LOOK)
@@ -74,12 +74,12 @@ def _expose(run: Run, ended: Event) -> None:
 
 
 class _Figures:
-    """What a run's folder says, in Ray's metrics. ``flsim_`` goes before their names."""
+    """The figures of a run's folder as Ray metrics, whose names begin with ``flsim_``."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._round = run, 0
         self._lines = {name: NewLines(run.path / name) for name in (roundlog.FILE, logs.FILE, evaluations.FILE)}
-        self._now: dict[tuple[str, tuple[str, ...]], float] = {}  # of gauges, by name and tags
+        self._now: dict[tuple[str, tuple[str, ...]], float] = {}  # values of gauges, by name and tags
         self._gauges = {name: Gauge(*_about(name, GAUGES)) for name in GAUGES}
         self._counters = {name: Counter(*_about(name, COUNTERS)) for name in COUNTERS}
         self._histograms = {
@@ -87,7 +87,7 @@ class _Figures:
         }
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new lines and files, and set the metrics."""
         self._set("rounds", self._run.rounds)
         for line in self._lines[roundlog.FILE].take():
             if line["round"] > self._round and not line.get("lost"):  # after a fault lines are written again
@@ -108,9 +108,9 @@ class _Figures:
         self._round = line["round"]
         self._set("round", self._round)
         self._set("loss", line["loss"])
-        for key, of in (("epsilon", "user"), ("record_epsilon", "record")):
+        for key, unit in (("epsilon", "user"), ("record_epsilon", "record")):
             for convention, epsilon in (line.get(key) or {}).items():
-                self._set("epsilon", epsilon, convention, of)
+                self._set("epsilon", epsilon, convention, unit)
         self._add("users", line.get("users", 0))
         self._add("examples", line.get("examples", line.get("records", 0)))
         tags = self._tags("round_seconds")
@@ -119,10 +119,10 @@ class _Figures:
             self._histograms["round_overhead_seconds"].observe(line["overhead"], tags)
 
     def _see_files(self) -> None:
-        there = checkpoint.all_in(self._run.path / "checkpoints")
+        checkpoints = checkpoint.all_in(self._run.path / "checkpoints")
         measured = {path.stem for path in rows_in(self._run.path)}
-        due = [path for path in there if self._run.is_evaluated_at(checkpoint.round_of(path))]
-        self._set("checkpoint_round", checkpoint.round_of(there[-1]) if there else 0)
+        due = [path for path in checkpoints if self._run.is_evaluated_at(checkpoint.round_of(path))]
+        self._set("checkpoint_round", checkpoint.round_of(checkpoints[-1]) if checkpoints else 0)
         self._set("evaluations_pending", sum(path.stem not in measured for path in due))
 
     def _set(self, name: str, value: float | None, *tags: str) -> None:
@@ -138,5 +138,5 @@ class _Figures:
 
 
 def _about(name: str, table: Mapping[str, str]) -> tuple[str, str, tuple[str, ...]]:
-    """A metric's name, what it is, and its tags."""
+    """Return a metric's name, its description, and its tags."""
     return f"flsim_{name}", table[name], ("run", *TAGS.get(name, ()))

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run in good order: a checkpoint is written, and the run can go on from it."""
+"""The end of a run on SIGTERM or Ctrl-C: a checkpoint is written, from which the run can be resumed."""
 
 import signal
 import threading
@@ -12,31 +12,31 @@ from typing import Any
 from flsim.base.errors import Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LOOK = 0.2  # seconds between two looks at the disk
+LOOK = 0.2  # seconds between two checks of the disk
 
 
 class Stop(threading.Event):
-    """Set when the run shall end; `signal` says by whom, 0 where by nobody outside."""
+    """An event that is set when the run shall end; `signal` is the number of the signal, 0 where none ended it."""
 
     signal = 0
 
     def check(self) -> None:
-        """Raises Interrupted where it is set."""
+        """Raise Interrupted where the event is set."""
         if self.is_set():
             raise Interrupted(self.signal)
 
 
 class StopFile:
-    """A word from the driver to the process that trains, which may be on another machine: save, and end."""
+    """A file by which the driver asks the training process, maybe on another machine, to save and end."""
 
     def __init__(self, run: Path) -> None:
-        self._path, self._looked, self._found = run / ".stop", -LOOK, False
+        self._path, self._looked, self._is_asked = run / ".stop", -LOOK, False
 
     def __call__(self) -> bool:
-        """Whether the driver has said it; looks at the disk now and then."""
-        if not self._found and time.monotonic() - self._looked >= LOOK:
-            self._found, self._looked = self._path.exists(), time.monotonic()
-        return self._found
+        """Return whether the driver has written the file; the disk is checked every `LOOK` seconds."""
+        if not self._is_asked and time.monotonic() - self._looked >= LOOK:
+            self._is_asked, self._looked = self._path.exists(), time.monotonic()
+        return self._is_asked
 
     def write(self) -> None:
         self._path.touch()
@@ -47,9 +47,9 @@ class StopFile:
 
 @contextmanager
 def stopping(stop: Stop) -> Iterator[None]:
-    """In the block the first signal sets `stop`; a second one ends the process at once, as signals do elsewhere.
+    """Let the first signal in the block set `stop`; a second one ends the process at once, as signals do elsewhere.
 
-    Only Python's main thread hears signals; in any other this changes nothing.
+    Only Python's main thread gets signals; in any other thread this changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,4 +71,4 @@ def stopping(stop: Stop) -> Iterator[None]:
 
 def _restore(handlers: dict[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: C code had set it
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set by C code, not by Python

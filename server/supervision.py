@@ -1,4 +1,4 @@
-"""A run while it is trained: its checkpoints are evaluated meanwhile, and run.json says how it ended."""
+"""The supervision of a run in training: its checkpoints are evaluated, and run.json records how it ended."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,31 +20,31 @@ from server.metrics import exposed
 from server.pool.evaluations import EvaluationService, ServiceHParams
 from server.stopping import Stop
 
-LOOK = 0.5  # seconds between two looks at whether the run shall end
+LOOK = 0.5  # seconds between two checks whether the run shall end
 
 
 class Evaluations:
-    """The evaluations of one run. They never feed its training, which goes on when one fails, and waits for none.
+    """The evaluations of one run, beside its training, which neither waits for them nor fails with them.
 
-    What the service has no room for is left for later: it is on disk, and is submitted when there is room.
+    Checkpoints that the service has no room for stay on disk, and are submitted once it has room.
     """
 
     def __init__(self, run: Run, service: EvaluationService, stop: Stop | None = None) -> None:
         self._run, self._service, self._stop = run, service, stop or Stop()
         self._key = run.path.resolve()
-        self._failed: set[str] = set()  # they are not tried again before `--resume`
+        self._failed: set[str] = set()  # checkpoints that are not tried again before `--resume`
         self._left_over = False
 
     def submit(self, path: Path) -> None:
-        """Have a checkpoint evaluated, now or later."""
+        """Submit a checkpoint to the evaluation, now or once there is room."""
         if not self._service.submit(self._key, path.resolve()):
             if not self._left_over:
-                said = f"{self._run.name}: evaluation is behind; {path.name} and later ones follow when there is room"
-                say(said, round=checkpoint.round_of(path), file=path.name)
+                behind = f"{self._run.name}: evaluation is behind; {path.name} and later ones follow when there is room"
+                say(behind, round=checkpoint.round_of(path), file=path.name)
             self._left_over = True
 
     def submit_unevaluated(self) -> None:
-        """Have all evaluated that are due and have no rows."""
+        """Submit all checkpoints whose evaluation is due and which have no rows."""
         self._left_over = not all(
             self._service.submit(self._key, path.resolve())
             for path in self._run.unevaluated()
@@ -52,7 +52,7 @@ class Evaluations:
         )
 
     def poll(self) -> None:
-        """See what ended; does not wait. What failed is said, in the terminal and in run.json.
+        """Record evaluations that ended, without waiting; failures are reported in the terminal and in run.json.
 
         Raises:
             Diverged: the model of a checkpoint has values that are not finite.
@@ -60,12 +60,12 @@ class Evaluations:
         self._see(self._service.poll(self._key))
 
     def finish(self) -> None:
-        """Wait for all that is due, what was left over included.
+        """Wait for all evaluations that are due, including those that had no room before.
 
         Raises:
-            Diverged: as `poll`.
+            Diverged: see `poll`.
             Interrupted: the run shall end.
-            RunFailed: some failed, now or during training; `--resume` does them again.
+            RunFailed: evaluations failed, now or during training; `--resume` repeats them.
         """
         with progress(f"{self._run.name}: evaluating", total=1) as advance:
             while self._is_busy:
@@ -79,7 +79,7 @@ class Evaluations:
             raise RunFailed(self.complaint or "some checkpoints have no rows; `flsim run --resume` evaluates them")
 
     def wait(self) -> None:
-        """Wait for all that is due, whatever comes out. It ends: every attempt has a deadline."""
+        """Wait for all evaluations that are due, whatever their outcome; every attempt has a deadline."""
         while self._is_busy:
             with suppress(Diverged):
                 self._see(self._service.drain(self._key))
@@ -90,29 +90,29 @@ class Evaluations:
 
     @property
     def complaint(self) -> str | None:
-        """What could not be evaluated, and why; one line."""
+        """Return in one line which evaluation failed, and why; None without failures."""
         failed = failures(self._run.path)
         if not failed:
             return None
         name, reason = next(iter(failed.items()))
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        there = (self._run.path / "checkpoints" / name).exists()
-        what_to_do = "`flsim run --resume` tries again" if there else "the checkpoint is gone"
+        is_kept = (self._run.path / "checkpoints" / name).exists()
+        what_to_do = "`flsim run --resume` tries again" if is_kept else "the checkpoint is gone"
         return f"{name} could not be evaluated; {what_to_do}: {reason}{more}"
 
     def _see(self, ended: Sequence[Evaluation]) -> None:
-        failed = [each for each in ended if each.outcome == "failed"]
-        for each in ended:
-            about = {"round": checkpoint.round_of(Path(each.checkpoint)), "file": each.checkpoint}
-            log.info("evaluated", extra=about | {"outcome": each.outcome, "seconds": each.seconds})
-            if each in failed:
-                say(f"{self._run.name}: the evaluation of {each.checkpoint} failed: {each.reason}", **about)
-        self._failed |= {each.checkpoint for each in failed}
+        failed = [evaluation for evaluation in ended if evaluation.outcome == "failed"]
+        for evaluation in ended:
+            about = {"round": checkpoint.round_of(Path(evaluation.checkpoint)), "file": evaluation.checkpoint}
+            log.info("evaluated", extra=about | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
+            if evaluation in failed:
+                say(f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **about)
+        self._failed |= {evaluation.checkpoint for evaluation in failed}
         if failed:
             self._run.mark("running", self.complaint)
         if ended and self._left_over:
             self.submit_unevaluated()
-        diverged = next((each for each in ended if each.outcome == "diverged"), None)
+        diverged = next((evaluation for evaluation in ended if evaluation.outcome == "diverged"), None)
         if diverged:
             raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
 
@@ -121,18 +121,18 @@ class Evaluations:
 def supervised(
     run: Run, evaluation_gpus: float = 0.0, service: EvaluationService | None = None, stop: Stop | None = None
 ) -> Iterator[Evaluations]:
-    """Train in the block, from the run's newest checkpoint, and give each that `keep` saves to the evaluation.
+    """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that `keep` submits.
 
     Checkpoints that are due and have no rows yet are evaluated first. The end of the block waits for all evaluations.
 
     Args:
-        run: recovered; its status is kept up to date.
+        run: the run after its recovery; its status is kept up to date.
         evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
-        service: one that other runs use too, in place of the run's own; its work is `evaluate_checkpoint`.
-        stop: set from outside where the run shall end.
+        service: a service that other runs use too, whose work is `evaluate_checkpoint`; None for one of the run's own.
+        stop: the event that asks the run to end.
 
     Raises:
-        Diverged: values that are not finite; names the round and the last good checkpoint.
+        Diverged: values are not finite; the message names the round and the last good checkpoint.
         Interrupted: `stop` was set.
         RunFailed: an evaluation failed, or the block did.
     """
@@ -146,7 +146,7 @@ def supervised(
             yield evaluations
             evaluations.finish()
         except Diverged as error:
-            evaluations.wait()  # what was good before still counts
+            evaluations.wait()  # checkpoints from before the failure are still good
             newest = checkpoint.latest(run.path / "checkpoints")
             reason = f"{error}; last good checkpoint: {newest or 'none'}"
             run.mark("diverged", reason)
@@ -156,7 +156,7 @@ def supervised(
             ended = isinstance(error, (Interrupted, KeyboardInterrupt))
             reason = "interrupted" if ended else str(error) or repr(error)
             log.error("failed", extra={"reason": reason})
-            with suppress(OSError):  # a full disk is what the error says
+            with suppress(OSError):  # such as that of a full disk, which the error reports
                 run.mark("failed", reason)
             raise
         finally:
@@ -172,7 +172,7 @@ def supervised(
 
 
 def _log_complaint(run: Run) -> str | None:
-    """Say which rounds the log of a run has lost, if any."""
+    """Return which rounds the log of a run has lost, in one line; None where it has lost none."""
     lost = roundlog.lost(run.path)
     return (
         f"{roundlog.FILE} has lost {'rounds' if run.has_a_line_per_round else 'steps'} {roundlog.in_words(lost)}"
@@ -188,7 +188,7 @@ def _service_of(run: Run, num_gpus: float) -> EvaluationService:
 
 
 def keep(run: Run, state: State, evaluations: Evaluations) -> None:
-    """Save a state, and have it evaluated where that is due."""
+    """Save a state, and submit it to the evaluation where that is due."""
     path = run.save(state)
     log.info("checkpoint", extra={"round": state.round, "file": path.name})
     run.mark("running", evaluations.complaint)

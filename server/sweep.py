@@ -1,12 +1,12 @@
-"""Many runs on a Ray cluster, as resources allow: each is `flsim run` in a process of its own, within a Ray task.
+"""A sweep: many runs on a Ray cluster, each by `flsim run` in a process of its own, within a Ray task.
 
-The task holds what the run takes of a node, and the run starts a Ray of its own there with as much, which takes some
-ten seconds: a run counts on all the cores of the machines that its Ray sees, so that two federated runs on one Ray
-would wait for each other's processes. A process for each run also means that a failure stays with its run, and that its
-memory is given back. Linux ends the process when its task ends (PR_SET_PDEATHSIG), and Ray ends with that process, so
-that nothing outlives a sweep that was killed.
+The task holds the run's share of a node, and the run starts its own Ray there with the same share, which takes some ten
+seconds. A run counts on all cores of the machines that its Ray has, so that two federated runs on one Ray would wait
+for each other's processes. With a process for each run a failure stays with its run, and its memory is freed. Linux
+ends the process when its task ends (PR_SET_PDEATHSIG), and the run's Ray ends with the process, so that nothing
+outlives a sweep that was killed.
 
-There is no `--resume`: a sweep is a folder that says what it is to hold, and each call trains what is missing.
+A sweep has no `--resume`: its folder lists its runs, and each call trains those that are missing.
 """
 
 import os
@@ -34,23 +34,23 @@ from flsim.sweeps.screen import Screen
 from server.cluster.start import cluster, end_with_parent, nodes
 from server.launch import share
 
-TRIES = 2  # of a run whose process died
-LOOK = 1.0  # seconds between two looks at how far runs are
-MEMORY_EVERY = 2.0  # seconds: a look costs some milliseconds for each process
+TRIES = 2  # attempts at a run whose process died
+LOOK = 1.0  # seconds between two checks of the runs' progress
+MEMORY_EVERY = 2.0  # seconds between two measurements, which cost some milliseconds for each process
 BAD_INPUT = 2  # exit code
-OVER = {"completed", "diverged"}  # both are results
+OVER = {"completed", "diverged"}  # statuses of runs that have a result
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be trained.
+    """A run to train.
 
     Attributes:
-        name: of the run.
-        config: its settings.
-        file: a TOML file with them.
-        out: its folder; a run that is there already goes on.
-        log: a file for what it prints.
+        name: name of the run.
+        config: settings of the run.
+        file: TOML file with the settings.
+        out: folder of the run; an existing one is resumed.
+        log: file for its output.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a job: why it failed, or None."""
+    """The end of a job; `failure` tells why it failed, and is None where it did not."""
 
     name: str
     failure: str | None
@@ -76,34 +76,36 @@ def sweep(
     at_once: int | None = None,
     whole_cluster: bool = False,
 ) -> dict[str, str]:
-    """Train what is not over yet, the longest runs first so that none is left alone at the end.
+    """Train all runs that are not over, the longest first, so that no long one remains at the end.
 
     Args:
-        folder: of the sweep, which says what became of it when this ends, however it ends.
-        planned: its runs.
-        train: what they train on.
-        address, at_once, whole_cluster: as of `train_all`.
+        folder: folder of the sweep, which records every session, however it ends.
+        planned: the runs of the sweep.
+        train: the train split of the runs' corpus.
+        address, at_once, whole_cluster: see `train_all`.
 
     Returns:
-        Run -> why, of those that failed.
+        The reasons of the runs that failed, by name.
 
     Raises:
-        InputError, RunFailed: as `train_all`.
+        InputError, RunFailed: see `train_all`.
     """
-    rounds = {each.name: each.config.rounds_over(train) for each in planned}
-    left = [each for each in longest_first(planned, train) if folder.status(each.name, rounds[each.name]) not in OVER]
+    rounds = {entry.name: entry.config.rounds_over(train) for entry in planned}
+    left = [
+        entry for entry in longest_first(planned, train) if folder.status(entry.name, rounds[entry.name]) not in OVER
+    ]
     if len(left) < len(planned):
         say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are over")
     if not left:
         return {}
     jobs = [
-        Job(each.name, each.config, folder.config(each.name), folder.run(each.name), folder.log(each.name))
-        for each in left
+        Job(entry.name, entry.config, folder.config(entry.name), folder.run(entry.name), folder.log(entry.name))
+        for entry in left
     ]
     began, trained, failed = time.time(), list[str](), dict[str, str]()
     memory = PeakMemory(os.getpid(), every=MEMORY_EVERY)
     try:
-        with memory, Screen(folder, [each.name for each in planned], began).shown() as screen:
+        with memory, Screen(folder, [entry.name for entry in planned], began).live() as screen:
             for ended in train_all(jobs, address, at_once, whole_cluster, screen.look):
                 if ended.failure and folder.status(ended.name, rounds[ended.name]) not in OVER:
                     failed[ended.name] = ended.failure
@@ -135,18 +137,18 @@ def train_all(
     """Train all jobs, in their order, as many at once as fit.
 
     Args:
-        jobs: what to train.
-        address: of a Ray cluster that runs already; a local one is started where this is None.
-        at_once: how many at most.
-        whole_cluster: each run takes all of the cluster, one after another.
-        look: called about once a second.
+        jobs: the jobs.
+        address: address of an existing Ray cluster; None starts a local one.
+        at_once: the most jobs at once; None for no limit.
+        whole_cluster: whether each run takes the whole cluster, one after another.
+        look: function that is called about once a second.
 
     Yields:
-        What became of each, as they end.
+        The end of each job, when it ends.
 
     Raises:
-        InputError: no cluster at that address, or none with a node that a run fits on.
-        RunFailed: interrupted from the keyboard.
+        InputError: there is no cluster at the address, or none with a node on which a run fits.
+        RunFailed: the keyboard interrupted the sweep.
     """
     with nullcontext() if whole_cluster else cluster(address):
         try:
@@ -159,7 +161,7 @@ def train_all(
 
 
 def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable[[], None]) -> Iterator[Ended]:
-    """`train_all` on the cluster that is connected; by tasks, as an actor would cost each run a new process."""
+    """Train jobs on the connected cluster, as tasks: an actor would cost each run a new process."""
     shares = {job.name: share(job.config, nodes()) for job in jobs}
     for job in jobs:
         _refuse_what_does_not_fit(job, *shares[job.name])
@@ -175,14 +177,14 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
         for reference in done:
             job = working.pop(reference)
             try:
-                code, said = ray.get(reference)
+                code, message = ray.get(reference)
             except RayError as error:
                 cause = getattr(error, "cause", None) or type(error).__name__
-                code, said = -signal.SIGKILL, f"its task ended with: {cause}"
+                code, message = -signal.SIGKILL, f"its task ended with: {cause}"
             if code not in {0, 1, BAD_INPUT} and tries[job.name] < TRIES:
                 waiting.insert(0, job)
             else:
-                yield _ended(job, code, said)
+                yield _ended(job, code, message)
         look()
 
 
@@ -202,9 +204,9 @@ def _command(job: Job, address: str | None = None, cpus: int | None = None) -> l
 
 
 def _in_process(command: list[str], log: Path, look: Callable[[], None] | None = None) -> tuple[int, str]:
-    """Exit code and last line of a command that dies with this process. Ray's variables stay out of it."""
+    """Return exit code and last line of a command, which ends with this process and gets none of Ray's variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    with log.open("ab") as file:  # what it printed before it was killed stays there
+    with log.open("ab") as file:  # keeps the output of earlier attempts
         before = file.tell()
         process = subprocess.Popen(
             command,
@@ -228,8 +230,8 @@ def _in_process(command: list[str], log: Path, look: Callable[[], None] | None =
     return code, next((line for line in reversed(lines) if line.strip()), "")
 
 
-def _ended(job: Job, code: int, said: str) -> Ended:
+def _ended(job: Job, code: int, message: str) -> Ended:
     if code == 0:
         return Ended(job.name, None)
-    why = said.removeprefix("flsim: ") if code in {1, BAD_INPUT} else f"its process ended with {code}: {said}"
+    why = message.removeprefix("flsim: ") if code in {1, BAD_INPUT} else f"its process ended with {code}: {message}"
     return Ended(job.name, " ".join(why.split()))

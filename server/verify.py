@@ -1,4 +1,4 @@
-"""A round is trained again, without Ray and Flower, and its state held against what the run's log says of it."""
+"""The verification of a run: rounds are trained again, without Ray and Flower, and compared with the run's log."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from flsim.training.state import State
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of training a round again.
+    """The result of training rounds again.
 
     Attributes:
-        round: the round, of central training the step.
-        start: the checkpoint that it was trained from; 0 for none.
+        round: the round; in central training, the step.
+        start: round of the checkpoint that training started from; 0 for none.
         logged: digest of the state after the round, as the run logged it.
         found: digest of the state after the round, trained again; of the first round that differs, where one does.
         differs: the first round after `start` whose digests differ; None where all are equal.
@@ -39,12 +39,12 @@ def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
 
     Args:
         run: the run.
-        round_: the round, from 1; of central training, a step that has a line in the log.
-        device: of torch, as the run's clients had; central training has its own setting.
+        round_: the round, from 1; in central training, a step that has a line in the log.
+        device: torch's name of the device of the run's clients; central training has its own setting.
 
     Raises:
         InputError: there is no such round in the log, or it was logged without a digest.
-        Diverged: as training does.
+        Diverged: training diverged.
     """
     logged = _logged(run)
     if round_ not in logged:
@@ -52,27 +52,27 @@ def verify(run: Run, round_: int, device: str = "cpu") -> Verified:
         raise InputError(f"{run.path}: cannot verify round {round_}; {known}")
     run.verify()
     state = _state_before(run, round_)
-    start, differs, found = state.round, None, ""
+    start, differs, digest = state.round, None, ""
     torch.set_num_threads(run.config.system.training_threads)
     again = run.training(device).states(state, round_, logged.__contains__)
     with progress(f"{run.name}: verifying", round_, start=start) as advance:
         for state in again:
-            found = digest_of(state)
+            digest = digest_of(state)
             advance(state.round)
-            if found != logged.get(state.round, found):
+            if digest != logged.get(state.round, digest):
                 differs = state.round
             if differs:
                 break
-    return Verified(round_, start, logged[differs or round_], found, differs)
+    return Verified(round_, start, logged[differs or round_], digest, differs)
 
 
 def _logged(run: Run) -> dict[int, str]:
-    """Digests by round."""
+    """Return the logged digests by round."""
     return {line["round"]: str(line["digest"]) for line in roundlog.read(run.path) if "digest" in line}
 
 
 def _state_before(run: Run, round_: int) -> State:
-    """Of the newest valid checkpoint of fewer rounds."""
+    """Return the state of the newest valid checkpoint of fewer rounds; the first state where there is none."""
     for path in reversed(checkpoint.all_in(run.path / "checkpoints")):
         if checkpoint.round_of(path) < round_:
             try:

@@ -51,7 +51,7 @@ def make_corpus(tmp_path: Path) -> MakeCorpus:
         with new_folder(path) as folder, CorpusWriter(folder, vocabulary, layout) as writer:
             for split, users in (("train", train), ("heldout", heldout), ("test", test)):
                 for index, records in enumerate(users):
-                    writer.splits[split].add(f"{split}{index}", Records.of(records))
+                    writer.splits[split].add(f"{split}{index}", Records.from_lists(records))
             writer.finish(dropped={}, sources=[], parameters={})
         return Corpus.open(path, verify=True)
 

@@ -264,6 +264,58 @@ def test_measures_are_known_by_name_to_their_own_file() -> None:
     assert not offenders(ALL, names_of_measures)
 
 
+# Words that tell a reader nothing of the value, function or module that they name.
+NO_NAMES = {
+    *("ahead", "alone", "each", "ever", "found", "given", "here", "of"),
+    *("said", "shown", "some", "there", "together", "wanted"),
+}
+FRAGMENTS = {"As", "How", "It", "Of", "That", "They", "Those", "What", "Where", "Whether", "Which", "Who", "Why"}
+NO_VERBS = FRAGMENTS | {"A", "All", "An", "Every", "None", "Some", "The"}
+NOT_REWORDED = ("flsim/cli/", "flsim/runs/config/")
+REWORDED = [path for path in ALL if not place_of(path).startswith(NOT_REWORDED)]
+# Keys of the JSON that `flsim verify --json` and `flsim plan --json` print.
+STORED = {("server/verify.py", "found"), ("flsim/planning/plan.py", "found")}
+
+
+def test_names_say_what_they_name() -> None:
+    def no_names(path: Path) -> set[str]:
+        place = path.relative_to(ROOT).with_suffix("")
+        bound = {*names_bound_by(tree_of(path)), *place.parts}
+        return {name for name in bound if name.strip("_") in NO_NAMES and (place_of(path), name) not in STORED}
+
+    assert not offenders(REWORDED, no_names)
+
+
+def names_bound_by(tree: ast.AST) -> set[str]:
+    """Return the functions, classes, parameters, variables and attributes that a file binds, without its imports."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+    return names
+
+
+def test_docstrings_begin_with_a_sentence() -> None:
+    """Functions begin with a verb, modules and classes with a noun phrase; no docstring begins with a fragment."""
+
+    def fragments(path: Path) -> list[str]:
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, documented) and ast.get_docstring(node)]
+        return [
+            text
+            for node in nodes
+            if (text := str(ast.get_docstring(node)).splitlines()[0]).split()[0].rstrip(",:;")
+            in (NO_VERBS if isinstance(node, ast.FunctionDef) else FRAGMENTS)
+        ]
+
+    assert not offenders(REWORDED, fragments)
+
+
 def texts_of(path: Path) -> list[str]:
     """Return all strings of a file but docstrings, parts of formatted ones too."""
     tree = tree_of(path)

@@ -47,11 +47,11 @@ class Started:
     process: subprocess.Popen[bytes]
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.path.with_suffix(".said").read_text()
 
     def finish(self) -> tuple[int, str]:
-        return self.process.wait(timeout=DEADLINE), self.said
+        return self.process.wait(timeout=DEADLINE), self.output
 
 
 Begin = Callable[..., Started]
@@ -112,7 +112,7 @@ def start_of(run: Run) -> State:
     return init(run.corpus.layout.vocabulary_size, run.config.model, run.config.seed)
 
 
-def alone(path: Path) -> State:
+def trained_in_one_go(path: Path) -> State:
     """The run's last state, trained in this process in one go."""
     run = Run.open(path)
     ((state, _),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), run.rounds)
@@ -127,8 +127,8 @@ def status_of(path: Path) -> str:
 def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
     """Three of them, of one CPU each, on two CPUs."""
     for run in [begin(f"run{seed}", f"seed={seed}") for seed in range(3)]:
-        assert run.finish()[0] == 0, run.said
-        assert_same_state(state_of(run.path), alone(run.path))
+        assert run.finish()[0] == 0, run.output
+        assert_same_state(state_of(run.path), trained_in_one_go(run.path))
         assert sorted(rows(run.path)["round"].unique()) == [20, 40]
         assert status_of(run.path) == "completed"
 
@@ -139,14 +139,14 @@ def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(be
     first = begin("first", "system.workers=2", *LONG)
     wait_for_step(first.path, 14)
     second = begin("second")
-    wait_until(lambda: "second: waits for 1 CPU\n" in second.said)
+    wait_until(lambda: "second: waits for 1 CPU\n" in second.output)
     assert not (second.path / "rounds.jsonl").exists()
     first.process.send_signal(signal.SIGINT)
     code, said = first.finish()
     assert code == 130
     assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
-    assert second.finish()[0] == 0, second.said
-    assert_same_state(state_of(second.path), alone(second.path))
+    assert second.finish()[0] == 0, second.output
+    assert_same_state(state_of(second.path), trained_in_one_go(second.path))
 
 
 def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> None:
@@ -167,7 +167,7 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert code == 0, said
     assert said.count("run: training goes on from the newest checkpoint: its process died") == 1
     assert "Traceback" not in said
-    assert_same_state(state_of(run.path), alone(run.path))
+    assert_same_state(state_of(run.path), trained_in_one_go(run.path))
     steps = [line["round"] for line in log_of(run.path)]
     assert steps == [*range(7, 1500, 7), 1500]
 

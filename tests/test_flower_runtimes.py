@@ -75,11 +75,11 @@ class Flower:
                 command, cwd=self.folder, env=self.environment | environment, stdout=subprocess.PIPE, stderr=log
             )
         said = done.stdout.decode()
-        assert done.returncode == 0, said + self.said
+        assert done.returncode == 0, said + self.output
         return said
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")[-20_000:]
 
     def processes(self) -> list[psutil.Process]:
@@ -124,7 +124,7 @@ def tiny(experiment: Experiment) -> Experiment:
 def wait_until(true: Callable[[], bool], flower: Flower) -> None:
     until = time.monotonic() + 90
     while not true():
-        assert time.monotonic() < until, flower.said
+        assert time.monotonic() < until, flower.output
         time.sleep(0.1)
 
 
@@ -171,7 +171,7 @@ class Deployment:
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
             f'root-certificates = "{self.certificates / "ca.crt"}"\n'
         )
-        wait_until(lambda: "Uvicorn running on https" in self.flower.said, self.flower)
+        wait_until(lambda: "Uvicorn running on https" in self.flower.output, self.flower)
 
     @property
     def certificates(self) -> Path:
@@ -193,7 +193,7 @@ class Deployment:
         )
 
     def online(self) -> int:
-        return self.flower.said.count("SuperNode ID: ")
+        return self.flower.output.count("SuperNode ID: ")
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, tr
     assert len(wait_for_round(tiny.folder / "deployed", 1)) == 2
     first.send_signal(signal.SIGKILL)
     assert running.wait(timeout=240) == 0
-    assert "deployed: 2 of 2" in flower.said, flower.said
+    assert "deployed: 2 of 2" in flower.output, flower.output
     assert_same(reference, tiny.folder / "deployed")
     assert table_of(tiny.folder / "deployed") == table_of(reference)
 

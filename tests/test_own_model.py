@@ -50,7 +50,7 @@ def hparams(tmp_path: Path) -> ModelHParams:
 
 
 def batch_of_all() -> tuple[Tensor, Tensor]:
-    read = batch(Records.of(RECORDS), np.arange(len(RECORDS)), LAYOUT)
+    read = batch(Records.from_lists(RECORDS), np.arange(len(RECORDS)), LAYOUT)
     return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
 
 

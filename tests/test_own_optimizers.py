@@ -48,7 +48,7 @@ def by_loop(own: Path, name: str, engine: str = "local", micro_cohort: int | Non
 def test_a_class_of_ones_own_steps_as_its_paper_says(own: Path) -> None:
     """Chen et al. (2023), Algorithm 2, on the gradients of three batches, one number at a time."""
     hparams = LocalHParams(batch_size=2, learning_rate=0.01, optimizer=f"{own}:Lion")
-    records = Records.of([[1, 2], [3, 4, 5], [9], [7, 7], [2, 1, 3]])
+    records = Records.from_lists([[1, 2], [3, 4, 5], [9], [7, 7], [2, 1, 3]])
     batches = list(local_batches(records, LAYOUT, hparams, stream(0, "local", 0, 0)))
     model, other = model_of(0), model_of(0)
     train_user(model, batches, hparams)

@@ -42,7 +42,7 @@ class Prometheus:
                 driver = self._seen.setdefault(sample.labels["WorkerId"], {})
                 driver[sample.name.removeprefix("ray_flsim_"), frozenset(tags.items())] = sample.value
 
-    def of(self, run: str) -> dict[Key, float]:
+    def figures_of(self, run: str) -> dict[Key, float]:
         """The newest driver's figures of a run, by name and tags."""
         drivers = [
             {(n, t - {("run", run)}): v for (n, t), v in each.items() if ("run", run) in t}
@@ -53,10 +53,10 @@ class Prometheus:
     def wait(self, run: str, happened: Callable[[dict[Key, float]], bool]) -> dict[Key, float]:
         def look() -> bool:
             self.look()
-            return happened(self.of(run))
+            return happened(self.figures_of(run))
 
         wait_until(look, 60)
-        return self.of(run)
+        return self.figures_of(run)
 
 
 def figure(name: str, **tags: str) -> Key:

@@ -1,8 +1,8 @@
-"""What a federated algorithm is: what is sent to users, what a user does, and what the server makes of their sum.
+"""The contract of a federated algorithm: what the server sends, what a user does, and how the server uses the sum.
 
 A round of any algorithm: the server sends the model, and tensors of the algorithm's own, to the cohort; each user
 trains and answers with named tensors, of which only sums over many users leave a client process; the server averages,
-steps, and updates its own tensors. `Algorithm` as it stands is Federated Averaging; others override what differs.
+steps, and updates its own tensors. `Algorithm` itself is Federated Averaging; subclasses override what differs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,12 +30,12 @@ class User:
     """A user in a round, as an algorithm sees it.
 
     Attributes:
-        model: holds the global model's parameters, in which the user trains.
-        batches: what it trains on, in order; one step each.
-        hparams: local training.
+        model: the model, which holds the global parameters; the user trains in it.
+        batches: the user's batches in order, one for each step.
+        hparams: settings of local training.
         rate: the learning rate of this round.
         sent: tensors of the algorithm that the server sent: slot -> parameter -> tensor.
-        kept: what the user kept when it last took part: slot -> parameter -> tensor; None where it never did.
+        kept: what the user kept when it last took part: slot -> parameter -> tensor; None where it never took part.
     """
 
     model: TrainableModel
@@ -46,10 +46,10 @@ class User:
     kept: Moments | None
 
     def train(self, correction: Params | None = None) -> "Trained":
-        """Take a step for each batch, and give the model its parameters back.
+        """Take a step for each batch, and restore the model's parameters afterwards.
 
         Args:
-            correction: is added to each gradient, by name of the parameter.
+            correction: tensors by parameter name, added to each step's gradient; None for none.
         """
         start = {name: value.detach().clone() for name, value in self.model.trainable.items()}
         loss, tokens = train_user(self.model, self.batches, self.hparams, self.rate, correction)
@@ -58,13 +58,13 @@ class User:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a user's steps came to.
+    """The result of a user's steps.
 
     Attributes:
         delta: local model - global model, float64, on the model's device.
         steps: number of steps.
         loss: summed cross-entropy (nats) before each step.
-        tokens: number of positions that it is over.
+        tokens: number of positions in `loss`.
     """
 
     delta: Params
@@ -75,12 +75,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a user answers.
+    """The answer of a user to the server.
 
     Attributes:
-        trained: its update of the model.
-        summed: a tensor for each parameter of each of `Algorithm.answers`, float64.
-        kept: what it keeps until it takes part again: slot -> parameter -> tensor; None where it keeps what it has.
+        trained: the user's update of the model.
+        summed: for each of `Algorithm.answers` a tensor for each parameter, float64.
+        kept: what the user keeps until it takes part again: slot -> parameter -> tensor; None leaves it unchanged.
     """
 
     trained: Trained
@@ -95,13 +95,14 @@ class Algorithm:
     the run folder. So a run resumes to the same bits, and any process may serve any user.
 
     Attributes:
-        label: in the name of a table's row.
-        slots: names of the server's own tensors, each like the parameters, float32; they are sent to users.
-        answers: names of tensors, each like the parameters, that are summed over the cohort beside the updates.
-        user_slots: names of what a user keeps between rounds, each like the parameters, float32.
-        weighs_examples: whether updates are averaged by users' numbers of examples, or all alike.
-        bounds_users: whether a user's update of the model is all that leaves it, so that clip and noise bound what it
-            reveals. A mechanism is refused otherwise.
+        label: the algorithm's part of the name of a table's row.
+        slots: names of the server's own tensors, which are sent to users; for each slot one float32 tensor per
+            parameter.
+        answers: names of tensors that are summed over the cohort beside the updates; likewise per parameter.
+        user_slots: names of the tensors that a user keeps between rounds; likewise per parameter, float32.
+        weighs_examples: whether updates are weighted by users' numbers of examples; otherwise all weights are equal.
+        bounds_users: whether a user's update of the model is all that leaves the user, so that clip and noise bound
+            what is revealed. Where false, clip and noise are refused.
         has_own_steps: whether `train` is overridden; otherwise any engine may train users.
     """
 
@@ -114,7 +115,7 @@ class Algorithm:
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether `train` is overridden; otherwise any engine may train users."""
+        """Return whether `train` is overridden; otherwise any engine may train users."""
         return type(self).train is not Algorithm.train
 
     def refuse(self, local: LocalHParams) -> None:
@@ -125,15 +126,15 @@ class Algorithm:
         return {slot: {name: value.new_zeros(value.shape) for name, value in params.items()} for slot in self.slots}
 
     def train(self, user: User) -> Answer:
-        """Return what a user answers."""
+        """Train a user, and return its answer."""
         return Answer(user.train(), {})
 
     def step(self, own: Moments, summed: Moments, users: int, population: int) -> Moments:  # noqa: ARG002 (for others)
         """Return the server's own tensors after a round.
 
         Args:
-            own: the tensors before it.
-            summed: what users answered beside their updates, summed over the cohort; float64.
+            own: the server's own tensors before the round.
+            summed: the tensors of `answers`, summed over the cohort; float64.
             users: number of users in the cohort.
             population: N, number of training users.
         """
@@ -158,28 +159,28 @@ def train_users(
     forget: int,
     clip: float | None = None,
 ) -> UpdateSum:
-    """Train the users of a cohort one after another as an algorithm says, and sum what they answer.
+    """Train the users of a cohort one after another by the algorithm's `train`, and return the sum of their answers.
 
     A user's batches are those of `flsim.training.local.train_cohort`.
 
     Args:
-        algorithm: what a user does.
-        model: scratch, on any device.
+        algorithm: the algorithm, whose `train` is called for each user.
+        model: a model on any device; its parameters are overwritten.
         start: the global model's parameters.
         users: the population.
-        cohort: int64 [n], indices of users in it.
-        hparams: local training.
-        seed: the experiment's.
+        cohort: int64 [n], indices of users in the population.
+        hparams: settings of local training.
+        seed: the experiment's seed.
         round_: the round, from 0.
         rounds: number of rounds of the run, for a schedule of the learning rate.
         sent: the server's own tensors.
-        states: what users keep.
-        forget: the oldest round, from 0, that training may go back to; what only older ones need is removed.
+        states: the tensors that users keep between rounds.
+        forget: the oldest round, from 0, that training may go back to; states that only older rounds need are removed.
         clip: bound on the norm of a user's update; None for none.
 
     Raises:
         RunFailed: an answer lacks tensors that are to be summed, or has others.
-        InputError: as `UserStates.read`.
+        InputError: see `UserStates.read`.
     """
     model.load(start)
     total, rate = zero_of(algorithm, start), hparams.rate(round_, rounds)
@@ -203,12 +204,12 @@ def train_users(
 
 
 def zero_of(algorithm: Algorithm, like: Params) -> UpdateSum:
-    """Return the sum over no users."""
+    """Return the sum over no users, with all tensors of the algorithm's answers."""
     return UpdateSum.zero(like | flat(dict.fromkeys(algorithm.answers, like)))
 
 
 def split(total: Params, names: Iterable[str]) -> tuple[Params, Moments]:
-    """Return the sum of the updates of these parameters, and the sums by slot."""
+    """Return the sum of the updates by parameter, and the sums of other answers by slot."""
     own = set(names)
     return (
         {name: value for name, value in total.items() if name in own},

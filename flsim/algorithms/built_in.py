@@ -10,10 +10,10 @@ ALGORITHMS: dict[str, Algorithm] = {"fedavg": FEDAVG, "fedprox": FedProx(), "sca
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """Return a built-in algorithm, or the one that ``path/to/file.py:NAME`` names: a subclass of `Algorithm`.
+    """Return a built-in algorithm by name, or the subclass of `Algorithm` at ``path/to/file.py:NAME``.
 
     Raises:
-        InputError: there is none of that name, or the file failed.
+        InputError: there is no algorithm of this name, or the file failed.
     """
     algorithm: object = resolve(name, ALGORITHMS, "algorithm")
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
@@ -24,5 +24,5 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def label_of(name: str) -> str:
-    """Return what a table's row says, without a user's file being executed."""
+    """Return the algorithm's part of the name of a table's row, without executing a user's file."""
     return parts(name)[1] if is_own(name) else ALGORITHMS[name].label

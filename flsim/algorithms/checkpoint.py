@@ -1,10 +1,11 @@
 """A state of training on disk: one safetensors file, written then renamed; loading it executes no code.
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
-Metadata     round, values (JSON, such as the clip), ledger (JSON), digest of all that, and the fields of `Provenance`
-             and of its model, where a user's own is named by the digest of its source. Older checkpoints have the clip
-             ("" without one), or, of central training, the step by their own names; what a model's settings lack is at
-             its default; the oldest have no digest
+Metadata     round, values (JSON, such as the clip), ledger (JSON), the digest of all of these, and the fields of
+             `Provenance` and of its model. A user's own model is named by the digest of its source.
+
+Older checkpoints have the clip ("" without one), or for central training the step, under their own names, and settings
+that a model's metadata lack are at their defaults. The oldest checkpoints have no digest.
 """
 
 import errno
@@ -34,14 +35,14 @@ NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a checkpoint belongs to.
+    """The run, corpus and model that a checkpoint belongs to.
 
     Attributes:
         config: digest of the configuration.
         corpus: digest of the corpus.
         vocabulary_size: V.
         model: the network's settings.
-        frozen: digest of what training leaves alone in a user's own network; empty where there is nothing.
+        frozen: digest of the frozen values of a user's own network; empty where there are none.
     """
 
     config: str
@@ -52,12 +53,12 @@ class Provenance:
 
     @property
     def by_content(self) -> "Provenance":
-        """Return it with a user's own network named by its content, which is the same wherever the file lies."""
+        """Return the provenance with a user's own network named by its content, which no place of the file changes."""
         return replace(self, model=replace(self.model, architecture=by_content(self.model.architecture)))
 
     @property
     def sizes(self) -> str:
-        """Of the network, in words."""
+        """Return the sizes of the network, in words."""
         model = self.model
         kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
         heads = f", heads {model.heads}" if model.architecture == "transformer" else ""
@@ -71,7 +72,7 @@ def checkpoint_name(round_: int) -> str:
 
 
 def round_of(path: Path) -> int:
-    """The round that a checkpoint's name says. Raises InputError where it says none."""
+    """Return the round in a checkpoint's name; raise InputError where the name has none."""
     round_ = _round_named(path)
     if round_ is None:
         raise InputError(f"{path}: is not named as a checkpoint is, such as {checkpoint_name(10)}; rename it")
@@ -85,29 +86,29 @@ def _round_named(path: Path) -> int | None:
 
 
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
-    """Write a state as ``folder/round-000010.safetensors``; it is whole or absent. Returns the path."""
+    """Write a state as ``folder/round-000010.safetensors``, whole or not at all, and return the path."""
     path = folder / checkpoint_name(state.round)
     about = asdict(provenance.by_content)
     about |= about.pop("model")
     about["options"] = json.dumps(about["options"]) if about["options"] else ""
     metadata = {name: str(value) for name, value in about.items() if name not in ("options", "frozen") or value}
-    values = json.dumps(dict(state.values))  # a float that is written so reads back bit for bit
+    values = json.dumps(dict(state.values))  # JSON keeps every bit of a float
     metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
     with new_file(path) as partial:
         try:
-            partial.touch()  # as any other file of the run, while safetensors makes one that only its owner can read
+            partial.touch()  # with the permissions of the run's other files; safetensors makes one only its owner reads
             mode = partial.stat().st_mode
             save_file(_tensors(state), partial, metadata)
             partial.chmod(mode)
-        except SafetensorError as error:  # of a disk that is full, too
+        except SafetensorError as error:  # such as that of a full disk
             raise OSError(errno.EIO, f"the checkpoint cannot be written ({_first_line(error)})", str(path)) from error
     return path
 
 
 def digest_of(state: State) -> str:
-    """sha256, in hexadecimal, of everything in a state: two states that train on to the same bits have the same."""
-    about = (state.round, state.clip, state.ledger.to_json())  # as before there were other values
+    """Return the sha256, in hexadecimal, of everything in a state; states of equal digest train on to equal bits."""
+    about = (state.round, state.clip, state.ledger.to_json())  # in this form, so that older digests stay valid
     whole = hashlib.sha256(repr(about).encode())
     for name in sorted(state.values.keys() - {"clip"}):
         whole.update(f"{name} {state.values[name]!r} ".encode())
@@ -119,15 +120,15 @@ def digest_of(state: State) -> str:
 
 
 def _tensors(state: State) -> Params:
-    moments = {f"{moment}/{name}": value for moment, of in state.moments.items() for name, value in of.items()}
+    moments = {f"{slot}/{name}": value for slot, values in state.moments.items() for name, value in values.items()}
     return {name: value.contiguous() for name, value in (state.params | moments).items()}
 
 
 def load(path: Path) -> tuple[State, Provenance]:
-    """Read a state.
+    """Read a state and the provenance of its checkpoint.
 
     Raises:
-        InputError: there is no such file, it is not a whole checkpoint of ours, or its name is that of another round.
+        InputError: there is no such file, it is not a whole checkpoint of flsim, or its name says another round.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -147,8 +148,8 @@ def load(path: Path) -> tuple[State, Provenance]:
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({_first_line(error)})") from error
     counts = dict.fromkeys(expected, ())  # torch's Adam and RMSProp count their steps once for each parameter
-    for slot, of in {"": params, **moments}.items():
-        shapes = {name: value.shape for name, value in of.items()}
+    for slot, values in {"": params, **moments}.items():
+        shapes = {name: value.shape for name, value in values.items()}
         if shapes != (counts if slot == "step" else expected):
             raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
     if "digest" in metadata and metadata["digest"] != digest_of(state):
@@ -159,9 +160,9 @@ def load(path: Path) -> tuple[State, Provenance]:
 
 
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
-    """Return the shapes of a checkpoint's model, without its memory. Raises ValueError where these cannot be its own.
+    """Return the shapes of a checkpoint's model, without its memory; raise ValueError where the tensors cannot be its.
 
-    A user's own is not executed here; its digest says that its tensors are whole.
+    A user's own model is not executed here; the digest tells whether its tensors are whole.
     """
     if is_own(provenance.model.architecture):
         return {name: value.shape for name, value in params.items()}
@@ -205,22 +206,22 @@ def _tensors_under(prefix: str, tensors: Params) -> Params:
 
 
 def model_of(provenance: Provenance) -> TrainableModel:
-    """A model of a run's settings, not initialized: ours are all zeros."""
+    """Return a model of a run's settings before `initialize`; built-in models are all zeros."""
     return build(provenance.vocabulary_size, provenance.model)
 
 
 def all_in(folder: Path) -> list[Path]:
-    """All checkpoints, by their rounds; files of other names are none."""
+    """Return all checkpoints in a folder, by their rounds, without files of other names."""
     return sorted((path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is not None), key=round_of)
 
 
 def strangers_in(folder: Path) -> list[Path]:
-    """Files that look like checkpoints and are named otherwise, such as copies; nothing reads them."""
+    """Return files that look like checkpoints and have other names, such as copies; nothing reads them."""
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is None and path.name[0] != ".")
 
 
 def latest(folder: Path) -> Path | None:
-    """The checkpoint of the most rounds, if there is any."""
+    """Return the checkpoint of the most rounds; None where there is none."""
     return max(all_in(folder), default=None, key=round_of)
 
 

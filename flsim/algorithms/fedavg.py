@@ -1,4 +1,4 @@
-"""Federated Averaging, plain or private, as (init, apply) over an explicit state: a checkpoint is the state, whole.
+"""Federated Averaging, plain or private, as (init, apply) over an explicit state that a checkpoint holds whole.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1; with
 clip and noise, Thakkar et al. (2020), Algorithm 1.
@@ -29,15 +29,15 @@ from flsim.training.update import UpdateSum
 
 @dataclass(frozen=True)
 class FedAvgHParams(ServerOptimizerHParams):
-    """The server's part, with its optimizer.
+    """Settings of the server, with its optimizer.
 
     Attributes:
-        algorithm: "fedavg", "fedprox" (`flsim.algorithms.fedprox`), "scaffold" (`flsim.algorithms.scaffold`), or one's
-            own as ``path/to/file.py:NAME``, see docs/algorithms.md.
+        algorithm: "fedavg", "fedprox" (`flsim.algorithms.fedprox`), "scaffold" (`flsim.algorithms.scaffold`), or a
+            user's own as ``path/to/file.py:NAME``, see docs/algorithms.md.
         rounds: number of rounds.
-        cohort: users per round; the expected number, where the sampler is "poisson".
-        sampler: "fixed-size" draws exactly that many users without replacement, as the paper; "poisson" takes each user
-            with probability cohort / N, independently; or one's own as ``path/to/file.py:NAME``, see docs/privacy.md.
+        cohort: users per round; the expected number where the sampler is "poisson".
+        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper; "poisson" takes each user
+            with probability cohort / N, independently; ``path/to/file.py:NAME`` is a user's own, see docs/privacy.md.
     """
 
     rounds: int = 8_000
@@ -52,7 +52,7 @@ class FedAvgHParams(ServerOptimizerHParams):
         at_least_one(rounds=self.rounds, cohort=self.cohort)
 
     def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
-        """Return what so many rounds release, of a population of that many users."""
+        """Return the ledger's entry for a number of rounds over a population of that many users."""
         multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
         return Entry(by_content(self.sampler), population, self.cohort, multiplier, rounds, process)
 
@@ -64,7 +64,7 @@ def init(
     training: FedAvgHParams | None = None,
     privacy: PrivacyHParams | None = None,
 ) -> State:
-    """The state before the first round; by default that of plain FedAvg."""
+    """Return the state before the first round; without settings that of plain FedAvg."""
     network = build(vocabulary_size, model).initialize(seed)
     params = {name: value.detach() for name, value in network.trainable.items()}
     server = training or FedAvgHParams()
@@ -84,24 +84,24 @@ def apply(
     vocabulary_size: int,
     rounds: int | None = None,
 ) -> State:
-    """The next state, from the sum over a round's users: average, noise, step, and the ledger's entry.
+    """Return the next state from the sum over a round's users: average, add noise, step, and record it in the ledger.
 
-    Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; no examples, no change.
-    With one it is (sum of clipped delta_k) / qN, also where nobody came.
+    Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; without examples the model
+    stays. With clip it is (sum of clipped delta_k) / qN, also for an empty cohort.
 
     Args:
-        state: the state before.
-        total: over the users of this round, clipped at `state.clip`.
-        hparams: the server's part.
+        state: the state before the round.
+        total: the sum over the users of this round, clipped at `state.clip`.
+        hparams: settings of the server.
         privacy: the mechanism.
-        seed: the experiment's; noise is a function of (seed, round).
+        seed: the experiment's seed; noise is a function of (seed, round).
         population: N, number of training users.
-        vocabulary_size: number of token ids, which says what loss is absurd.
+        vocabulary_size: number of token ids, which tells what loss is absurd.
         rounds: number of rounds of the run, for a schedule of eta; `hparams.rounds` where None.
 
     Raises:
-        Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd: a model that
-            blew up without overflowing memorizes nothing, and would pass for a private one.
+        Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd; see
+            `flsim.training.divergence`.
     """
     _refuse_divergence(state, total, vocabulary_size)
     mean, clip, algorithm = None, state.clip, algorithm_named(hparams.algorithm)
@@ -117,7 +117,7 @@ def apply(
         mean = {name: 1 / total.weight * value for name, value in delta.items()}
     own = {slot: state.moments[slot] for slot in algorithm.slots}
     others, params = own.keys() | of_noise.keys(), state.params
-    moments = {slot: of for slot, of in state.moments.items() if slot not in others}
+    moments = {slot: tensors for slot, tensors in state.moments.items() if slot not in others}
     if mean is not None:
         rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
         params, moments = server_optimizers.apply(params, mean, moments, hparams, rate)

@@ -1,4 +1,4 @@
-"""When training met a canary: recomputed from (seed, round, population), which is all that it depends on."""
+"""The rounds or steps in which training used a canary, recomputed from (seed, round, population)."""
 
 from collections.abc import Iterable
 
@@ -15,12 +15,12 @@ Meetings = tuple[Ints, Ints, Ints]  # round from 1, canary as an index, user; [n
 
 
 def holders(users: Population) -> Ints:
-    """The user of each planted copy, int64 [n] as `users.overlay`."""
+    """Return the user of each planted copy, int64 [n] in the order of `users.overlay`."""
     return np.searchsorted(users.user_offsets, users.overlay.records, side="right") - 1
 
 
 def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: int) -> Meetings:
-    """(round from 1, canary, user), int64 [n] each, of every sharer in every cohort."""
+    """Return (round from 1, canary, user), int64 [n] each, for every sharer in every cohort."""
     pairs = np.unique(np.stack([holders(users), users.overlay.canaries.astype(np.int64)]), axis=1)
     user, canary = pairs
     present = np.zeros(len(users), bool)
@@ -35,14 +35,14 @@ def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: 
 
 
 def of_batches(users: Population, seed: int, batch_size: int, order: Order, steps: int) -> tuple[Ints, Ints]:
-    """(step from 1, copy as an index into `users.overlay`), int64 [n] each, of every copy in every batch."""
+    """Return (step from 1, copy as an index into `users.overlay`), int64 [n] each, for every copy in every batch."""
     records = int(users.user_offsets[-1])
     in_epoch = steps_per_epoch(records, batch_size)
     planted = np.zeros(records, bool)
     planted[users.overlay.records] = True
     at, copies = [], []
     for epoch in tracked("epochs", range(-(-steps // in_epoch))):
-        positions = positions_at(epoch, records, records, order, seed)  # one batch of all: the whole epoch in its order
+        positions = positions_at(epoch, records, records, order, seed)  # one batch of all records is the epoch's order
         places = np.flatnonzero(planted[positions])
         at.append(epoch * in_epoch + places // batch_size + 1)
         copies.append(np.searchsorted(users.overlay.records, positions[places]))
@@ -51,7 +51,7 @@ def of_batches(users: Population, seed: int, batch_size: int, order: Order, step
 
 
 def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[Ints, Ints]:
-    """As `of_batches`, where every record is drawn with the same probability at each step."""
+    """Return (step from 1, copy) like `of_batches`, for lots that draw every record with the same probability."""
     records = int(users.user_offsets[-1])
     planted = np.zeros(records, bool)
     planted[users.overlay.records] = True
@@ -63,7 +63,7 @@ def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[
 
 
 def _rounds(met: list[Ints]) -> Ints:
-    """The number, from 1, of the list that each element of the joined lists is in."""
+    """Return, for each element of the joined lists, the number of its list, from 1."""
     return np.repeat(np.arange(1, len(met) + 1), [len(part) for part in met])
 
 

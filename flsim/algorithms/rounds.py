@@ -1,7 +1,7 @@
-"""The loop of rounds, once, as in the paper's Algorithm 1: draw a cohort, train it, sum, step.
+"""The loop of federated rounds, as in the paper's Algorithm 1: draw a cohort, train it, sum, step.
 
-`flsim run`, `flsim verify`, the benchmarks and `flsim.simulate` share it. What differs is who trains: `Send` turns a
-round's requests into replies, by Flower's messages or in this process.
+`flsim run`, `flsim verify`, the benchmarks and `flsim.simulate` share this one loop. They differ in `Send`, which turns
+a round's requests into replies, by Flower's messages or in this process.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1; with
 clip and noise, Thakkar et al. (2020), Algorithm 1.
@@ -39,7 +39,7 @@ from flsim.training.update import UpdateSum
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """What a shard is asked to do in a round.
+    """A request to a shard, for one round.
 
     Attributes:
         round: the round, from 0.
@@ -48,7 +48,8 @@ class RoundRequest:
         params: the global model's parameters.
         clip: bound on the norm of a user's update in this round; None for no clip.
         sent: the algorithm's own tensors: slot -> parameter -> tensor.
-        forget: the oldest round, from 0, that training may go back to, for what users keep.
+        forget: the oldest round, from 0, that training may go back to; states of users that only older rounds need
+            are removed.
     """
 
     round: int
@@ -62,13 +63,13 @@ class RoundRequest:
 
 @dataclass(frozen=True)
 class ShardReply:
-    """What a shard answers.
+    """The reply of a shard to a request.
 
     Attributes:
-        round, shard: as asked.
-        update: the sum over its users.
-        worker: which process made it.
-        seconds: how long that took, without what messages cost.
+        round, shard: those of the request.
+        update: the sum over the request's users.
+        worker: the name of the process that made the reply.
+        seconds: time that the process took, without the time of messages.
     """
 
     round: int
@@ -86,10 +87,10 @@ class Round:
     """A completed round.
 
     Attributes:
-        state: after it.
-        total: the sum over its users.
-        clip: the bound that their updates were clipped at; None without one.
-        replies: one per shard with users in the cohort, in shard order.
+        state: the state after the round.
+        total: the sum over the round's users.
+        clip: the bound at which their updates were clipped; None without clip.
+        replies: one reply per shard with users in the cohort, in shard order.
     """
 
     state: State
@@ -100,26 +101,26 @@ class Round:
 
 @dataclass(frozen=True)
 class FederatedTraining:
-    """Federated training of a population: the settings, and the loop.
+    """Federated training of a population: its settings, and the loop of rounds.
 
     Attributes:
         users: the population.
         model: settings of the model.
-        algorithm: the server's part.
-        local: what a user does.
+        algorithm: settings of the server.
+        local: settings of local training.
         privacy: the mechanism.
-        seed: the experiment's; cohorts, batches and noise are functions of (seed, round).
-        shards: contiguous ranges of users, each of which is asked and replies once a round.
-        engine: what trains the users in this process; see `flsim.training.engines.engine_of`.
-        micro_cohort: users that the cohort engine trains at once.
-        device: of torch, in this process.
-        length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where rates
-            stay.
-        user_states: what users keep between rounds, where the algorithm has them keep something.
+        seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
+        shards: number of contiguous ranges of users, each of which gets one request a round.
+        engine: the engine that trains users in this process; see `flsim.training.engines.engine_of`.
+        micro_cohort: number of users that the cohort engine trains at once; None to choose it by the device's memory.
+        device: torch's name of the device in this process.
+        length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where
+            learning rates are constant.
+        user_states: the tensors that users keep between rounds, for algorithms that have `user_slots`.
 
     Raises:
-        InputError: there is no such cohort, there are more shards than users, the model has not the precision, a user's
-            own optimizer, sampler or noise fails, or what these release cannot be accounted and should be.
+        InputError: the population has no such cohort, there are more shards than users, or the model lacks the
+            precision; or a user's own optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
     """
 
     users: UsersByRound
@@ -138,7 +139,7 @@ class FederatedTraining:
     def __post_init__(self) -> None:
         check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
         shard_ranges(len(self.users), self.shards)
-        if self.local.precision != "float32":  # else a user's own file is not executed to see what it declares
+        if self.local.precision != "float32":  # else a user's own file need not be executed to see what it declares
             name = self.model.architecture
             refuse_precision(self.engine, self.local, name, class_of(name).capabilities)
         server_optimizers.refuse_unfit(self.algorithm, self.users.layout.vocabulary_size, self.model)
@@ -156,7 +157,7 @@ class FederatedTraining:
         self._refuse_own_privacy()
 
     def _refuse_own_privacy(self) -> None:
-        """Try a user's own sampler and noise, before anything is trained with them."""
+        """Try a user's own sampler and noise before training."""
         sampler, privacy, users = self.algorithm.sampler, self.privacy, len(self.users)
         if is_own(sampler):
             draw_cohort(self.seed, 0, users, self.algorithm.cohort, sampler, InputError)
@@ -169,20 +170,20 @@ class FederatedTraining:
 
     @property
     def method(self) -> Algorithm:
-        """What a round does."""
+        """Return the algorithm of a round."""
         return algorithm_named(self.algorithm.algorithm)
 
     def first_state(self) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         vocabulary_size = self.users.layout.vocabulary_size
         return fedavg.init(vocabulary_size, self.model, self.seed, self.algorithm, self.privacy)
 
     def cohort(self, round_: int) -> NDArray[np.int64]:
-        """The users of a round, counted from 0, in ascending order."""
+        """Return the users of a round, counted from 0, in ascending order."""
         return draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.algorithm.sampler)
 
     def requests(self, state: State) -> list[RoundRequest]:
-        """One request per shard that has users in the cohort of the next round, in shard order."""
+        """Return one request per shard that has users in the cohort of the next round, in shard order."""
         cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
         return [
             RoundRequest(state.round, shard, users, state.params, state.clip, sent)
@@ -191,7 +192,7 @@ class FederatedTraining:
         ]
 
     def apply(self, state: State, total: UpdateSum) -> State:
-        """The state after a round with this sum over its users. Raises `Diverged` as `fedavg.apply`."""
+        """Return the state after a round with this sum over its users; raise `Diverged` like `fedavg.apply`."""
         users, size = len(self.users), self.users.layout.vocabulary_size
         return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
 
@@ -204,13 +205,13 @@ class FederatedTraining:
             yield Round(state, total, clip, replies)
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
-        """Train in this process, and hand out the states that are wanted after so many rounds, and the last one."""
-        for round_ in self.rounds(state, until, self.here()):
+        """Train in this process; yield the last state, and those after which `is_wanted` of the round is true."""
+        for round_ in self.rounds(state, until, self.send_in_process()):
             if round_.state.round == until or is_wanted(round_.state.round):
                 yield round_.state
 
-    def here(self) -> Send:
-        """Shards are trained in this process, one after another."""
+    def send_in_process(self) -> Send:
+        """Return a function that trains requested shards in this process, one after another."""
         engine = self.engine_here()
 
         def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
@@ -222,7 +223,7 @@ class FederatedTraining:
         return send
 
     def engine_here(self, memory_share: float = 1.0) -> Engine:
-        """What trains users on `device`, of whose memory it may fill a share."""
+        """Return the engine that trains users on `device`, within a share of the device's memory."""
         layout = self.users.layout
         model = build(layout.vocabulary_size, self.model).to(self.device)
         if self.method.has_own_steps:
@@ -230,7 +231,7 @@ class FederatedTraining:
         return engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
 
     def update(self, engine: Engine, asked: RoundRequest) -> UpdateSum:
-        """What a shard was asked for: the sum over its users, as they are in that round."""
+        """Return the sum over a request's users, with the records that they have in its round."""
         users = self.users.at(asked.round)
         if not self.method.has_own_steps:
             return engine.train(asked.params, users, asked.users.tolist(), self.seed, asked.round, asked.clip)
@@ -251,5 +252,5 @@ class FederatedTraining:
         )
 
     def sum_of(self, updates: Sequence[UpdateSum], state: State) -> UpdateSum:
-        """The sum of a round's updates in shard order, so that it does not depend on who replied first."""
+        """Return the sum of a round's updates in shard order, so that the order of replies does not matter."""
         return reduce(UpdateSum.merge, updates) if updates else zero_of(self.method, state.params)

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates correct each local step for how a user's gradient differs from the population's.
+"""SCAFFOLD, whose control variates correct local steps for a user's difference from the population.
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
 (2020), Algorithm 1, with option II for the users' control variates.
@@ -11,7 +11,7 @@ from flsim.training.state import Moments
 
 
 class Scaffold(Algorithm):
-    """The server keeps c, each user its c_i, all zeros at first.
+    """Federated Averaging with control variates: c of the server and c_i of each user, all zeros at first.
 
     A user takes steps y <- y - eta_l (g_i(y) - c_i + c), then sets c_i+ = c_i - c + (x - y) / (K eta_l), and answers
     with y - x and c_i+ - c_i. The server steps along the plain mean of the first, with its own optimizer, and adds the
@@ -26,7 +26,7 @@ class Scaffold(Algorithm):
     bounds_users = False  # c_i+ - c_i leaves a user as well, and no clip bounds it
 
     def refuse(self, local: LocalHParams) -> None:
-        """Raise InputError unless steps are plain SGD, of whose rate the control variates are made."""
+        """Raise InputError unless local steps are plain SGD, whose learning rate the control variates contain."""
         for name, is_plain in (
             ("optimizer", local.optimizer == "sgd"),
             ("gradient_clip", local.gradient_clip is None),
@@ -36,7 +36,7 @@ class Scaffold(Algorithm):
                 raise InputError(f"training.algorithm SCAFFOLD corrects steps of plain SGD; remove local.{name}")
 
     def train(self, user: User) -> Answer:
-        """Karimireddy et al. (2020), Algorithm 1, lines 7 to 13."""
+        """Train a user by Karimireddy et al. (2020), Algorithm 1, lines 7 to 13."""
         c = user.sent["control"]
         c_i = user.kept["control"] if user.kept else {name: value.new_zeros(value.shape) for name, value in c.items()}
         trained = user.train({name: c[name] - c_i[name] for name in c})
@@ -48,6 +48,6 @@ class Scaffold(Algorithm):
         return Answer(trained, {"control": change}, {"control": after})
 
     def step(self, own: Moments, summed: Moments, users: int, population: int) -> Moments:  # noqa: ARG002 (N divides)
-        """C <- c + |S| / N times the mean of c_i+ - c_i, lines 16 and 17."""
+        """Return c + |S| / N times the mean of c_i+ - c_i, lines 16 and 17."""
         c = own["control"]
         return {"control": {name: (c[name].double() + summed["control"][name] / population).float() for name in c}}

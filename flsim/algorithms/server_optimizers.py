@@ -23,15 +23,15 @@ from flsim.training.state import Moments
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """How the server steps along the averaged update, after any noise.
+    """A rule by which the server steps along the averaged update, after any noise.
 
     Attributes:
-        label: its name in a table, after "FedAvg+"; "" for none.
-        init: (x, settings) -> moments before the first step. x are the parameters by name; moments are by slot, then by
-            name, each of its parameter's shape (of slot "step", one number).
+        label: the optimizer's name in a table, after "FedAvg+"; "" for none.
+        init: (x, settings) -> moments before the first step. x are the parameters by name. Moments are by slot, then by
+            parameter, in the parameter's shape; slot "step" has one number per parameter.
         apply: (x, D, moments, eta, settings) -> (x, moments) after a step. D is the averaged update by name, eta the
-            learning rate of the round, settings a `ServerOptimizerHParams`. All tensors are float64; what is returned
-            is kept in the parameters' type.
+            learning rate of the round, settings a `ServerOptimizerHParams`. All tensors are float64; the results are
+            stored in the parameters' type.
     """
 
     label: str
@@ -48,9 +48,9 @@ def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer
     """Return a server optimizer that treats each tensor by itself: x <- x + eta * direction.
 
     Args:
-        label: as `ServerOptimizer`.
-        init: (x, settings) -> slots before the first step, of one tensor.
-        direction: (D, slots, settings) -> (direction, slots after the step), of one tensor.
+        label: see `ServerOptimizer`.
+        init: (x, settings) -> slots of one tensor before the first step.
+        direction: (D, slots, settings) -> (direction, slots after the step) of one tensor.
     """
 
     def init_all(x: Params, settings: "ServerOptimizerHParams") -> Moments:
@@ -82,7 +82,7 @@ def _nothing(_x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
 
 
 def _sgd(update: Tensor, _slots: Slots, _settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
-    """Return D: x <- x + eta D."""
+    """Return D, for x <- x + eta D."""
     return update, {}
 
 
@@ -94,7 +94,7 @@ def _first(x: Tensor, _settings: "ServerOptimizerHParams") -> Slots:
 
 
 def _momentum(update: Tensor, slots: Slots, settings: "ServerOptimizerHParams") -> tuple[Tensor, Slots]:
-    """Return m of m <- beta m + D; x <- x + eta m."""
+    """Return m, for m <- beta m + D and x <- x + eta m."""
     m = settings.server_momentum * slots["m"] + update
     return m, {"m": m}
 
@@ -127,19 +127,23 @@ SERVER_OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "yogi": YOG
 
 @dataclass(frozen=True)
 class ServerOptimizerHParams:
-    """The settings of server optimizers, of which each reads those that its equations name.
+    """Settings of server optimizers; each optimizer reads the settings that its equations name.
 
-    The adaptive ones start with m at 0 and v at tau^2, and have no bias correction, as in Reddi et al. (2021),
+    The adaptive optimizers start with m at 0 and v at tau^2, and have no bias correction, as in Reddi et al. (2021),
     Algorithm 2.
 
     Attributes:
-        server_optimizer: a key of `SERVER_OPTIMIZERS`, or ``path/to/file.py:NAME``, one of one's own.
-        server_learning_rate: eta, where `server_schedule` is at its highest; 1 with sgd is plain averaging.
+        server_optimizer: a key of `SERVER_OPTIMIZERS`, or a user's own as ``path/to/file.py:NAME``.
+        server_learning_rate: eta, the highest learning rate, which `server_schedule` multiplies by its factor; 1 with
+            sgd is plain averaging.
         server_momentum: beta (beta_1 of adam and yogi); Reddi et al. set it to 0 for adagrad.
-        server_beta2: decay of the second moment, of adam and yogi.
-        server_tau: tau, the degree of adaptivity: small is more adaptive.
-        server_schedule: what eta does from round to round: it stays ("constant"), or falls towards 0 over the rounds of
-            the run, along a line ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME``.
+        server_beta2: decay of the second moment of adam and yogi.
+        server_tau: tau, the degree of adaptivity; small values are more adaptive.
+        server_schedule: change of eta from round to round. "constant" keeps it; "linear" and "cosine" lower it towards
+            0 over the rounds of the run; ``path/to/file.py:NAME`` is a user's own.
+
+    Examples:
+        >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
     """
 
     server_optimizer: Annotated[str, Own("server optimizer")] = "sgd"
@@ -160,12 +164,12 @@ class ServerOptimizerHParams:
                 raise InputError(f"{name} must be at least 0 and below 1, found {getattr(self, name)}")
 
     def server_rate(self, round_: int, rounds: int) -> float:
-        """Return eta of a round, from 0, of so many."""
+        """Return eta of a round, from 0, in a run of `rounds` rounds."""
         return rate_at(self.server_learning_rate, self.server_schedule, round_, rounds)
 
     @property
     def server_label(self) -> str:
-        """The server optimizer's name in a table; "" of plain averaging. It executes no code of a user's."""
+        """Return the server optimizer's name in a table, "" for plain averaging, without executing a user's code."""
         name = self.server_optimizer
         return parts(name)[1] if is_own(name) else SERVER_OPTIMIZERS[name].label
 
@@ -183,10 +187,10 @@ def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
 def apply(
     params: Params, mean: Params, moments: Moments, hparams: ServerOptimizerHParams, rate: float | None = None
 ) -> tuple[Params, Moments]:
-    """Return the next parameters and state; computed in float64, kept in the parameters' type.
+    """Return the next parameters and state, computed in float64 and stored in the parameters' type.
 
     Args:
-        params: the global model's.
+        params: the global model's parameters.
         mean: the averaged update, float64, of the same shapes.
         moments: the state from `init` or the last step.
         hparams: the optimizer and its settings.
@@ -205,16 +209,16 @@ def apply(
 
 
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
-    """Return the slots of the optimizer's state that are as large as the model."""
+    """Return the slots of the optimizer's state that have the parameters' shapes."""
     x = {name: value.detach() for name, value in build(vocabulary_size, model).named_parameters()}
     return sorted(init(x, hparams).keys() - {"step"})
 
 
 def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
-    """Try a user's own optimizer on parameters of the model, before anything is trained with it.
+    """Try a user's own optimizer on parameters of the model, before training.
 
     Raises:
-        InputError: it fails, or its state or its step is not of the parameters' names and shapes.
+        InputError: the optimizer fails, or its state or its step lacks the parameters' names and shapes.
     """
     name = hparams.server_optimizer
     if not is_own(name):

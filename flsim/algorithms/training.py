@@ -1,4 +1,4 @@
-"""What training is to those who run it, whatever its kind."""
+"""The contract of training for its callers, whichever algorithm trains."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -7,21 +7,21 @@ from flsim.training.state import State
 
 
 class Training(Protocol):
-    """Settings of training and the users that it is about, without a state."""
+    """The settings of training and its users, without a state."""
 
     def first_state(self) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         ...
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = ...) -> Iterator[State]:
-        """Train in this process from a state to round `until`.
+        """Train in this process from a state to round `until`, and yield states.
 
         Args:
-            state: where to go on from; it stays as it is.
-            until: the last round; of central training, the last step.
-            is_wanted: whether to hand out the state after so many rounds; the last one always is.
+            state: the state to continue from; it is not changed.
+            until: the last round; in central training, the last step.
+            is_wanted: whether to yield the state after that many rounds; the last state is always yielded.
 
         Raises:
-            Diverged: values are not finite, or a loss is absurd; names the round.
+            Diverged: values are not finite, or a loss is absurd; the message names the round.
         """
         ...

@@ -1,10 +1,10 @@
-"""What users keep between rounds: a file per user and round of its last parts, in the run folder, which all nodes see.
+"""The tensors that users keep between rounds, in files of the run folder, which all nodes see.
 
     users/000/417/round-000010-after-000003.safetensors    what user 417 kept in round 10 (from 0), after round 3
 
-A state is a function of (seed, rounds before), so that a file that is written again, after a fault, has the same bits,
-and what lies beyond the round that training goes back to is never read. A user that never took part has no file. Only
-sampled users have one: the disk that is used is linear in them.
+There is a file per user and round of its last participations. A state is a function of (seed, rounds before), so that a
+file that is written again after a fault has the same bits. Files beyond the round that training goes back to are never
+read. Only users that took part have files, so that disk use is linear in their number.
 """
 
 import re
@@ -25,8 +25,8 @@ class UserStates:
     """States of users: in a folder, or in memory over what a folder has.
 
     Args:
-        folder: where they lie; None for memory alone.
-        is_read_only: whether what is written stays in memory, as where a round is trained again to verify it.
+        folder: the folder of the files; None to keep states in memory only.
+        is_read_only: whether new states stay in memory, as where a round is trained again to verify it.
     """
 
     def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
@@ -34,10 +34,10 @@ class UserStates:
         self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
 
     def read(self, user: int, round_: int) -> Moments | None:
-        """Return what a user kept when it last took part before a round; None where it never did.
+        """Return what a user kept when it last took part before a round; None where it never took part.
 
         Raises:
-            InputError: that is no longer kept, or damaged.
+            InputError: the state was removed, or its file is damaged.
         """
         in_memory = {kept for kept in (self._memory or {}).get(user, {}) if kept < round_}
         files = {kept: path for kept, (path, _) in self._files(user).items() if kept < round_}
@@ -53,9 +53,10 @@ class UserStates:
             raise InputError(f"{path}: damaged; train the run again from its beginning") from error
 
     def write(self, user: int, round_: int, kept: Moments, forget: int) -> None:
-        """Keep what a user has after a round, and remove what no round from `forget` on needs."""
+        """Keep a user's state after a round, and remove states that no round from `forget` on needs."""
         on_cpu = {
-            slot: {name: value.float().cpu().contiguous() for name, value in of.items()} for slot, of in kept.items()
+            slot: {name: value.float().cpu().contiguous() for name, value in tensors.items()}
+            for slot, tensors in kept.items()
         }
         if self._memory is not None:
             rounds = self._memory.setdefault(user, {})
@@ -77,7 +78,7 @@ class UserStates:
         return (self._folder or Path()) / f"{user // 1000:03d}" / str(user)
 
     def _files(self, user: int) -> dict[int, tuple[Path, int | None]]:
-        """Files of a user by round, and the round of the file before each."""
+        """Return a user's files by round, each with the round of the user's file before it."""
         if self._folder is None or not (folder := self._folder_of(user)).is_dir():
             return {}
         named = [(path, NAME.fullmatch(path.name)) for path in folder.iterdir()]
@@ -94,6 +95,6 @@ class UserStates:
 
 
 def _superseded(rounds: list[int], forget: int) -> list[int]:
-    """Return the rounds whose states nothing needs that goes on from round `forget` or later."""
+    """Return the rounds whose states are not needed by training that continues from round `forget` or later."""
     older = sorted(kept for kept in rounds if kept < forget)
     return older[:-1]

@@ -1,7 +1,7 @@
-"""A user's own code, which settings name as ``path/to/file.py:NAME`` wherever they name something built-in.
+"""Loading of a user's own code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
 
-The file is one module: it may import flsim and installed packages, and not its neighbours. It is executed where the
-thing is first used, and never to read a configuration or results.
+Such a file is one module. It may import flsim and installed packages, but not the files beside it. It is executed when
+the object that it defines is first used, and never to read a configuration or results.
 """
 
 import sys
@@ -27,17 +27,17 @@ _lock = RLock()
 
 @dataclass(frozen=True)
 class Own:
-    """Marks a setting that may name a user's own thing: ``architecture: Annotated[str, Own("model")]``.
+    """Mark of a setting that may name a user's own object, as in ``architecture: Annotated[str, Own("model")]``.
 
     Attributes:
-        kind: what the setting names.
+        kind: what the setting names, such as "model".
     """
 
     kind: str
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is ``path/to/file.py:NAME``."""
+    """Return whether a name has the form ``path/to/file.py:NAME``."""
     path, _, attribute = name.rpartition(":")
     return path.endswith(".py") and attribute.isidentifier()
 
@@ -49,7 +49,10 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None:
-    """Raise InputError where a name is neither built-in nor has the form of a user's own. No code is executed."""
+    """Raise InputError if a name is neither built-in nor of the form ``path/to/file.py:NAME``.
+
+    No code is executed.
+    """
     if name not in built_in and not is_own(name):
         raise InputError(
             f"{kind} must be one of {', '.join(built_in)}, found {name!r}; name your own as path/to/file.py:NAME"
@@ -57,14 +60,14 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
 
 
 def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
-    """Return the built-in thing of a name, or the object that a user's file defines.
+    """Return the built-in object of a name, or the object that a user's file defines.
 
     A file is executed once per process and content.
 
     Args:
-        name: a key of `built_in`, ``path/to/file.py:NAME``, or what `by_content` returned in this process.
-        built_in: the built-in things by name.
-        kind: what they are, for messages.
+        name: a key of `built_in`, ``path/to/file.py:NAME``, or a name that `by_content` returned in this process.
+        built_in: the built-in objects by name.
+        kind: what the objects are, such as "model", for messages.
 
     Raises:
         InputError: the name is neither, there is no such file or NAME, or the file failed.
@@ -82,10 +85,12 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
 
 
 def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, base: type[Thing]) -> type[Thing]:
-    """Return a class that derives from `base`; arguments and errors as `resolve`.
+    """Return a class that derives from `base`.
+
+    The other arguments and errors are those of `resolve`.
 
     Raises:
-        InputError: what a user's file defines is no such class.
+        InputError: the object that the user's file defines is no subclass of `base`.
     """
     thing: object = resolve(name, built_in, kind)
     if not (isinstance(thing, type) and issubclass(thing, base)):
@@ -94,7 +99,10 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, bas
 
 
 def short_name(name: str) -> str:
-    """Return NAME of ``path/to/file.py:NAME``, and a built-in name as it is. No code is executed."""
+    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name unchanged.
+
+    No code is executed.
+    """
     return parts(name)[1] if is_own(name) else name
 
 
@@ -102,7 +110,7 @@ def source_digest(name: str) -> str:
     """Return the sha256, in hexadecimal, of the file of ``path/to/file.py:NAME``.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     path, _ = parts(name)
     try:
@@ -112,9 +120,9 @@ def source_digest(name: str) -> str:
 
 
 def by_content(name: str) -> str:
-    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, which says the same wherever the file lies.
+    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, so that the name does not depend on where the file lies.
 
-    A built-in name, and one that is by content already, stays as it is.
+    A built-in name, and a name that is by content already, stay as they are.
 
     Raises:
         InputError: the file cannot be read.
@@ -128,10 +136,10 @@ def by_content(name: str) -> str:
 
 
 def execute(path: Path) -> ModuleType:
-    """Return a new module that a file defines, which can import its neighbours, as a script can.
+    """Execute a file and return it as a new module, which can import the files beside it, as a script can.
 
     Raises:
-        InputError: it cannot be read, or it failed; the message names the line.
+        InputError: the file cannot be read, or it failed; the message names the line.
     """
     source = _read(path)
     sys.path.insert(0, str(path.resolve().parent))
@@ -139,19 +147,22 @@ def execute(path: Path) -> ModuleType:
 
 
 def place(error: BaseException) -> str | None:
-    """Return ``file.py:12`` of the innermost frame in a user's own file; None where the error passed none."""
+    """Return the innermost frame of an error in a user's own file, such as ``file.py:12``.
+
+    None means that the error passed through no such file.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _files]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 @contextmanager
 def naming_own_code(failure: type[InputError] | type[RunFailed] = RunFailed) -> Iterator[None]:
-    """Turn an error of a user's own code into one line that names its file and line.
+    """Turn an error of a user's own code into a one-line error that names the file and the line.
 
-    Errors of flsim, those of other code, and a lack of memory leave the block as they are.
+    Errors of flsim, errors of other libraries, and a lack of memory leave the block unchanged.
 
     Args:
-        failure: the type of the error; InputError where nothing has been trained yet.
+        failure: the type of the new error; InputError if nothing has been trained yet.
     """
     try:
         yield
@@ -166,12 +177,12 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = RunFailed) -> 
 
 @contextmanager
 def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFailed] = RunFailed) -> Iterator[None]:
-    """Turn errors of a user's own code into one line, as `naming_own_code`, and those of a call that it does not fit.
+    """Turn errors of a user's own code, and of calls that do not fit it, into one-line errors.
 
     Args:
-        name: of the thing.
-        needs: the calls that it must allow, for the message.
-        failure: as `naming_own_code`.
+        name: the name of the user's object.
+        needs: the calls that the object must allow, for the message.
+        failure: the type of the new error, as for `naming_own_code`.
     """
     try:
         with naming_own_code(failure):
@@ -183,7 +194,7 @@ def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFaile
 
 
 def _module_of(path: Path) -> ModuleType:
-    """Return the module of a file's content, which is executed where it is new."""
+    """Return the module of a file's content, and execute the file if this content is new."""
     lies = _places.get(path.stem, path)
     source = _read(lies)
     digest = sha256(source).hexdigest()
@@ -204,7 +215,7 @@ def _read(path: Path) -> bytes:
 
 
 def _execute(path: Path, source: bytes) -> ModuleType:
-    """Execute what was read, without a cache of bytecode; what it prints goes to standard error."""
+    """Execute source code without a bytecode cache, and send what the code prints to standard error."""
     module = ModuleType(f"_own_{sha256(source).hexdigest()}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
@@ -222,7 +233,7 @@ def _execute(path: Path, source: bytes) -> ModuleType:
 
 
 def _about_neighbours(path: Path, error: InputError) -> InputError:
-    """Say why an import failed, where the file wanted one beside it."""
+    """Return an error that explains a failed import of a file beside the user's file."""
     missing = error.__cause__
     if isinstance(missing, ModuleNotFoundError) and (path.parent / f"{missing.name}.py").exists():
         return InputError(f"{error}; it may import flsim and installed packages, not its neighbours: make it one file")

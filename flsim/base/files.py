@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent: written beside their place, then renamed into it."""
+"""Files and folders that are whole or absent: each is written beside its place and then renamed into it."""
 
 import errno
 import fcntl
@@ -19,9 +19,9 @@ from flsim.base.errors import InputError
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` on success and vanishes on any exception.
+    """Yield an empty folder that becomes `path` on success and is removed after an exception.
 
-    One that a process left, which was killed, vanishes when a folder of that name is next begun.
+    A folder that a killed process left half-written is removed when a folder of that name is begun again.
 
     Raises:
         InputError: `path` exists already, or its parent cannot be written.
@@ -45,9 +45,9 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _begun(path: Path, stack: ExitStack) -> Path:
-    """Make a hidden folder beside `path`, which is held, and removed, by the stack.
+    """Make and lock a hidden folder beside `path`; the stack unlocks and removes it.
 
-    Before it is held, another process may take it for abandoned; then one more is made.
+    Before the folder is locked, another process may take it for abandoned and remove it. A further folder is made then.
     """
     while True:
         partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
@@ -65,15 +65,15 @@ def _begun(path: Path, stack: ExitStack) -> Path:
 
 @contextmanager
 def held(path: Path, wait: bool = False) -> Iterator[None]:
-    """Hold an existing file or folder in the block, or as long as this process lives, so that no other process does.
+    """Lock an existing file or folder against other processes, until the block or this process ends.
 
     Args:
         path: the file or folder; a symbolic link is not followed.
-        wait: whether to wait until no other process holds it.
+        wait: whether to wait until no other process holds the lock.
 
     Raises:
-        BlockingIOError: another process holds it, and `wait` is not set.
-        FileNotFoundError: it is not there, or was removed while this process waited for it.
+        BlockingIOError: another process holds the lock, and `wait` is not set.
+        FileNotFoundError: the path does not exist, or was removed while this process waited.
         OSError: the filesystem has no locks, or the path cannot be opened.
     """
     access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS gives the lock of a file only to one who may write it
@@ -95,13 +95,16 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raises InputError where `path` exists: nothing of the user's is ever overwritten."""
+    """Raise InputError if `path` exists, so that no file of the user's is ever overwritten."""
     if path.exists():
         raise InputError(f"{path}: exists already; name another folder, or remove it first")
 
 
 def refuse_missing_folder(path: Path) -> None:
-    """Raises InputError where `path`, or a folder that it is in, is not there: nothing in it is damaged, then."""
+    """Raise InputError if `path`, or a folder above it, does not exist.
+
+    A missing folder was probably moved, so the message does not say that its contents are damaged.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         raise InputError(
@@ -110,7 +113,7 @@ def refuse_missing_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parents, durably; nothing happens where it exists."""
+    """Make a folder with its parents, durably; do nothing if it exists."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -127,16 +130,16 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Return once the folder and all that is in it is on the disk."""
+    """Return once a folder and all files in it are on the disk."""
     for part in [path, *path.rglob("*")]:
         sync(part)
 
 
 def inside(folder: Path, name: object) -> Path:
-    """The path of what a file of data names, which is below the folder, also when symbolic links are followed.
+    """Return the path of a file that a data file names, which must lie below the folder even when links are followed.
 
     Raises:
-        InputError: it leads elsewhere, or no file can have that name.
+        InputError: the path leads out of the folder, or no file can have that name.
     """
     try:
         parts = PurePath(str(name)).parts
@@ -152,7 +155,7 @@ def inside(folder: Path, name: object) -> Path:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Raises ValueError for what is not JSON, also where that is nested so deeply that Python gives up."""
+    """Parse JSON; raise ValueError for invalid JSON, also if it is nested too deeply for Python."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -161,10 +164,15 @@ def from_json(text: str | bytes) -> Any:
 
 @contextmanager
 def naming(path: Path, *numbers: int) -> Iterator[None]:
-    """Have every OSError that leaves the block name a file; one that names none, as a failed write, is about `path`.
+    """Make every OSError that leaves the block name a file.
 
-    With `numbers` only errors of these are. The error that leaves is the one that was raised. A subclass without an
-    error number, such as that of a damaged archive, is not about writing, and stays as it is.
+    An error that names no file, such as that of a failed write, then names `path`. The same error object leaves the
+    block. A subclass without an error number, such as the error of a damaged archive, is not about writing and stays as
+    it is.
+
+    Args:
+        path: the file to name.
+        numbers: the error numbers to change; all if none is given.
     """
     try:
         yield
@@ -178,9 +186,9 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path`; what is written there replaces `path` in one step, durably.
+    """Yield a new, empty file beside `path`, which replaces `path` in one durable step when the block ends.
 
-    The file is there, empty, and ours: in a folder that others may write to, nobody's link is followed.
+    The file is created by this process, so that no link of another user is followed in a shared folder.
     """
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)
@@ -198,10 +206,10 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def named_file(path: Path) -> Iterator[Path]:
-    """`new_file` where a person named the place.
+    """Yield a new file as `new_file` does, for a place that a person named.
 
     Raises:
-        InputError: it is a folder, its folder is not there, or it cannot be written.
+        InputError: the place is a folder, its folder does not exist, or it cannot be written.
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file in it")
@@ -216,12 +224,16 @@ def named_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON with sorted keys, whole or not at all."""
     with new_file(path) as partial:
         partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def digest(*parts: bytes | str) -> str:
-    """sha256, in hexadecimal, of the parts' digests: where one part ends matters."""
+    """Return the sha256, in hexadecimal, of the parts' digests.
+
+    The split into parts counts: ``digest("ab", "c")`` differs from ``digest("a", "bc")``.
+    """
     whole = hashlib.sha256()
     for part in parts:
         whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
@@ -240,9 +252,11 @@ class HashedFile:
         self._file, self._sha256 = file, hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
+        """Read bytes, and count and hash them."""
         return self._count(self._file.read(size))
 
     def write(self, data: bytes) -> None:
+        """Write bytes, and count and hash them."""
         self._file.write(self._count(data))
 
     def close(self) -> None:
@@ -259,7 +273,10 @@ class HashedFile:
 
 
 def file_digest(path: Path) -> str:
-    """sha256, in hexadecimal. A process reads a file once, and again only where it was written meanwhile."""
+    """Return the sha256 of a file, in hexadecimal.
+
+    A process reads a file once, and again only if the file was written meanwhile.
+    """
     about = path.stat()
     return _digest_of(path, about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 

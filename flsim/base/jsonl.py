@@ -1,4 +1,4 @@
-"""Files of JSON lines, which one process appends to while others read them."""
+"""JSON lines files that one process appends to while others read them."""
 
 import os
 from collections.abc import Iterator
@@ -12,13 +12,19 @@ TAIL = 4096  # bytes at a file's end that hold its last line
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """Yield the value of each line; none where there is no file. A line that is cut short or damaged is left out."""
+    """Yield the value of each line of a file.
+
+    A line that is cut short or damaged is left out. A missing file has no lines.
+    """
     if path.exists():
         yield from _values(path.read_bytes())
 
 
 def last_line(path: Path) -> Any:
-    """Return the value of the last line without reading the others; None where it is damaged or there is none."""
+    """Return the value of a file's last line without reading the lines before it.
+
+    None means that the line is damaged or the file has none.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL))
@@ -29,13 +35,13 @@ def last_line(path: Path) -> Any:
 
 
 class NewLines:
-    """The whole lines that a file got since they were last taken; all of them where another file took its place."""
+    """A reader that returns the lines appended to a file since its last call, or all lines if the file was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file, self._offset = path, 0, 0
 
     def take(self) -> list[Any]:
-        """Return the values of the new lines; a damaged line is left out."""
+        """Return the values of the new lines, without damaged ones."""
         try:
             with self._path.open("rb") as file:
                 about = os.fstat(file.fileno())

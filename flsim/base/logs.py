@@ -1,6 +1,7 @@
-"""Structured logs: what happens to a run, as JSON lines in its folder, by Python's own `logging`.
+"""Structured logs: the events of a run, as JSON lines in its folder, through Python's own `logging`.
 
-Everything of ours logs to the one logger `log`, with what tells events apart as `extra`: round, shard, machine, reason.
+All of flsim logs to the one logger `log`. The details of an event, such as round, shard, machine and reason, are passed
+as `extra`.
 """
 
 import json
@@ -19,10 +20,10 @@ _ALWAYS_THERE = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "t
 
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Append what is logged in the block to ``folder/log.jsonl``, a line per event.
+    """Append the events of the block to ``folder/log.jsonl``, one line each.
 
-    A line has time (UTC), level, event, run (the folder's name), and what the event is about. Where it cannot be
-    written, as on a full disk, it is lost.
+    A line has the time (UTC), the level, the event, the run (the folder's name) and the details of the event. An event
+    that cannot be written, as on a full disk, is lost.
     """
     handler, level = _Lines(folder / FILE), log.level
     handler.setFormatter(_Json(folder.resolve().name))
@@ -37,7 +38,7 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """Nothing is held back, so that nothing is left that could fail when it is closed, or be lost with the process."""
+    """Logging handler that writes each line at once, so that nothing is lost or can fail when the process ends."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

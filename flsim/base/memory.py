@@ -1,11 +1,12 @@
 """Peak memory of a process and all its descendants, sampled from /proc.
 
-It is proportional set size: a page that k processes share counts 1/k in each, so that the sum is what is resident.
-Anonymous memory, which nothing else can have, is kept apart from pages of mapped files, which the system takes back
-when it needs them.
+The measure is proportional set size: a page that k processes share counts 1/k in each of them, so the sum over
+processes is the resident memory. Anonymous memory belongs to its process alone. It is kept apart from pages of mapped
+files, which the system takes back when it needs them.
 
-psutil gives the proportional size as one number, without what of it is anonymous, and finds descendants by a look at
-all processes of the machine; here a look costs some milliseconds for each process that is measured.
+psutil is not used for two reasons. It gives the proportional set size as one number, without its anonymous part. It
+also searches all processes of the machine for descendants, while a sample here costs some milliseconds for each
+measured process.
 """
 
 import threading
@@ -21,11 +22,11 @@ SAMPLE_EVERY = 0.1  # seconds
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
+    """Resident memory of processes, in bytes.
 
     Attributes:
-        anonymous: of the processes' own.
-        file: of mapped files, shared memory included.
+        anonymous: memory that belongs to the processes alone.
+        file: pages of mapped files, shared memory included.
     """
 
     anonymous: int = 0
@@ -36,8 +37,8 @@ class Memory:
         return self.anonymous + self.file
 
     @classmethod
-    def of(cls, process: int) -> "Memory":
-        """What a process and its descendants hold now; nothing, where it has ended."""
+    def held_by(cls, process: int) -> "Memory":
+        """Return the memory that a process and its descendants hold now; zero if the process has ended."""
         sizes = {"Pss_Anon:": 0, "Pss_File:": 0, "Pss_Shmem:": 0}
         below: list[Memory] = []
         with suppress(OSError):
@@ -47,16 +48,18 @@ class Memory:
                 if name in sizes:
                     sizes[name] = 1024 * int(kilobytes)
             for task in (folder / "task").iterdir():
-                below += [cls.of(int(child)) for child in (task / "children").read_text().split()]
+                below += [cls.held_by(int(child)) for child in (task / "children").read_text().split()]
         anonymous, file, shared = sizes.values()
         return cls(anonymous + sum(one.anonymous for one in below), file + shared + sum(one.file for one in below))
 
 
 class PeakMemory:
-    """While it is open, the largest that was seen; `anonymous`, `file` and `total` may be of different moments.
+    """Context manager that samples the memory of a process and keeps the largest values.
+
+    The peaks in `anonymous`, `file` and `total` (bytes) may be of different moments.
 
     Args:
-        process: its number.
+        process: number of the process.
         every: seconds between two samples.
 
     Raises:
@@ -65,7 +68,7 @@ class PeakMemory:
 
     def __init__(self, process: int, every: float = SAMPLE_EVERY) -> None:
         if not Path("/proc/self/smaps_rollup").exists():
-            raise InputError("memory is read from /proc/self/smaps_rollup, which this system has not")
+            raise InputError("memory is read from /proc/self/smaps_rollup, which this system lacks")
         self.anonymous = self.file = self.total = 0
         self._process, self._every = process, every
         self._over = threading.Event()
@@ -83,7 +86,7 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while True:
-            now = Memory.of(self._process)
+            now = Memory.held_by(self._process)
             self.anonymous = max(self.anonymous, now.anonymous)
             self.file = max(self.file, now.file)
             self.total = max(self.total, now.total)

@@ -1,4 +1,4 @@
-"""Parquet files, read without trust: columns of the types that were written, whatever else a file may say."""
+"""Reading of Parquet files that are not trusted: only the expected columns, in the expected types."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,28 +13,29 @@ MOST_ROWS = 10**7  # a row that repeats takes no room in a file, and would in me
 
 
 def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """The columns of `schema`, in their types; what a file says to pandas is passed over.
+    """Return the columns of `schema` in their types; the pandas metadata of the file is ignored.
 
     Args:
-        path: of the file.
-        schema: names and types; no cell may be missing, nor an item of a list, where a field is not nullable.
+        path: the file.
+        schema: names and types. If a field is not nullable, no cell of its column may be missing, nor an item of a
+            list.
         optional: names of columns that may be absent.
 
     Raises:
-        InputError: it is damaged, or has other columns.
+        InputError: the file is damaged, or a column is missing.
     """
     try:
         with pq.ParquetFile(path) as file:
-            there = set(file.schema_arrow.names)
-            missing = [name for name in schema.names if name not in there and name not in optional]
+            names = set(file.schema_arrow.names)
+            missing = [name for name in schema.names if name not in names and name not in optional]
             if missing:
                 raise InputError(f"{path}: has no column {missing[0]}; remove or restore it")
             if file.metadata.num_rows > MOST_ROWS:
                 raise InputError(f"{path}: has {file.metadata.num_rows:,} rows, more than a run ever writes; remove it")
-            wanted = pa.schema([field for field in schema if field.name in there])
-            table = file.read(columns=wanted.names).select(wanted.names).cast(_nullable(wanted))
+            present = pa.schema([field for field in schema if field.name in names])
+            table = file.read(columns=present.names).select(present.names).cast(_nullable(present))
         table.validate(full=True)  # also of text, that it is UTF-8
-        for field in wanted:
+        for field in present:
             if not field.nullable and _lacks(table[field.name]):
                 raise InputError(f"{path}: cells of column {field.name} are missing; remove or restore it")
         frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)

@@ -1,9 +1,13 @@
 """Tasks in worker processes.
 
-What `concurrent.futures` leaves open, and an import of hours needs: workers end with their parent, even one that got
-SIGKILL; a task whose worker died is known by name, and tried once more; a worker imports the task's module and not the
-caller's main one (so a script needs no `if __name__ == "__main__"`); Ctrl-C reaches the parent alone; a task that says
-nothing for too long, wherever it hangs, is ended.
+An import of hours needs more than `concurrent.futures` offers:
+
+- Workers end with their parent, even if the parent got SIGKILL.
+- A task whose worker died is known by name, and is tried once more.
+- A worker imports the module of the task, not the main module of the caller, so a script needs no
+  `if __name__ == "__main__"`.
+- Ctrl-C reaches only the parent.
+- A task that reports nothing for too long is ended, wherever it hangs.
 """
 
 import faulthandler
@@ -32,23 +36,23 @@ HUNG = 1  # the exit code that faulthandler gives
 
 
 class WorkerDied(InputError):  # noqa: N818 (what happened, as with RunFailed)
-    """The process that worked on a task died, every time that it was tried."""
+    """The process that worked on a task died each time that the task was tried."""
 
 
 def ignore(_amount: float) -> None:
-    """For whom progress within tasks does not matter."""
+    """Ignore progress within a task."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A call ``function(report, *arguments)``; `report` says how much more of the task is done.
+    """A call ``function(report, *arguments)``, where `report` says how much more of the task is done.
 
     Attributes:
-        label: what it works on, for a person.
-        function: found by its name in its module.
-        arguments: they and what is returned can be pickled.
-        silence: seconds without a report after which its worker is taken to hang, and is ended. A task with such a
-            limit never runs in the caller's own process.
+        label: name of the task, for a person.
+        function: a function of a module, which workers import by its name.
+        arguments: arguments that can be pickled, as must be the returned value.
+        silence: seconds without a report after which the worker is taken to hang and is ended. A task with such a limit
+            never runs in the caller's own process.
     """
 
     label: str
@@ -58,7 +62,10 @@ class Task:
 
 
 class Pool:
-    """Runs tasks in so many processes, which start when they are first needed; a single one is the caller's own."""
+    """A number of worker processes that run tasks.
+
+    The processes start when they are first needed. A single worker is the caller's own process.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -79,12 +86,12 @@ class Pool:
 
         Args:
             tasks: the tasks.
-            done: called with a task's index and what it returned, as tasks are done.
-            report: called with whatever tasks report.
+            done: called with the index of each completed task and the value that it returned.
+            report: called with the progress that tasks report.
 
         Raises:
-            WorkerDied: a task's worker died `TRIES` times.
-            Exception: what the first task in order raised, of those that failed; later ones may not have been run.
+            WorkerDied: a worker died `TRIES` times on the same task.
+            Exception: the error of the first failed task in order. Later tasks may not have been run.
         """
         if self.workers == 1 and not any(task.silence for task in tasks):
             for index, task in enumerate(tasks):
@@ -144,7 +151,7 @@ class _Worker:
             self.connection.send((task.function, task.arguments, task.silence))
 
     def receive(self) -> tuple[str, Any]:
-        """``report``, ``done`` or ``failed`` with a value, or ``died`` with the reason."""
+        """Return ``report``, ``done`` or ``failed`` with a value, or ``died`` with the reason."""
         try:
             kind, value = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -163,7 +170,7 @@ class _Worker:
 
 
 def serve(descriptor: int) -> None:
-    """A worker's life: tasks come through the connection until the parent ends."""
+    """Run tasks in a worker process, as they come through the connection, until the parent ends."""
     connection: Connection[Any, Any] = Connection(descriptor)
     tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
@@ -193,13 +200,16 @@ def serve(descriptor: int) -> None:
 
 
 def _end_after(silence: float | None, nowhere: IO[str]) -> None:
-    """End this process unless called again in time: by a thread of C, which a library that hangs cannot hold up."""
+    """End this process unless this function is called again in time.
+
+    A C thread ends the process, so that a library that hangs cannot prevent it.
+    """
     if silence:
         faulthandler.dump_traceback_later(silence, exit=True, file=nowhere)
 
 
 def _receive(connection: "Connection[Any, Any]", tasks: "queue.SimpleQueue[Any]") -> None:
-    """Also while a task is busy, so that a worker whose parent is gone ends at once."""
+    """Receive tasks even while one runs, so that a worker whose parent is gone ends at once."""
     try:
         while True:
             tasks.put(connection.recv())
@@ -210,7 +220,7 @@ def _receive(connection: "Connection[Any, Any]", tasks: "queue.SimpleQueue[Any]"
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as the parent can receive it."""
+    """Return the error, or one with its traceback as text if the error cannot be pickled."""
     if not isinstance(error, InputError | OSError):
         error.add_note(f"in a worker process:\n{traceback.format_exc()}")
     try:

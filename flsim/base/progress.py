@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar where someone watches, plain lines elsewhere. Standard output is for results."""
+"""Progress on standard error: a bar in a terminal, plain lines elsewhere. Standard output is for results."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class _Console(Console):
-    """Nobody who reads any more, or a full disk: that stops no run."""
+    """Console that ignores failed writes, because a closed pipe or a full disk must not stop a run."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         with suppress(OSError):
@@ -31,30 +31,30 @@ LINES_EVERY = 15.0  # seconds between two plain lines
 
 
 class Advance(Protocol):
-    """Says that `done` of the total is done, with a short note.
+    """Function that reports that `done` of the total is done, with a short note.
 
-    `work` is how much work that was since the progress began, where the rate is to be that of something else than of
-    what is counted.
+    `work` is the amount of work since the progress began. It replaces `done` in the rate, for progress whose rate has
+    another unit than its count.
     """
 
     def __call__(self, done: float, note: str = "", work: float | None = None) -> None: ...
 
 
 def say(message: str, **about: Any) -> None:
-    """One line for a person, and for the log with what it is about, such as round and shard."""
+    """Print one line for a person, and log it with details such as round and shard."""
     console.print(message, markup=False, soft_wrap=True)
     log.info(message, extra=about)
 
 
 @contextmanager
 def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iterator[Advance]:
-    """Show how far a long job is, how fast, and how long it takes from here.
+    """Show how far a long job is, its rate, and the time that remains.
 
     Args:
         title: what the job is.
-        total: how much there is to do; 0 where nobody knows.
-        start: how much of it was done before.
-        unit: of the rate.
+        total: how much there is to do; 0 if the amount is not known.
+        start: how much was done before.
+        unit: the unit of the rate.
 
     >>> with progress("training", total=100, unit="rounds") as advance:      # doctest: +SKIP
     ...     advance(1, "loss 6.91")
@@ -65,10 +65,10 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
         seconds = time.monotonic() - began
         rate = (done - start if work is None else work) / seconds if seconds else 0.0
         left = (total - done) * seconds / (done - start) if done > start and total > done else 0.0
-        said = [f"{done:,.0f} of {total:,.0f}" if total else f"{done:,.0f}"]
-        said += [f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"] if rate and unit else []
-        said += [f"{clock(left)} left"] if left else []
-        return [*said, note] if note else said
+        words = [f"{done:,.0f} of {total:,.0f}" if total else f"{done:,.0f}"]
+        words += [f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"] if rate and unit else []
+        words += [f"{clock(left)} left"] if left else []
+        return [*words, note] if note else words
 
     if console.is_terminal:
         columns = (_OneLine("title"), BarColumn(bar_width=10), TimeElapsedColumn(), _OneLine("status"))
@@ -92,7 +92,7 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
 
 
 class _OneLine(ProgressColumn):
-    """A field of a task, cut where the terminal ends."""
+    """Column that shows a field of a task on one line, cut at the edge of the terminal."""
 
     def __init__(self, field: str) -> None:
         super().__init__(Column(no_wrap=False))
@@ -103,12 +103,12 @@ class _OneLine(ProgressColumn):
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """Return seconds as hours, minutes and seconds, such as "1:02:03"."""
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
 
 
 def tracked(title: str, items: Sequence[Item], unit: str = "") -> Iterator[Item]:
-    """The items, with progress as they are done."""
+    """Yield the items, and show progress as they are done."""
     with progress(title, len(items), unit=unit) as advance:
         for done, item in enumerate(items, start=1):
             yield item

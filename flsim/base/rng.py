@@ -1,8 +1,8 @@
-"""The only birthplace of randomness.
+"""The only source of randomness.
 
-Every random number is a function of (seed, purpose, keys), where the keys are the round, the user, or whatever else
-tells two draws apart. Nothing holds a generator between rounds, so a resumed run draws exactly what an undisturbed
-one would have drawn, whatever the number of processes.
+Every random number is a function of a seed, a purpose and keys. Keys are the round, the user, or other values that tell
+two draws apart. No generator is kept between rounds. A resumed run therefore draws exactly the numbers of an
+undisturbed run, whatever the number of processes.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
-    """A fresh generator for one purpose.
+    """Return a fresh generator for one purpose.
 
     Args:
         seed: the experiment's seed.
         purpose: what is drawn, e.g. ``"cohort"``; two purposes never share a stream.
-        keys: what tells this draw from others of the same purpose, e.g. the round and the user.
+        keys: values that tell this draw from others of the same purpose, e.g. the round and the user.
 
     >>> stream(0, "cohort", 3).integers(100) == stream(0, "cohort", 3).integers(100)
     True
@@ -26,5 +26,5 @@ def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
 
 
 def _plain(key: int | str) -> int | str:
-    """Numpy integers count as Python's, so that a key's spelling does not depend on where it came from."""
+    """Convert a numpy integer to Python's, so that the name of a stream does not depend on the type of a key."""
     return key if isinstance(key, str) else int(key)

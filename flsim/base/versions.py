@@ -1,4 +1,4 @@
-"""Versions of everything that decides a run's numbers: equal ones, on equal processors, give equal bits."""
+"""Versions of everything that decides a run's numbers: equal versions give equal bits on equal processors."""
 
 import importlib.util
 import platform
@@ -12,18 +12,22 @@ LIBRARIES = ("torch", "numpy", "scipy", "pyarrow", "safetensors", "flwr", "ray")
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the machine's architecture, installed libraries, and our own code: its digest, as `code_digest`."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+    """Return the versions of everything that decides a run's numbers.
+
+    Keys are "python", "machine" (the architecture), the names of installed libraries, and "flsim", which is
+    `code_digest`.
+    """
+    installed = {"python": platform.python_version(), "machine": platform.machine()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {**found, "flsim": code_digest()}
+    return {**installed, "flsim": code_digest()}
 
 
 def code_digest() -> str:
-    """sha256 over names and bytes of the source files of `PACKAGES`, as this process imports them."""
+    """Return the sha256 over names and bytes of the source files of `PACKAGES`, as this process imports them."""
     parts: list[bytes | str] = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -35,7 +39,7 @@ def code_digest() -> str:
 
 
 def processor() -> str:
-    """The model of the processor, as Linux names it; empty where it does not say."""
+    """Return the model of the processor, as Linux names it; empty if Linux does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

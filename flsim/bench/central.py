@@ -1,6 +1,7 @@
-"""`flsim bench central`: records per second of central training, ours and a plain PyTorch loop over the same steps.
+"""Benchmark `flsim bench central`: records per second of central training, beside a plain PyTorch loop.
 
-Needs nothing but torch, numpy and rich, and draws its records itself: also `python -m flsim.bench.central`.
+Both train the same steps. The benchmark needs only torch, numpy and rich, and draws its records itself. It also runs as
+`python -m flsim.bench.central`.
 """
 
 import argparse
@@ -33,15 +34,16 @@ FAR = 0.01  # of what training changed: beyond it two sides have not done the sa
 
 @dataclass(frozen=True)
 class CentralBenchHParams:
-    """What is trained.
+    """Settings of the benchmark.
 
     Attributes:
-        batch_sizes: to measure, each by itself.
-        records: read by each side in a turn; the steps are as many as that takes.
-        turns: of each side, one after another, so that a noisy machine is as noisy for both; the first is left out.
-        threads: of torch, on a CPU.
-        model: its sizes.
-        users: of 2,000 words, whose records there are.
+        batch_sizes: batch sizes to measure, one after another.
+        records: records that each side reads in a turn, which sets the number of steps.
+        turns: number of turns of each side. Sides alternate, so that a noisy machine disturbs both; the first turn is
+            left out.
+        threads: torch threads on a CPU.
+        model: sizes of the model.
+        users: number of users of 2,000 words, who have the records.
     """
 
     batch_sizes: tuple[int, ...] = (32, 256)
@@ -53,16 +55,16 @@ class CentralBenchHParams:
 
 
 def bench_central(hparams: CentralBenchHParams = CentralBenchHParams(), device: str = "cpu") -> dict[str, Any]:
-    """Measure both.
+    """Measure central training and the plain loop.
 
     Returns:
-        ``records_per_second`` by batch size, of "ours" (reading and packing included) and of "plain" (batches made
-        before); their ``ratio``; ``distance`` of their final models, relative to what training changed;
+        ``records_per_second`` by batch size, of "ours" (with reading and packing) and of "plain" (with batches made
+        before); their ``ratio``; ``distance`` of their final models, relative to the change by training;
         ``hours_of_the_paper``, of 37.5 million steps at the smallest batch size; ``products``: on a CPU, floating-point
-        operations a second of our training, and of matrix products of its shapes alone; ``device``, ``threads``.
+        operations per second of our training, and of matrix products of its shapes alone; ``device``, ``threads``.
 
     Raises:
-        RunFailed: the two came to different models.
+        RunFailed: the final models differ.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(hparams.threads)
@@ -85,7 +87,7 @@ def bench_central(hparams: CentralBenchHParams = CentralBenchHParams(), device: 
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     lines = [f"{measured['unit']}; {measured['device']}, threads: {measured['threads']}"]
     for size, rates in measured["records_per_second"].items():
         lines.append(
@@ -102,7 +104,7 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
     steps = -(-hparams.records // size)
     training = CentralTraining(records, CentralHParams(batch_size=size), 0, device=device)
     ours = init(records.layout.vocabulary_size, hparams.model, 0)
-    first, model = ours, CIFGLanguageModel.of(ours.params).to(device)
+    first, model = ours, CIFGLanguageModel.from_params(ours.params).to(device)
     optimizer = torch.optim.SGD(model.parameters(), training.rate(0))
     seconds: dict[str, list[float]] = {"ours": [], "plain": []}
     positions = 0
@@ -119,9 +121,9 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
     rates = {name: size * steps * (hparams.turns - 1) / sum(times[1:]) for name, times in seconds.items()}
     products = {}
     if device == "cpu":
-        each = positions / steps
+        per_step = positions / steps
         done = 6 * _weights(hparams.model) * positions / seconds["ours"][-1]
-        products = {"training": done, "alone": _products_alone(round(each), hparams.model)}
+        products = {"training": done, "alone": _products_alone(round(per_step), hparams.model)}
     return {
         "records_per_second": rates,
         "ratio": rates["ours"] / rates["plain"],
@@ -131,7 +133,7 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
 
 
 def _drawn(users: int) -> Split:
-    """All records of some users, as a split with one user."""
+    """Return all records of some users, as a split with one user."""
     parts = [DrawnUsers(users)[user] for user in range(users)]
     tokens = np.concatenate([part.tokens for part in parts])
     offsets = np.cumsum(np.concatenate([[0], *(np.diff(part.offsets) for part in parts)]))
@@ -140,13 +142,13 @@ def _drawn(users: int) -> Split:
 
 
 def _batches(training: CentralTraining, first: int, end: int) -> list[tuple[Tensor, Tensor]]:
-    """The padded batches of the steps, as a plain loop reads them."""
-    found = []
+    """Return the padded batches of the steps, as a plain loop reads them."""
+    batches = []
     for step in range(first, end):
         records = training.chunk(step, step + 1).records
         padded = batch(records, np.arange(len(records)), LAYOUT)
-        found.append((torch.from_numpy(padded.inputs), torch.from_numpy(padded.targets)))
-    return found
+        batches.append((torch.from_numpy(padded.inputs), torch.from_numpy(padded.targets)))
+    return batches
 
 
 def _plain_loop(
@@ -155,7 +157,7 @@ def _plain_loop(
     batches: Sequence[tuple[Tensor, Tensor]],
     device: str,
 ) -> float:
-    """Seconds."""
+    """Train with a plain loop, and return its seconds."""
     began = time.perf_counter()
     for inputs, targets in batches:
         logits = model(inputs.to(device))
@@ -175,12 +177,12 @@ def _distance(first: State, ours: State, model: CIFGLanguageModel) -> float:
 
 
 def _weights(model: ModelHParams) -> int:
-    """Weights that a position is multiplied by: the cell's, and the output's."""
+    """Return the number of weights that a position is multiplied by: the cell's, and the output's."""
     return model.embedding * (2 * 3 * model.units + model.units + LAYOUT.vocabulary_size)
 
 
 def _products_alone(positions: int, model: ModelHParams) -> float:
-    """Floating-point operations a second of the six large products of a step over so many positions."""
+    """Return floating-point operations per second of the six large products of a step over some positions."""
     outputs, vocabulary = torch.ones(positions, model.embedding), torch.ones(LAYOUT.vocabulary_size, model.embedding)
     gates, weight = torch.ones(positions, 3 * model.units), torch.ones(model.embedding, 3 * model.units)
     logits = outputs @ vocabulary.T

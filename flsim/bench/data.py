@@ -1,8 +1,8 @@
-"""Import from every format: sentences per second of the whole command, and peak memory at two sizes.
+"""Benchmark of the import from every format: sentences per second of the whole command, and peak memory at two sizes.
 
-Files hold generated sentences in the format's true schema (`flsim.bench.writers`): 400 a user, as the mean of Stack
-Overflow's train users, of 5 to 19 words from a Zipf law, and a rare word in each twentieth. They are written before the
-clock starts; what is measured is `flsim data import` as a user would run it, from start to exit.
+Files hold generated sentences in the format's true schema (`flsim.bench.writers`). Users have 400 sentences, the mean
+of Stack Overflow's train users. Sentences have 5 to 19 words from a Zipf law, and each twentieth has a rare word. The
+files are written before the clock starts. The clock measures `flsim data import` as a user runs it, from start to exit.
 """
 
 import lzma
@@ -60,15 +60,15 @@ def bench_data(sentences: int = SENTENCES, readers: Sequence[str] = ()) -> list[
     """Import generated files of each format.
 
     Args:
-        sentences: in each file; the smaller ones have a quarter of it.
-        readers: keys of `FILES`; all of them if empty.
+        sentences: number of sentences in each file; the smaller files have a quarter of them.
+        readers: keys of `FILES`; all if empty.
 
     Returns:
         For each reader ``reader``, ``sentences``, ``sentences_per_second``, ``peak_rss_bytes`` over all processes,
         ``file_bytes``, and under ``smaller`` the same for a quarter of the sentences.
 
     Raises:
-        InputError: no such reader.
+        InputError: there is no such reader.
         RunFailed: an import failed.
     """
     for reader in readers:
@@ -82,7 +82,7 @@ def bench_data(sentences: int = SENTENCES, readers: Sequence[str] = ()) -> list[
 
 
 def describe(measured: Sequence[dict[str, Any]]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     lines = [f"{'reader':<18} {'sentences':>12} {'sentences/s':>12} {'peak memory':>12} {'at a quarter':>13}"]
     lines += [
         f"{one['reader']:<18} {one['sentences']:>12,} {one['sentences_per_second']:>12,.0f} "
@@ -137,5 +137,5 @@ def _sentences() -> list[str]:
 
 
 def _words() -> list[str]:
-    """Different words, frequent ones short, in letters alone."""
+    """Return different words of letters only; frequent words are short."""
     return ["".join(chr(97 + int(digit)) for digit in np.base_repr(rank + 10, 10)) for rank in range(WORDS)]

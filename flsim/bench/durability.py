@@ -1,7 +1,7 @@
-"""What it costs a round that everything is synced to the disk: training with syncs, and with syncs that do nothing.
+"""Benchmark of the cost of syncing everything to the disk: training with syncs, and with syncs that do nothing.
 
-Each run trains in one process, so that a round is as short as it can be, and what syncs cost of it as much. Runs with
-and without syncs alternate: whatever else the machine does meets both alike.
+Each run trains in one process, so that a round is as short as possible and syncs cost the largest share of it. Runs
+with and without syncs alternate, so that other work on the machine disturbs both.
 """
 
 import os
@@ -41,13 +41,13 @@ UNIT = "a round of 4 users with 100 words each, of central training a step of 16
 
 @dataclass(frozen=True)
 class DurabilityHParams:
-    """What is trained.
+    """Settings of the benchmark.
 
     Attributes:
-        rounds: of each run; of central training, steps.
-        pairs: of runs with and without syncs, for each figure.
-        checkpoint_every: rounds between two checkpoints; several are compared.
-        models: their sizes, by name.
+        rounds: number of rounds of each run; of steps in central training.
+        pairs: number of runs with and without syncs, for each figure.
+        checkpoint_every: rounds between two checkpoints; several values are compared.
+        models: sizes of the models, by name.
         vocabulary_size: V.
     """
 
@@ -66,7 +66,7 @@ def bench_durability(hparams: DurabilityHParams = DurabilityHParams()) -> dict[s
 
     Returns:
         ``figures``, each with ``training``, ``model``, ``checkpoint_every``, the medians of ``seconds`` of a round with
-        syncs and of ``ratio``, of it to one without; ``syncs`` of a round, and the median ``seconds_in_syncs``; the
+        syncs and of ``ratio`` to a round without; ``syncs`` per round, and the median ``seconds_in_syncs``; the
         ``unit`` of work.
     """
     figures = []
@@ -85,7 +85,7 @@ def bench_durability(hparams: DurabilityHParams = DurabilityHParams()) -> dict[s
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     lines = [f"unit: {measured['unit']}"]
     for figure in measured["figures"]:
         lines.append(
@@ -118,7 +118,7 @@ def _compare(settings: Config, folder: Path, hparams: DurabilityHParams) -> dict
 
 @contextmanager
 def _syncs(are_done: bool) -> Iterator[list[float]]:
-    """In the block, `os.fsync` does nothing, or also appends the seconds that it took to what is yielded."""
+    """Replace `os.fsync` in the block by a timed version, or by one that does nothing, and yield the calls' seconds."""
     sync, waits = os.fsync, list[float]()
 
     def timed(descriptor: Any) -> None:
@@ -154,19 +154,19 @@ def _settings(training: str, corpus: Path, model: ModelHParams, rounds: int, eve
 
 
 class _NoEvaluations:
-    """Takes the place of `server.supervision.Evaluations`: the checkpoint of the last round is not evaluated."""
+    """Substitute for `server.supervision.Evaluations` that evaluates no checkpoint."""
 
     complaint = None
 
     def submit(self, path: Path) -> None:
-        """Nothing is measured."""
+        """Ignore the checkpoint."""
 
     def poll(self) -> None:
-        """Nothing ends."""
+        """Return at once, because no evaluation runs."""
 
 
 def _train(settings: Config, path: Path, waits: list[float] | None = None) -> float:
-    """Seconds that all rounds of a new run take, as its processes write them."""
+    """Train all rounds of a new run, and return their seconds, with the files that a run writes."""
     run = Run.create(settings, path)
     if waits is not None:
         waits.clear()  # the folder is made once
@@ -181,7 +181,7 @@ def _train(settings: Config, path: Path, waits: list[float] | None = None) -> fl
 
 
 def _train_rounds(run: Run) -> None:
-    send = run.federated.training_of(run.users, run.rounds).here()
+    send = run.federated.training_of(run.users, run.rounds).send_in_process()
     with threads(1):
         state = run.latest_state()
         rounds.train_rounds(run, state, send, cast(Evaluations, _NoEvaluations()))

@@ -1,8 +1,8 @@
-"""How fast the cohort engine trains users on a device, by size of the micro-cohort and precision: for tuning on a GPU.
+"""Benchmark of the cohort engine on a device, by size of the micro-cohort and precision, for tuning on a GPU.
 
     python -m flsim.bench.engine --device cuda --profile
 
-Needs nothing but torch, numpy and rich, and draws its users itself.
+The benchmark needs only torch, numpy and rich, and draws its users itself.
 """
 
 import argparse
@@ -31,12 +31,12 @@ CLIP = 0.2
 
 
 class DrawnUsers:
-    """Users whose records have log-normal lengths, with a mean of 8 words, cut at what a record can hold; Zipf words.
+    """Users with Zipf words and records of log-normal lengths, with a mean of 8 words, cut at the longest record.
 
     Args:
-        users: how many.
-        spread: standard deviation of the logarithm of a user's number of words, which has a median of 2,000: 0 for
-            balanced users as in the paper, 1 or more for those of a real population.
+        users: number of users.
+        spread: standard deviation of the logarithm of a user's number of words, whose median is 2,000: 0 for balanced
+            users as in the paper, 1 or more for those of a real population.
     """
 
     layout = LAYOUT
@@ -64,22 +64,22 @@ def bench_engine(
     spread: float = 0.0,
     profile: bool = False,
 ) -> dict[str, Any]:
-    """Users per second with everything (reading, packing, training, clipping, summing), and of parts of it.
+    """Measure users per second of whole rounds (reading, packing, training, clipping, summing), and of parts of them.
 
-    Each is of a second round: the first one compiles kernels and captures graphs.
+    Each number is of a second round, because the first one compiles kernels and captures graphs.
 
     Args:
         device: "cuda" or "cpu".
-        micro_cohorts: users that train at once.
-        precisions: as `LocalHParams`'s.
+        micro_cohorts: numbers of users that train at once.
+        precisions: precisions of `LocalHParams`.
         cohort: users in a round.
-        spread: of `DrawnUsers`.
-        profile: whether to have torch's profiler tell where a micro-cohort's time goes, without graphs.
+        spread: spread of `DrawnUsers`.
+        profile: whether torch's profiler reports where the time of a micro-cohort goes, without graphs.
 
     Returns:
         ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
         ``training_alone`` (users already packed), ``packing_alone`` (one thread), ``peak_gigabytes`` of the device's
-        memory, ``said_gigabytes`` (`StackedTrainer.memory`), and ``profile`` where asked for.
+        memory, ``said_gigabytes`` (the estimate of `StackedTrainer.memory`), and ``profile`` if requested.
     """
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams()).initialize(0).to(device)
     start = {name: value.detach() for name, value in model.named_parameters()}
@@ -107,7 +107,7 @@ class Held:
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     lines = [f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users a round; {measured['unit']}"]
     lines.append("precision  at once   users/s   training   packing   peak GB   said GB")
     for row in measured["rows"]:
@@ -129,8 +129,12 @@ def _row(start: Params, users: Held, size: int, precision: Precision, profile: b
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    fixed, each = StackedTrainer.memory(start, hparams, LAYOUT)
-    row: dict[str, Any] = {"micro_cohort": size, "precision": precision, "said_gigabytes": (fixed + size * each) / 1e9}
+    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
+    row: dict[str, Any] = {
+        "micro_cohort": size,
+        "precision": precision,
+        "said_gigabytes": (fixed + size * per_user) / 1e9,
+    }
     try:
         row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size)
         row["peak_gigabytes"] = torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else float("nan")
@@ -156,7 +160,7 @@ def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int)
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of the second time."""
+    """Do the work twice, and return the seconds of the second time."""
     for _ in range(2):
         began = time.perf_counter()
         work()
@@ -169,12 +173,12 @@ def _profile(work: Callable[[], object], on_gpu: bool) -> str:
     from torch.profiler import ProfilerActivity, profile
 
     work()
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         work()
         if on_gpu:
             torch.cuda.synchronize()
     order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
-    return str(found.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60))
+    return str(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What it takes to rank canaries among R, and to decide on them, against scoring every reference in full."""
+"""Benchmark of ranking canaries among R, and of deciding on them, against scoring every reference in full."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -35,26 +35,26 @@ Result = TypeVar("Result")
 def bench_evaluation(
     canaries: int = 90, count: int = 2_000_000, device: str = "cpu", steps: int = 1_000, units: int = 670
 ) -> dict[str, Any]:
-    """Seconds of exact ranks, decisions, and straightforward scoring of the same canaries on one model, in one run.
+    """Measure seconds of exact ranks, decisions, and straightforward scores of the same canaries on one model.
 
-    Decisions are on all canaries, ranks on a CPU of every tenth, straightforward scores of every tenth anywhere and of
-    fewer references. What two of them say of the same canary is compared.
+    Decisions are on all canaries. Ranks are of every tenth canary on a CPU, and of all on a GPU. Straightforward scores
+    are of every tenth canary and of fewer references. Results of two methods for the same canary are compared.
 
     Args:
-        canaries: how many to decide on.
+        canaries: number of canaries to decide on.
         count: |R|.
         device: "cpu" or "cuda".
-        steps: of training before.
+        steps: steps of training before.
         units: H, size of the model.
 
     Returns:
-        ``device``, ``threads``, ``model``, ``memorized`` (how many canaries), ``rank_seconds``, ``decide_seconds``,
-        ``straightforward_seconds``; in ``measured_at``, for each, ``references`` and ``canaries``; ``speedup`` over
-        straightforward scoring of ``rank`` and ``decide``, by seconds per canary and reference.
+        ``device``, ``threads``, ``model``, ``memorized`` (number of canaries), ``rank_seconds``, ``decide_seconds``,
+        ``straightforward_seconds``; in ``measured_at``, for each, ``references`` and ``canaries``; ``speedup`` of
+        ``rank`` and ``decide`` over straightforward scores, by seconds per canary and reference.
 
     Raises:
         InputError: there is no such device, or a size is below 1.
-        RuntimeError: two ways to the same answer disagree.
+        RuntimeError: two methods disagree.
     """
     at_least_one(canaries=canaries, references=count, steps=steps, units=units)
     if device not in ("cpu", "cuda"):
@@ -75,17 +75,17 @@ def bench_evaluation(
     if [one.memorized for one in ranks] != decisions[::every]:
         raise RuntimeError("a decision differs from the rank")
     for pair, plain in zip(scored, scores, strict=True):
-        found = of_few.rank(*pair)
-        least, most = ((plain <= found.log_perplexity * (1 + slack)).sum() for slack in (-SLACK, SLACK))
-        if not 1 + least <= found.rank <= 1 + most:
-            raise RuntimeError(f"rank {found.rank} is not among {1 + least} to {1 + most}, by straightforward scores")
+        rank = of_few.rank(*pair)
+        least, most = ((plain <= rank.log_perplexity * (1 + slack)).sum() for slack in (-SLACK, SLACK))
+        if not 1 + least <= rank.rank <= 1 + most:
+            raise RuntimeError(f"rank {rank.rank} is not among {1 + least} to {1 + most}, by straightforward scores")
     measured_at = {
         "rank": {"references": count, "canaries": len(ranked)},
         "decide": {"references": count, "canaries": canaries},
         "straightforward": {"references": len(few), "canaries": len(scored)},
     }
     seconds = {"rank": rank_seconds, "decide": decide_seconds, "straightforward": plain_seconds}
-    each = {name: seconds[name] / at["references"] / at["canaries"] for name, at in measured_at.items()}
+    seconds_each = {name: seconds[name] / at["references"] / at["canaries"] for name, at in measured_at.items()}
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
@@ -95,12 +95,12 @@ def bench_evaluation(
         "memorized": sum(decisions),
         **{f"{name}_seconds": value for name, value in seconds.items()},
         "measured_at": measured_at,
-        "speedup": {name: each["straightforward"] / each[name] for name in ("rank", "decide")},
+        "speedup": {name: seconds_each["straightforward"] / seconds_each[name] for name in ("rank", "decide")},
     }
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     lines = [f"{measured['device']}, {measured['threads']} threads", f"model: {measured['model']}"]
     for name, at in measured["measured_at"].items():
         line = f"{name:<16}{measured[f'{name}_seconds']:9.2f} s for {at['canaries']} canaries, |R| {at['references']:,}"
@@ -110,7 +110,7 @@ def describe(measured: dict[str, Any]) -> str:
 
 
 def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int) -> CIFGLanguageModel:
-    """A model that has memorized some of the phrases, is about to memorize others, and never saw the rest."""
+    """Return a model that has memorized some phrases, is about to memorize others, and never saw the rest."""
     rarer = 4 * len(phrases) // 9
     often = max(1, len(phrases) // 3)
     plan = np.zeros(len(phrases))
@@ -125,7 +125,7 @@ def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int) -> 
         rng = stream(SEED, "bench evaluation", step)
         texts = [corpus[index].tolist() for index in rng.choice(len(corpus), RECORDS)]
         texts += [list(phrases[index]) for index in rng.choice(len(phrases), CANARY_RECORDS, p=plan / plan.sum())]
-        read = batch(Records.of(texts), np.arange(len(texts)), LAYOUT)
+        read = batch(Records.from_lists(texts), np.arange(len(texts)), LAYOUT)
         loss, words = loss_sum(model, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
         optimizer.zero_grad()
         (loss / words).backward()  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int) -> 
 
 
 def _pair(phrase: tuple[int, ...], device: str) -> Pair:
-    """Prefix of one word after BOS, and continuation."""
+    """Return a prefix of BOS and one word, and the continuation."""
     tokens = torch.tensor((LAYOUT.bos, *phrase), device=device)
     return tokens[:2], tokens[2:]
 

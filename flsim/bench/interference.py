@@ -1,9 +1,9 @@
-"""What evaluation beside training costs the training, on all cores, against what it takes of them.
+"""Benchmark of the slowdown of training by evaluation beside it, on all cores, against the evaluator's share of them.
 
-On a machine that is fully used nothing is free: an evaluator that takes a share of the processors slows the training by
-that share, and by more where it also makes others wait. So the slowdown is set beside the share. Within one run, rounds
-with the evaluator at work and rounds without it alternate, a few seconds apart: whatever else the machine does meets
-both alike. A run without any evaluation is trained before each, for comparison.
+Nothing is free on a machine that is fully used. An evaluator that takes a share of the processors slows the training by
+that share, and by more if it also makes others wait. So the slowdown is compared with the share. Within one run, rounds
+with the evaluator at work and rounds without it alternate, a few seconds apart, so that other work on the machine
+disturbs both. A run without any evaluation is trained before each, for comparison.
 """
 
 import os
@@ -35,7 +35,7 @@ UNIT = "one round: 12 users a core, 2,000 words each, batch 16, V = 2,000, embed
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds that a round took, and the fraction of it that the evaluator worked."""
+    """Seconds that a round took, and the fraction of it in which the evaluator worked."""
 
     seconds: float
     at_work: float
@@ -45,8 +45,8 @@ def bench_interference() -> dict[str, Any]:
     """Train with an evaluation at every tenth round, and without any, in turns.
 
     Returns:
-        ``cores``; the median ``round_seconds`` of runs ``without_evaluation``, and, in those with it, of rounds
-        ``at_rest`` and ``at_work``; how many ``rounds`` these are; ``slowdown``, the fraction of a round at work that
+        ``cores``; the median ``round_seconds`` of runs ``without_evaluation``, and in runs with it, of rounds
+        ``at_rest`` and ``at_work``; the numbers of these ``rounds``; ``slowdown``, the fraction of a round at work that
         the evaluator cost; ``share``, the fraction of all processors that it took meanwhile; ``ratio`` of the two;
         ``evaluator_cpu_seconds``; the ``unit`` of work.
     """
@@ -69,11 +69,11 @@ def bench_interference() -> dict[str, Any]:
 
 
 def compare(without: Sequence[Round], with_: Sequence[Round], share: float) -> dict[str, Any]:
-    """The figures of `bench_interference` that come from rounds; those partly at work are left out."""
+    """Return the figures of `bench_interference` that come from rounds, without rounds partly at work."""
     kinds = {
-        "without_evaluation": [each.seconds for each in without],
-        "at_rest": [each.seconds for each in with_ if each.at_work <= AT_REST],
-        "at_work": [each.seconds for each in with_ if each.at_work >= AT_WORK],
+        "without_evaluation": [round_.seconds for round_ in without],
+        "at_rest": [round_.seconds for round_ in with_ if round_.at_work <= AT_REST],
+        "at_work": [round_.seconds for round_ in with_ if round_.at_work >= AT_WORK],
     }
     medians = {name: statistics.median(seconds) for name, seconds in kinds.items()}
     slowdown = 1 - medians["at_rest"] / medians["at_work"]
@@ -87,7 +87,7 @@ def compare(without: Sequence[Round], with_: Sequence[Round], share: float) -> d
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     rounds = [
         f"{name.replace('_', ' '):<20} {seconds:7.3f} s a round, median of {measured['rounds'][name]}"
         for name, seconds in measured["round_seconds"].items()
@@ -100,7 +100,7 @@ def describe(measured: dict[str, Any]) -> str:
 
 
 def _train(corpus: Path, cores: int, every: int, name: str) -> tuple[list[Round], float, float]:
-    """Rounds after the warm-up; the evaluator's seconds of the processor and of the clock, in evaluations after it."""
+    """Train, and return rounds after the warm-up, and processor and wall-clock seconds of the evaluations after it."""
     settings = FederatedConfig(
         DataHParams(corpus),
         canaries=CanaryHParams(p_u=(0.1,), p_e=(0.1,), count=4),
@@ -113,12 +113,21 @@ def _train(corpus: Path, cores: int, every: int, name: str) -> tuple[list[Round]
     run = Run.create(settings, corpus.parent / name)
     train_on_ray(run)
     lines = roundlog.read(run.path)
-    evaluations = [each for each in read_evaluations(run.path)[1:] if each.cpu_seconds is not None]
+    evaluations = [evaluation_ for evaluation_ in read_evaluations(run.path)[1:] if evaluation_.cpu_seconds is not None]
     rounds, end = [], (run.path / roundlog.FILE).stat().st_mtime  # when the last round was logged
     for line in reversed(lines[WARM_UP:]):
         began = end - line["seconds"]
-        at_work = sum(max(0.0, min(end, each.ended) - max(began, each.ended - each.seconds)) for each in evaluations)
+        at_work = sum(
+            max(0.0, min(end, evaluation_.ended) - max(began, evaluation_.ended - evaluation_.seconds))
+            for evaluation_ in evaluations
+        )
         rounds.append(Round(line["seconds"], at_work / line["seconds"]))
         end = began
-    meanwhile = [each for each in evaluations if each.checkpoint != f"round-{ROUNDS:06d}.safetensors"]
-    return rounds, sum(each.cpu_seconds or 0.0 for each in meanwhile), sum(each.seconds for each in meanwhile)
+    meanwhile = [
+        evaluation_ for evaluation_ in evaluations if evaluation_.checkpoint != f"round-{ROUNDS:06d}.safetensors"
+    ]
+    return (
+        rounds,
+        sum(evaluation_.cpu_seconds or 0.0 for evaluation_ in meanwhile),
+        sum(evaluation_.seconds for evaluation_ in meanwhile),
+    )

@@ -1,4 +1,4 @@
-"""Rounds of the whole system, as `flsim run` does them: Flower, Ray, messages, engine, aggregation, checkpoints."""
+"""Rounds of the whole system as `flsim run` trains them: Flower, Ray, messages, engine, aggregation, checkpoints."""
 
 import tempfile
 from dataclasses import dataclass, field
@@ -20,16 +20,18 @@ from server.launch import train as train_on_ray
 
 @dataclass(frozen=True)
 class BenchHParams:
-    """What is trained: the same users in every round, of which the first, which starts processes, is left out.
+    """Settings of the benchmark, which trains the same users in every round.
+
+    The first round starts processes and is left out.
 
     Attributes:
-        users: in the population, and in each round.
-        words: of each user.
-        rounds: with the first.
+        users: number of users in the population, and in each round.
+        words: words of each user.
+        rounds: number of rounds, with the first.
         vocabulary_size: V.
         model: sizes of the model.
-        local: local training. Its learning rate, which changes no time, is low: after a few rounds at 0.3, in which the
-            loss falls fast, rounding has grown to a percent, and equal work could not be told from other work.
+        local: local training. Its learning rate is low, which changes no time. After a few rounds at 0.3 the loss falls
+            fast, and rounding grows to a percent, so that equal work could not be told from other work.
     """
 
     users: int
@@ -46,7 +48,7 @@ class BenchHParams:
 
 
 def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
-    """A run over a synthetic corpus, both made in `folder`; every round leaves a checkpoint, the last is evaluated."""
+    """Make a synthetic corpus and a run over it, with a checkpoint per round and an evaluation of the last."""
     corpus = SyntheticHParams(
         users=hparams.users, words_per_user=hparams.words, vocabulary_size=hparams.vocabulary_size, test_users=1
     )
@@ -64,13 +66,13 @@ def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
 
 
 def train(run: Run) -> list[dict[str, Any]]:
-    """All rounds of a run, on all of this machine's processors; the lines of rounds.jsonl."""
+    """Train all rounds of a run on all processors of this machine, and return the lines of rounds.jsonl."""
     train_on_ray(run)
     return roundlog.read(run.path)
 
 
 def overhead(hparams: BenchHParams, shards: int) -> float:
-    """Seconds of a round beyond the training of its busiest client: the median over all rounds but the first."""
+    """Return the seconds of a round beyond the training of its busiest client: the median without the first round."""
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as folder:
         log = train(new_run(Path(folder), hparams, shards))
     return float(median(line["overhead"] for line in log[1:]))

@@ -1,4 +1,4 @@
-"""The data side at the size of the paper: 392,000 users of 2,000 words, 90 canaries, cohorts of 5,000.
+"""Benchmark of the data side at the size of the paper: 392,000 users of 2,000 words, 90 canaries, cohorts of 5,000.
 
 Memory is that of this process and all its children (`flsim.base.memory`).
 """
@@ -29,19 +29,19 @@ WORLDS: tuple[World, ...] = ("non-iid", "iid")
 
 
 def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
-    """Make a synthetic corpus, plant the paper's canaries, make and open both worlds, read cohorts.
+    """Make a synthetic corpus, plant the paper's canaries, make and open both worlds, and read cohorts.
 
-    A cohort is cold where no file of the corpus is in the system's cache, and warm where all are; every one is of other
-    users. Needs about 5 GB of disk for 392,000 users, in the folder for temporary files.
+    A cohort is cold if no file of the corpus is in the system's cache, and warm if all are. Every cohort has other
+    users. The benchmark needs about 5 GB of disk for 392,000 users, in the folder for temporary files.
 
     Args:
-        users: training users.
+        users: number of training users.
 
     Returns:
-        Counts, bytes on disk, and for each step its seconds and peak memory in bytes.
+        Counts, bytes on disk, and the seconds and peak memory in bytes of each step.
 
     Raises:
-        InputError: as `PeakMemory`.
+        InputError: as for `PeakMemory`.
     """
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
         folder = Path(name)
@@ -69,7 +69,7 @@ def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     size = ", ".join(f"{name} {count / 1e9:.2f} GB" for name, count in measured["bytes"].items())
     lines = [
         f"{measured['users']:,} users, {measured['records']:,} records, {measured['words']:,} words; "
@@ -103,14 +103,14 @@ def _bench_world(folder: Path, corpus: Corpus, planting: Planting, world: World,
 
 
 def _read_cohort(population: Population, round_: int) -> None:
-    """Draw users without replacement, and touch every token of theirs."""
+    """Draw users without replacement, and read every token of theirs."""
     rng = stream(0, "benchmark cohort", round_)
     for user in rng.choice(len(population), min(COHORT, len(population)), replace=False).tolist():
         population[user].tokens.max(initial=0)
 
 
 def _cache(folder: Path, forget: bool) -> None:
-    """Have all files of the folder in the system's cache, or none of them."""
+    """Load all files of the folder into the system's cache, or drop them from it."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -127,7 +127,7 @@ def _bytes(folder: Path) -> int:
 
 @contextmanager
 def _step(steps: dict[str, Any], name: str) -> Iterator[None]:
-    """Measure seconds and peak memory."""
+    """Measure seconds and peak memory of the block."""
     say(name)
     began = time.perf_counter()
     with PeakMemory(os.getpid()) as peak:

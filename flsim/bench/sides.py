@@ -1,4 +1,4 @@
-"""What `flsim bench training` compares, each over all rounds of the same run: our engines, and other platforms."""
+"""The sides of `flsim bench training`, each over all rounds of the same run: our engines, and other platforms."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def work_of(run: Run) -> Work:
-    """All rounds of a run in which all users train, as other platforms get them."""
+    """Return all rounds of a run in which all users train, in the form for other platforms."""
     config, state = run.federated, run.training().first_state()
 
     def data(round_: int, user: int) -> UserData:
@@ -38,10 +38,10 @@ def work_of(run: Run) -> Work:
 
 
 def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Result]:
-    """All rounds of a run on one thread; engines take turns, so that a noisy machine is as noisy for all."""
+    """Train all rounds of a run on one thread; engines alternate, so that a noisy machine disturbs all."""
     training, rounds = replace(run.federated.training_of(run.users, run.rounds), shards=1), run.rounds
     sides = {name: replace(training, engine=name) for name in names}
-    under_way = {name: side.rounds(side.first_state(), rounds, side.here()) for name, side in sides.items()}
+    under_way = {name: side.rounds(side.first_state(), rounds, side.send_in_process()) for name, side in sides.items()}
     states, seconds = dict[str, State](), dict[str, list[float]]()
     with threads(1):
         for _ in range(rounds):
@@ -53,10 +53,10 @@ def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Resul
 
 
 def train_with_peer(name: str, folder: Path, processors: int, python: Sequence[str]) -> Result:
-    """All rounds of the work in `folder`, by another platform in a process of its own.
+    """Train all rounds of the work in `folder` with another platform, in a process of its own.
 
     Raises:
-        RunFailed: it failed, with the last lines that it said.
+        RunFailed: the platform failed; the message has the last lines of its output.
     """
     arguments = ["-m", "flsim.bench.peers", name, folder / "work", folder / name, str(processors)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -1,13 +1,13 @@
-"""Users per second of local training: the engines, the whole system, and other platforms, side by side in one run.
+"""Benchmark of users per second of local training: the engines, the whole system, and other platforms, in one run.
 
 All train the same users of the same synthetic corpus, from the same model, with the same batches in the same order, and
-must come to the same model. The first round is left out of all: it starts processes and warms caches.
+must reach the same model. The first round of each is left out: it starts processes and warms caches.
 
-    local    the `local` engine alone, on one thread
-    cohort   the `cohort` engine alone, on one thread
-    system   `flsim run`: Flower, Ray, the engine, messages, aggregation, checkpoints; a client and a shard a processor
-    pfl      pfl-research: a process of one thread a processor, which was its fastest setting
-    flower   Flower: a node a user, FedAvg, its simulation on Ray; a client of one thread a processor
+    local    the `local` engine only, on one thread
+    cohort   the `cohort` engine only, on one thread
+    system   `flsim run`: Flower, Ray, the engine, messages, aggregation, checkpoints; a client and a shard per
+    processor pfl      pfl-research: a process of one thread per processor, which was its fastest setting flower
+    Flower: a node per user, FedAvg, its simulation on Ray; a client of one thread per processor
 """
 
 import math
@@ -40,20 +40,21 @@ NAMES = ("local", "cohort", "system", "pfl", "flower")
 def bench_training(
     peers: Path = PEERS, hparams: BenchHParams = FULL, tiny: BenchHParams = TINY, many_shards: int = 8
 ) -> dict[str, Any]:
-    """Measure all of them.
+    """Measure all sides.
 
     Args:
-        peers: Python of the environment that pfl-research is installed in; without it there is no figure for it.
-        hparams: what is trained.
-        tiny: what is trained where the overhead of rounds is measured, with a shard a processor and with `many_shards`.
+        peers: Python of the environment that pfl-research is installed in; without it there is no figure for pfl.
+        hparams: the measured training.
+        tiny: the training that measures the overhead of rounds, with a shard per processor and with `many_shards`.
+        many_shards: a larger number of shards.
 
     Returns:
-        ``users_per_second`` by what is listed above; ``ratios`` of some of them; ``distance``, by what is listed above,
-        of the final model from that of `local`, relative to what `local` changed in it; ``round_overhead_seconds`` by
-        the number of shards; ``clients`` of the system; the ``unit`` of work.
+        ``users_per_second`` of each side; ``ratios`` of some of them; ``distance`` of each side's final model from that
+        of `local`, relative to the change by `local`; ``round_overhead_seconds`` by the number of shards; ``clients``
+        of the system; the ``unit`` of work.
 
     Raises:
-        RunFailed: one of them failed, or came to another model.
+        RunFailed: a side failed, or reached another model.
     """
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
         folder = Path(name)
@@ -89,7 +90,7 @@ def bench_training(
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Return the results as text."""
     rates = [
         f"{name:<8}" + (f"{rate:6.2f} users/s" if rate else "     -")
         for name, rate in measured["users_per_second"].items()
@@ -103,23 +104,23 @@ def describe(measured: dict[str, Any]) -> str:
 
 
 def distances(results: Mapping[str, Result], start: Params) -> dict[str, float]:
-    """How far each came from where `local` came to, relative to how far `local` came from the start.
+    """Return the distance of each final model from that of `local`, relative to the distance of `local` from the start.
 
     Raises:
-        RunFailed: too far for the same training.
+        RunFailed: a distance is too large for the same training.
     """
-    there = results["local"].params
+    local = results["local"].params
 
     def apart(one: Params, other: Params) -> float:
         if one.keys() != other.keys():
             return math.inf
         return global_norm({name: one[name].double() - other[name].double() for name in one})
 
-    found = {name: apart(result.params, there) / apart(start, there) for name, result in results.items()}
-    for name, distance in found.items():
+    relative = {name: apart(result.params, local) / apart(start, local) for name, result in results.items()}
+    for name, distance in relative.items():
         if not distance < FAR:
             raise RunFailed(f"{name} trained something else than local: its model is {distance:.1%} of the way off")
-    return found
+    return relative
 
 
 def _unit(hparams: BenchHParams) -> str:

@@ -1,8 +1,8 @@
-"""Files in the formats that `flsim.data.formats.known` reads, in the schemas of those who publish them.
+"""Writers of files in the formats that `flsim.data.formats.known` reads, in their publishers' schemas.
 
 All writers take examples, (split, client_id, tokens), with split one of train, heldout, test and tokens joined by
-spaces, and hold one client at a time in memory. Formats that hold one row or group a client want the examples of a
-client to follow each other; formats without splits leave them out.
+spaces. They hold one client at a time in memory. Formats with one row or group per client need the examples of a client
+to follow each other. Formats without splits leave them out.
 """
 
 import json
@@ -54,7 +54,7 @@ CREATE TABLE federated_data (
 
 
 def tf_example(tokens: str) -> bytes:
-    """A serialized tf.Example with all six features."""
+    """Return a serialized tf.Example with all six features."""
     example = Example()
     feature = example.features.feature
     for name, value in (("creation_date", DATE), ("tags", TAGS), ("title", TITLE), ("type", KIND)):
@@ -65,7 +65,7 @@ def tf_example(tokens: str) -> bytes:
 
 
 def write_tff_sqlite(path: Path, examples: Examples) -> None:
-    """As TensorFlow Federated hosts it; any order of examples."""
+    """Write the file that TensorFlow Federated hosts; examples may be in any order."""
     counts: Counter[tuple[str, str]] = Counter()
 
     def rows() -> Iterator[tuple[str, str, bytes]]:
@@ -83,14 +83,14 @@ def write_tff_sqlite(path: Path, examples: Examples) -> None:
 
 @contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
-    """A new database, written without a journal: who is killed begins again."""
+    """Open a new database that is written without a journal, because a killed writer begins again."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
         yield connection
 
 
 def write_fedjax(path: Path, examples: Examples) -> None:
-    """One of FedJAX's files, which are of one split each; clients in the order of their rows."""
+    """Write one of FedJAX's files, which have one split each, with clients in the order of their rows."""
 
     def rows() -> Iterator[tuple[bytes, bytes, int]]:
         for _, client, texts in _clients(examples):
@@ -102,7 +102,7 @@ def write_fedjax(path: Path, examples: Examples) -> None:
 
 
 def fedjax_client(texts: Sequence[str]) -> bytes:
-    """A client's `data`: zlib of a msgpack map from feature to array."""
+    """Return a client's `data`: zlib of a msgpack map from feature to array."""
     shape = (len(texts),)
     strings = {"creation_date": DATE, "tags": TAGS, "title": TITLE, "type": KIND}
     columns: dict[str, Any] = {name: [value] * len(texts) for name, value in strings.items()}
@@ -114,7 +114,7 @@ def fedjax_client(texts: Sequence[str]) -> bytes:
 
 
 def write_tff_hdf5(path: Path, examples: Examples, fixed_length: bool = False) -> None:
-    """One of TensorFlow Federated's older files, which are of one split each."""
+    """Write one of TensorFlow Federated's older files, which have one split each."""
     with h5py.File(path, "w") as file:
         clients = file.create_group("examples")
         for _, client, texts in _clients(examples):
@@ -129,7 +129,7 @@ def write_tff_hdf5(path: Path, examples: Examples, fixed_length: bool = False) -
 
 
 def write_pfl(path: Path, examples: Examples, words: Sequence[str], longest: int = 20) -> None:
-    """pfl-research's file: ids of `words`, most frequent first, and UNK for others; sentences are cut at `longest`."""
+    """Write pfl-research's file: ids of `words`, most frequent first, UNK for others, sentences cut at `longest`."""
     tokens = ["PAD", *words, "UNK", "BOS", "EOS"]
     ids = {token: number for number, token in enumerate(tokens)}
     unk, bos, eos = ids["UNK"], ids["BOS"], ids["EOS"]
@@ -154,7 +154,7 @@ def write_pfl(path: Path, examples: Examples, words: Sequence[str], longest: int
 
 
 def write_parquet(path: Path, examples: Examples, columns: tuple[str, str] = ("user", "text")) -> None:
-    """Columns of user and text, in row groups of 50,000."""
+    """Write columns of user and text, in row groups of 50,000."""
     schema = pa.schema([(name, pa.string()) for name in columns])
     with pq.ParquetWriter(path, schema) as writer:
         for rows in _batches(examples, ROW_GROUP):
@@ -163,13 +163,14 @@ def write_parquet(path: Path, examples: Examples, columns: tuple[str, str] = ("u
 
 
 def write_jsonl(path: Path, examples: Examples, columns: tuple[str, str] = ("user", "text")) -> None:
+    """Write one JSON object per example."""
     user, text = columns
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps({user: client, text: tokens}) + "\n" for _, client, tokens in examples)
 
 
 def write_stackexchange(path: Path, examples: Examples) -> None:
-    """A Posts.xml of one post a sentence."""
+    """Write a Posts.xml with one post per sentence."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write('<?xml version="1.0" encoding="utf-8"?>\n<posts>\n')
         for number, (_, client, tokens) in enumerate(examples, start=1):
@@ -181,7 +182,7 @@ def write_stackexchange(path: Path, examples: Examples) -> None:
 
 
 def _clients(examples: Examples) -> Iterator[tuple[str, str, list[str]]]:
-    """Examples that follow each other and have the same split and client."""
+    """Yield the examples of each client that follow each other and have the same split."""
     for (split, client), group in groupby(examples, itemgetter(0, 1)):
         yield split, client, [tokens for _, _, tokens in group]
 

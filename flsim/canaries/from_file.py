@@ -15,12 +15,12 @@ KEYS = {"id", "words", "tokens", "p_u", "p_e"}
 
 
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
-    """The canaries of a CSV file with a header, or of a JSON file with a list of objects.
+    """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects.
 
     Args:
-        path: .csv or .json. Each canary has an id, and either words or tokens, which are ids, separated by spaces (in
-            JSON also a list); maybe p_u and p_e, probabilities as in `Canary`, NaN where not given.
-        layout: which ids are words.
+        path: a .csv or .json file. Each canary has an id, and either words or tokens, which are ids. They are separated
+            by spaces, or in JSON also a list. p_u and p_e are optional, probabilities as in `Canary`; NaN where absent.
+        layout: the corpus' token layout, which tells which ids are words.
         vocabulary: ids of words; without it canaries must be tokens.
 
     Raises:
@@ -75,10 +75,10 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
     return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
 
 
-def _encoded(where: str, given: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     if vocabulary is None:
         raise InputError(f"{where}: is of words, and no word is known; give a vocabulary or a corpus, or list tokens")
-    words = given.split() if isinstance(given, str) else given
+    words = value.split() if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{where}: words must be text, or a list of texts")
     for word in words:
@@ -87,13 +87,13 @@ def _encoded(where: str, given: Any, vocabulary: Vocabulary | None) -> tuple[int
     return tuple(vocabulary.encode(words))
 
 
-def _tokens(where: str, given: Any) -> tuple[int, ...]:
+def _tokens(where: str, value: Any) -> tuple[int, ...]:
     try:
-        listed = [int(text) for text in given.split()] if isinstance(given, str) else given
+        listed = [int(text) for text in value.split()] if isinstance(value, str) else value
     except ValueError:
         listed = None
     if not isinstance(listed, list) or not all(type(token) is int for token in listed):
-        raise InputError(f"{where}: tokens must be whole numbers, found {given}")
+        raise InputError(f"{where}: tokens must be whole numbers, found {value}")
     return tuple(listed)
 
 

@@ -1,7 +1,7 @@
-"""Corpora with canaries in place, so that whatever rewrites a corpus sees them, and runs that use these canaries.
+"""Corpora with canaries in place: whatever rewrites such a corpus sees them, and runs over it use them.
 
 planted/roster.parquet     a row per canary (`flsim.canaries.roster`)
-planted/overlay.i64/.u16   records that are canaries, counted in the corpus' order, and which
+planted/overlay.i64/.u16   positions of the records that are canaries, in the corpus' order, and their canaries
 planted/planting.json      settings of the canaries, seed, number of these records
 """
 
@@ -28,12 +28,12 @@ FOLDER = "planted"
 
 @dataclass(frozen=True)
 class Planted:
-    """What is planted in a corpus.
+    """The canaries that a corpus has in place.
 
     Attributes:
-        planting: the canaries, and which records of the train split they are.
-        hparams: how they were drawn.
-        seed: of the drawing.
+        planting: the canaries, and the records of the train split that they replaced.
+        hparams: the settings by which they were drawn.
+        seed: the seed of the drawing.
     """
 
     planting: Planting
@@ -46,15 +46,15 @@ class Planted:
 
     @property
     def present(self) -> int:
-        """How many canaries have a copy."""
+        """Return how many canaries have a copy."""
         return int(np.count_nonzero(self.planting.insertions))
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planted":
-        """What is left of it where only some records are kept; see `Planting.select`."""
+        """Return the canaries that remain where only some records are kept; see `Planting.select`."""
         return replace(self, planting=self.planting.select(kept, user_offsets))
 
     def write(self, corpus: Path, vocabulary: Vocabulary) -> None:
-        """Write it into the folder of a corpus that is being made."""
+        """Write the canaries into the folder of a corpus that is being made."""
         folder = corpus / FOLDER
         folder.mkdir()
         write_roster(folder, self.planting, vocabulary)
@@ -64,10 +64,10 @@ class Planted:
 
     @classmethod
     def read(cls, corpus: Corpus) -> "Planted | None":
-        """What is planted in a corpus; None where nothing is.
+        """Return the canaries that are planted in a corpus; None where there are none.
 
         Raises:
-            InputError: its files are damaged.
+            InputError: the files are damaged.
         """
         folder = corpus.path / FOLDER
         if f"{FOLDER}/planting.json" not in corpus.manifest["files"]:
@@ -81,7 +81,8 @@ class Planted:
                 raise ValueError("canaries of some rounds only, and a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))
             drawn: dict[str, Any] = {
-                name: tuple(of) if isinstance(of, list) else of for name, of in dict(about["canaries"]).items()
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in dict(about["canaries"]).items()
             }
             return cls(planting, CanaryHParams(**drawn), about["seed"])
         except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
@@ -91,7 +92,7 @@ class Planted:
 
 
 def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -> Corpus:
-    """Write the corpus with canaries in place: exactly what a run over it with that seed would train on.
+    """Write the corpus with canaries in place, exactly as a run over it with this seed would train on it.
 
     Raises:
         InputError: `out` exists; the corpus has no train records, or canaries already; canaries do not suit it.
@@ -108,17 +109,18 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
         corpus,
         out,
         {"step": "plant", "canaries": _listed(hparams), "seed": seed},
-        source=Population.of(train, canaries, overlay),
+        source=Population.with_canaries(train, canaries, overlay),
         notes=[f"planted: {planted.copies:,} copies of {planted.present:,} canaries, of {len(canaries):,} drawn"],
         beside=lambda folder: planted.write(folder, corpus.vocabulary),
     )
 
 
 def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
-    """The canaries of a run over the corpus: those that are planted in it, else those asked for.
+    """Return the settings of canaries of a run over the corpus: those planted in it, else those of the configuration.
 
     Raises:
-        InputError: others are planted in it than are asked for, and these are not the defaults.
+        InputError: the configuration asks for other canaries than those planted in the corpus, and not for the
+            defaults.
     """
     planted = Planted.read(corpus)
     if planted is None or hparams == planted.hparams:
@@ -127,15 +129,15 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
         ours, theirs = asdict(hparams), asdict(planted.hparams)
         name = next(field.name for field in fields(hparams) if ours[field.name] != theirs[field.name])
         raise InputError(
-            f"canaries.{name} is {_shown(ours[name])}, but {corpus.path} has canaries planted with "
-            f"{_shown(theirs[name])}; remove [canaries] from the configuration, or plant others in the corpus "
+            f"canaries.{name} is {_as_text(ours[name])}, but {corpus.path} has canaries planted with "
+            f"{_as_text(theirs[name])}; remove [canaries] from the configuration, or plant others in the corpus "
             f"that it came from"
         )
     return planted.hparams
 
 
 def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
-    """What is planted in the corpus, whatever the seed; else new canaries.
+    """Return the canaries that the corpus has in place, whatever the seed; else new ones.
 
     Raises:
         InputError: see `draw_canaries`.
@@ -145,9 +147,9 @@ def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
 
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:
-    """For files: without what is empty, so that what is planted as ever has the digest that it ever had."""
+    """Return the settings for a file, without empty ones, so that existing digests stay stable."""
     return {name: value for name, value in asdict(hparams).items() if value != ()}
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     return str(list(value) if isinstance(value, tuple) else value)

@@ -1,7 +1,7 @@
-"""Planting: which record of which user is replaced by which canary. An overlay, so that the corpus is never rewritten.
+"""Planting of canaries: which record of which user each canary replaces, as an overlay over an unchanged corpus.
 
-Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and of records, as there; or so
-many copies of each, as in Carlini et al., "The Secret Sharer" (2018), section 6.5.
+Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and of records, as there; or a
+fixed number of copies of each canary, as in Carlini et al., "The Secret Sharer" (2018), section 6.5.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ REDRAWS = 100
 
 @dataclass(frozen=True)
 class Overlay:
-    """Replaced records of a population, in ascending order, each with the canary that replaces it.
+    """The replaced records of a population, in ascending order, each with the canary that replaces it.
 
     Attributes:
         records: int64 [n], indices over all records, in the population's order.
@@ -42,20 +42,20 @@ class Overlay:
 
     @classmethod
     def read(cls, folder: Path, count: int) -> "Overlay":
-        """`count` replaced records as `write` left them; an OSError or a ValueError where they are not there."""
+        """Return `count` replaced records as `write` left them; raise OSError or ValueError where files lack them."""
         return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
 
     def is_of(self, records: int, canaries: Sequence[Canary]) -> bool:
-        """Whether its records are some of so many, in ascending order, and its canaries are planted ones of these."""
+        """Return whether records are below `records` and ascending, and canaries are planted ones of `canaries`."""
         within = not len(self.records) or bool(self.records[0] >= 0 and self.records[-1] < records)
         planted = [index for index, canary in enumerate(canaries) if canary.is_planted]
         return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
 
     def select(self, kept: NDArray[np.bool_]) -> "Overlay":
-        """The overlay of the records that are kept, counted among them.
+        """Return the overlay of the records that are kept, counted among them.
 
         Args:
-            kept: bool [records], of all records of the population.
+            kept: bool [records], whether each record of the population is kept.
         """
         left = kept[self.records]
         gone = np.flatnonzero(~kept)
@@ -65,15 +65,17 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Planting:
-    """An overlay and how it came about.
+    """An overlay, its canaries, and the numbers of their sharers and insertions.
 
     Attributes:
         canaries: the planted phrases.
-        overlay: what they replace.
-        planned_sharers: int64 [canaries], users drawn with probability p_u; of a number of copies, their holders.
+        overlay: the records that they replace.
+        planned_sharers: int64 [canaries], users drawn with probability p_u; for canaries with a number of copies, the
+            users that hold copies.
         sharers: int64 [canaries], users that hold at least one copy.
-        planned_insertions: int64 [canaries], records drawn with probability p_e among the sharers', or that number.
-        insertions: int64 [canaries], records replaced: those planned, less the ones another canary won, and less those
+        planned_insertions: int64 [canaries], records drawn with probability p_e among the sharers', or the number of
+            copies.
+        insertions: int64 [canaries], records replaced: the planned ones, without records that another canary won or
             that were dropped from the corpus since.
     """
 
@@ -85,10 +87,10 @@ class Planting:
     insertions: NDArray[np.int64]
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planting":
-        """What is left of it where only some records are kept: actual counts are recounted, planned ones stay.
+        """Return the planting where only some records are kept: actual counts are recounted, planned ones stay.
 
         Args:
-            kept: bool [records], of all records of the population.
+            kept: bool [records], whether each record of the population is kept.
             user_offsets: int64 [users + 1], where each user's records start among all of them.
         """
         overlay = self.overlay.select(kept)
@@ -98,7 +100,7 @@ class Planting:
 
 
 def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
-    """A mapped file that holds `count` values, or a ValueError."""
+    """Return a memory-mapped file that holds `count` values; raise ValueError where it holds another number."""
     values = memory_map(path, dtype)
     if len(values) != count:
         raise ValueError(f"{path.name} holds {len(values):,} values instead of {count:,}")
@@ -108,14 +110,14 @@ def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
 def _counts(
     overlay: Overlay, user_offsets: NDArray[np.int64], canaries: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Users that hold a copy, and copies, int64 [canaries] each."""
+    """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each."""
     holders = np.searchsorted(user_offsets, overlay.records, side="right") - 1
     sharers = np.array([len(np.unique(holders[overlay.canaries == canary])) for canary in range(canaries)], np.int64)
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
 
 
 def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Canary, ...]:
-    """Distinct phrases that occur nowhere in the corpus, in any split; one that does is drawn again.
+    """Draw distinct phrases that occur nowhere in the corpus, in any split; a phrase that occurs is drawn again.
 
     Raises:
         InputError: canaries are longer than records can be, or the vocabulary is too small for that many.
@@ -126,15 +128,15 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
             f"canaries of {hparams.length} words would be cut: records of this corpus hold {layout.record_words}; "
             f"set canaries.length to at most that"
         )
-    wanted = configurations(hparams)
+    planned = configurations(hparams)
     too_few = InputError(
-        f"no {len(wanted)} different phrases of {hparams.length} words found that the corpus does not contain; "
+        f"no {len(planned)} different phrases of {hparams.length} words found that the corpus does not contain; "
         f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
     )
-    if len(wanted) > layout.words**hparams.length:
+    if len(planned) > layout.words**hparams.length:
         raise too_few
-    attempts = [0] * len(wanted)
-    phrases = [draw_phrase(seed, index, 0, hparams.length, layout) for index in range(len(wanted))]
+    attempts = [0] * len(planned)
+    phrases = [draw_phrase(seed, index, 0, hparams.length, layout) for index in range(len(planned))]
     splits = [corpus.split(name) for name in ("train", "heldout", "test")]
     known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(REDRAWS):
@@ -146,7 +148,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
             digits = len(str(len(phrases) - 1))
             return tuple(
                 Canary(f"c{index:0{digits}d}", phrase, *configuration)
-                for index, (phrase, configuration) in enumerate(zip(phrases, wanted, strict=True))
+                for index, (phrase, configuration) in enumerate(zip(phrases, planned, strict=True))
             )
         for i in rejected:
             attempts[i] += 1
@@ -155,38 +157,38 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
 
 
 def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:
-    """Those of the phrases, all of one length, that occur inside a record of the split.
+    """Return the phrases, all of one length, that occur inside a record of the split.
 
-    Reads the split once, `chunk` words at a time.
+    The split is read once, `chunk` words at a time.
     """
     if not phrases:
         return set()
-    wanted = np.array(sorted(phrases))
-    length = wanted.shape[1]
+    sorted_phrases = np.array(sorted(phrases))
+    length = sorted_phrases.shape[1]
     at_place = np.zeros(
         (length, max(2**16, split.layout.vocabulary_size)), bool
-    )  # whether some phrase has the word there
-    at_place[np.arange(length), wanted] = True
-    found: set[tuple[int, ...]] = set()
+    )  # whether some phrase has the word at this place
+    at_place[np.arange(length), sorted_phrases] = True
+    present: set[tuple[int, ...]] = set()
     for start, window in windows(split.tokens, chunk, overlap=length - 1):
         candidates = np.flatnonzero(at_place[0][window[: len(window) - length + 1]])
         for place in range(1, length):
             candidates = candidates[at_place[place][window[candidates + place]]]
         for position in candidates.tolist():
             gram = tuple(window[position : position + length].tolist())
-            if gram in phrases and gram not in found:
+            if gram in phrases and gram not in present:
                 record = np.searchsorted(split.record_offsets, start + position, side="right") - 1
                 if start + position + length <= split.record_offsets[record + 1]:
-                    found.add(gram)
-    return found
+                    present.add(gram)
+    return present
 
 
 def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """Draw sharers and replaced records of every canary.
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
-    all independently. Where several canaries claim a record, one of them gets it, chosen uniformly. Canaries of so many
-    copies replace as many records, drawn from all. Canaries that are not planted replace none.
+    all independently. Where several canaries claim a record, one of them gets it, chosen uniformly. Canaries with a
+    number of copies replace as many records, drawn from all. Controls, which are not planted, replace none.
 
     Raises:
         InputError: there are more copies than records.
@@ -222,18 +224,18 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
 
 def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
-    """Every copy replaces a record of its own, and every choice of records is as likely as another.
+    """Replace a record of its own by every copy, with every choice of records equally likely.
 
-    A user with many records then holds more copies, in proportion.
+    The expected copies of a user are in proportion to its records.
     """
     planted = np.where([canary.is_planted for canary in canaries], copies, 0)
-    wanted = int(planted.sum())
-    if wanted > split.records:
+    total = int(planted.sum())
+    if total > split.records:
         raise InputError(
-            f"{wanted:,} copies of canaries do not fit into {split.records:,} training records; set fewer "
+            f"{total:,} copies of canaries do not fit into {split.records:,} training records; set fewer "
             f"canaries.insertions, or a smaller canaries.count"
         )
-    records = stream(seed, "copies").choice(split.records, wanted, replace=False)
+    records = stream(seed, "copies").choice(split.records, total, replace=False)
     order = np.argsort(records)
     overlay = Overlay(records[order], np.repeat(np.arange(len(canaries), dtype=np.uint16), planted)[order])
     sharers, insertions = _counts(overlay, split.user_offsets, len(canaries))

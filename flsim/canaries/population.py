@@ -1,4 +1,4 @@
-"""The users that training sees: those of the corpus with canaries planted in them, or their IID twin.
+"""The population that training sees: the corpus' users with canaries planted in them, or their IID twin.
 
 A population on disk is a small folder beside the corpus it overlays:
 
@@ -31,8 +31,8 @@ from flsim.data.vocabulary import Layout
 
 World = Literal["iid", "non-iid"]
 ABOUT = "population.json"
-NEVER = np.iinfo(np.int64).max  # the round in which a window without an end closes
-ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by their type
+NEVER = np.iinfo(np.int64).max  # last round of a window without an end
+ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by the type of their values
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Twin:
 
 @dataclass(frozen=True)
 class Population:
-    """Training users of one world; satisfies `flsim.data.records.UsersByRound` and `RecordsByRound`.
+    """The training users of one world; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
 
     Attributes:
         split: the corpus' users.
         phrases: the words of each canary, of the layout's token type.
-        overlay: the records that they replace, counted in the population's own order.
-        twin: that order and the users in it, where it is not the corpus' own.
-        windows: int64 [canaries, 2], the first and the last round in which each is planted, from 1; None where all are
-            in every round.
+        overlay: the records that canaries replace, counted in the population's own order.
+        twin: the population's own order and users; None where they are the corpus' own.
+        windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None where
+            all are planted in every round.
     """
 
     split: Split
@@ -68,7 +68,9 @@ class Population:
     windows: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, split: Split, canaries: Sequence[Canary], overlay: Overlay, twin: Twin | None = None) -> "Population":
+    def with_canaries(
+        cls, split: Split, canaries: Sequence[Canary], overlay: Overlay, twin: Twin | None = None
+    ) -> "Population":
         """Return the users of a split, or of its twin, with these canaries planted in them."""
         phrases = tuple(np.array(canary.tokens, split.layout.token_type) for canary in canaries)
         ends = [NEVER if canary.last_round is None else canary.last_round for canary in canaries]
@@ -76,9 +78,9 @@ class Population:
         return cls(split, phrases, overlay, twin, np.array(windows) if set(windows) - {(1, NEVER)} else None)
 
     def at(self, round_: int) -> "Population":
-        """Return the users of a round, counted from 0, or this object where no canary has a window.
+        """Return the users of a round, counted from 0; this object itself where no canary has a window.
 
-        A canary's copies are there in the rounds of its window; in others the records that they replace are.
+        In the rounds of its window a canary's copies are in place, in others the records that they replace.
         """
         if self.windows is None:
             return self
@@ -87,7 +89,12 @@ class Population:
         return replace(self, overlay=Overlay(self.overlay.records[active], canaries[active]), windows=None)
 
     def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
-        """Return whether canaries, indices [n], are planted in rounds, from 1, int64 [n] or the same for all."""
+        """Return whether canaries are planted in rounds, bool [n].
+
+        Args:
+            canaries: indices [n].
+            rounds: rounds from 1, int64 [n], or one round for all.
+        """
         if self.windows is None:
             return np.ones(len(canaries), bool)
         first, last = self.windows[canaries].T
@@ -100,18 +107,18 @@ class Population:
 
     @property
     def user_offsets(self) -> NDArray[np.int64]:
-        """int64 [users + 1], the place of each user's first record in the population's own order, and their number."""
+        """Return each user's first record in the population's own order, and the end, int64 [users + 1]."""
         return (self.twin or self.split).user_offsets
 
     def __len__(self) -> int:
         return len(self.split)
 
     def name(self, user: int) -> str:
-        """Who a user is: the corpus' own name, or that a twin's user is nobody."""
+        """Return the corpus' name of a user, or a name that tells that the user is synthetic."""
         return self.split.names[user] if self.twin is None else "of the IID twin"
 
     def copies_beyond(self, cap: int) -> tuple[int, float]:
-        """Canary copies in users of more than `cap` records, and how many of them a draw of `cap` each leaves in."""
+        """Return the copies in users of more than `cap` records, and the expected number in draws of `cap` records."""
         offsets = self.user_offsets
         holders = offsets.searchsorted(self.overlay.records, side="right") - 1
         sizes = offsets[holders + 1] - offsets[holders]
@@ -131,7 +138,7 @@ class Population:
         return self.split.records
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
-        """The records at integer [n] positions in the population's own order, in the order given."""
+        """Return the records at integer [n] positions in the population's own order, in the order of `positions`."""
         records = self.split.records_at(positions if self.twin is None else self.twin.order[positions])
         planted = self.overlay.records.searchsorted(positions)
         nearest = np.append(self.overlay.records, -1)[planted]
@@ -139,7 +146,7 @@ class Population:
         return self._planted(records, places, self.overlay.canaries[planted[places]]) if len(places) else records
 
     def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.uint16]) -> Records:
-        """The records, those at the given places replaced by the given canaries."""
+        """Return records in which those at `places` are replaced by `canaries`."""
         phrases = [self.phrases[canary] for canary in canaries]
         kept = np.ones(len(records), bool)
         kept[places] = False
@@ -157,15 +164,16 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
     """Shuffle all planted records and deal them in sequence to synthetic users as large as the real ones, in words.
 
     Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
-    many words as the real user of its number has, canaries in place, up to a record, so that both worlds have the same
-    users in a round and as much of each. No record is left over: the twin is a permutation. The paper fills users of
-    about 2,000 words, its real users' size; a fixed size would give another number of users once canaries shorten
-    records, and a remainder to drop. Twins of older runs were dealt in equal shares, and such a run continues with the
-    twin that it has. Needs 5 bytes of memory a record, 6 where records hold over 255 words.
+    many words as the real user of its number has, canaries in place, up to a record. So both worlds have the same users
+    in a round and as much of each. No record is left over: the twin is a permutation. It needs 5 bytes of memory a
+    record, or 6 where records hold over 255 words.
 
     Returns:
-        The twin, and what is planted, counted in its order.
+        The twin, and the overlay, counted in the twin's order.
     """
+    # The paper fills users of about 2,000 words, its real users' size. A fixed size would give another number of users
+    # once canaries shorten records, and a remainder to drop. Runs with twins of older versions, dealt in equal shares,
+    # continue with the twin in their folder.
     longest = max([split.layout.record_words, *(len(canary.tokens) for canary in planting.canaries)])
     lengths = np.empty(split.records, np.min_scalar_type(longest))
     for start, offsets in windows(split.record_offsets, overlap=1):
@@ -175,22 +183,22 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
     lengths[overlay.records] = phrase_lengths[overlay.canaries]
 
     real = np.asarray(split.user_offsets[1:-1])
-    until = np.zeros(len(real), np.int64)  # words of a real user and all before
+    until = np.zeros(len(real), np.int64)  # words of each real user and of all users before
     for start, words in _words_so_far(piece for _, piece in windows(lengths)):
-        here = np.flatnonzero((start <= real) & (real < start + len(words)))
-        until[here] = words[real[here] - start]
+        ended = np.flatnonzero((start <= real) & (real < start + len(words)))
+        until[ended] = words[real[ended] - start]
 
     order = np.arange(split.records, dtype=order_dtype(split.records))
     stream(seed, "iid-twin").shuffle(order)
     synthetic = np.zeros(len(real), np.int64)
     for start, words in _words_so_far(lengths[piece] for _, piece in windows(order)):
-        here = np.flatnonzero((words[0] < until) & (until <= words[-1]))
-        synthetic[here] = start + words.searchsorted(until[here])
+        ended = np.flatnonzero((words[0] < until) & (until <= words[-1]))
+        synthetic[ended] = start + words.searchsorted(until[ended])
     return Twin(order, np.concatenate([[0], synthetic, [split.records]])), _reordered(overlay, order)
 
 
 def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """For each piece of records' lengths: where it starts, and the words before each of them and up to its end."""
+    """Yield, for each piece of records' lengths, its start and the words before each record and up to its end."""
     start = words = 0
     for piece in pieces:
         so_far = np.full(len(piece) + 1, words, np.int64)
@@ -200,12 +208,12 @@ def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray
 
 
 def order_dtype(records: int) -> str:
-    """The smallest type that counts so many records, as files hold it."""
+    """Return the smallest type, as named in files, that counts this many records."""
     return "<u4" if records <= 2**32 else "<i8"
 
 
 def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
-    """An overlay of records, as one of their places in `order`."""
+    """Return an overlay of records as an overlay of their places in `order`."""
     replaced = np.zeros(len(order), bool)
     replaced[overlay.records] = True
     places = [start + np.flatnonzero(replaced[piece]) for start, piece in windows(order)]
@@ -229,10 +237,10 @@ def write_population(folder: Path, corpus: Corpus, planting: Planting, world: Wo
 
 
 def verify_population(folder: Path) -> None:
-    """Read every file again, and compare its digest with the one that it was written with; older folders have none.
+    """Read every file again and compare its digest with the recorded one; older folders have no digests.
 
     Raises:
-        InputError: one is missing, or is not what it was.
+        InputError: a file is missing or has changed.
     """
     for name, written in _digests(folder).items():
         path = inside(folder, name)
@@ -263,7 +271,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
-    """A population and its canaries, from the folder that `write_population` filled.
+    """Return a population and its canaries, from the folder that `write_population` filled.
 
     Raises:
         InputError: the folder is damaged or belongs to another corpus, or the corpus changed since.
@@ -287,7 +295,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
             ends = np.concatenate([[0], twin.user_offsets, [split.records]])
             if (np.diff(ends) < 0).any() or ends[1] or ends[-2] != split.records:
                 raise ValueError("users of a twin that are not all of its records")
-        return Population.of(split, canaries, overlay, twin), canaries
+        return Population.with_canaries(split, canaries, overlay, twin), canaries
     except InputError:
         raise
     except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:

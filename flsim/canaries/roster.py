@@ -1,16 +1,16 @@
 """The roster of a population, roster.parquet: a row per canary, in the order in which an overlay numbers them.
 
-    canary                                 its id, such as "c07"
+    canary                                 the canary's id, such as "c07"
     tokens, words                          its phrase, as ids and as text
-    p_u, p_e                               the probabilities by which it is planted; missing for a number of copies
-    planned_sharers, sharers               users that were drawn to hold it, and users that do
-    planned_insertions, insertions         records that were drawn for it, and records that are it
+    p_u, p_e                               probabilities by which it is planted; missing for a number of copies
+    planned_sharers, sharers               users that were drawn to hold it, and users that hold it
+    planned_insertions, insertions         records that were drawn for it, and records that it replaced
 
-Only a roster that has use for them has the columns of `LATER`. Without them all canaries are planted in every round:
+The columns of `LATER` are only in rosters that need them. Without them all canaries are planted in every round:
 
-    is_planted                             false: a control, which is drawn and measured like the others
-    first_round, last_round                the rounds in which it is planted, from 1; missing: no bound
-    template                               the text around the phrase; missing: none
+    is_planted                             false for a control, which is drawn and measured like the others
+    first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
+    template                               the text around the phrase; missing for none
 """
 
 import math
@@ -30,7 +30,7 @@ from flsim.data.vocabulary import Vocabulary
 
 FILE = "roster.parquet"
 COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")
-LATER = {"is_planted": "boolean", "first_round": "Int64", "last_round": "Int64", "template": "string"}  # of pandas
+LATER = {"is_planted": "boolean", "first_round": "Int64", "last_round": "Int64", "template": "string"}  # pandas types
 SCHEMA = pa.schema(
     [
         pa.field("canary", pa.string(), nullable=False),
@@ -49,7 +49,7 @@ OLDER_LACK = ("words", *COUNTS)  # columns that rosters of the first versions do
 
 
 def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> None:
-    """Write the roster of what is planted into an existing folder."""
+    """Write the roster of planted canaries into an existing folder."""
     canaries = planting.canaries
     columns = {
         "canary": [canary.id for canary in canaries],
@@ -87,18 +87,18 @@ def read_canaries(folder: Path) -> tuple[Canary, ...]:
 
 
 def read_counts(folder: Path) -> dict[str, NDArray[np.int64]]:
-    """Return int64 [canaries] of each of `COUNTS` in a folder's roster. Raises what `read_canaries` raises."""
+    """Return int64 [canaries] for each of `COUNTS` in a folder's roster; raise the errors of `read_canaries`."""
     counts = pq.read_table(folder / FILE, columns=list(COUNTS)).to_pydict()
     return {name: np.array(counts[name], np.int64) for name in COUNTS}
 
 
 def read_roster(path: Path) -> pd.DataFrame:
-    """Return a roster as a table, without trust in the file: the columns of `SCHEMA`, as far as the file has them.
+    """Return a roster as a table with the columns of `SCHEMA` that the file has, and always ``is_planted``.
 
-    ``is_planted`` is always there.
+    The file is checked as if a stranger had written it.
 
     Raises:
-        InputError: there is no such file, it is damaged, or it holds what no roster holds.
+        InputError: there is no such file, it is damaged, or its values are not those of a roster.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")

@@ -1,4 +1,4 @@
-"""What is planted: phrases of random words, in every configuration of user share and record share, or so many copies.
+"""The canaries to plant: phrases of random words, by probabilities of users and records, or by numbers of copies.
 
 Thakkar et al. (2020), section 4.1, "Canary Construction" and "Canary Insertion"; numbers of copies: Carlini et al.,
 "The Secret Sharer" (2018), section 6.5.
@@ -20,10 +20,13 @@ class CanaryHParams:
     Attributes:
         p_u: probabilities that a user is a sharer of a canary.
         p_e: probabilities that a record of a sharer is replaced by the canary.
-        count: number of canaries in each configuration: of p_u and p_e, or of insertions.
+        count: number of canaries in each configuration: each pair of p_u and p_e, or each number of insertions.
         length: number of words in a canary.
-        insertions: in place of p_u and p_e, how many records a canary replaces, exactly: any users' records, drawn
-            uniformly. Each number is a configuration.
+        insertions: exact numbers of records that a canary replaces, in place of p_u and p_e. The records may be any
+            users', drawn uniformly. Each number is a configuration.
+
+    Examples:
+        >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
     """
 
     p_u: tuple[float, ...] = (1 / 5_000, 3 / 50_000, 1 / 50_000)
@@ -53,18 +56,18 @@ class CanaryHParams:
 
 @dataclass(frozen=True)
 class Canary:
-    """One planted phrase.
+    """A canary: a phrase, and how it is planted.
 
     Attributes:
-        id: its name in every table, e.g. ``"c07"``.
-        tokens: its word ids.
-        p_u: probability that a user is a sharer of it; NaN where nobody knows, or `copies` says how often it occurs.
-        p_e: probability that a record of a sharer is replaced by it; NaN likewise.
-        copies: number of records, whoever's, that are replaced by it; None where probabilities decide.
-        is_planted: whether records are replaced by it; False for a control, which is only drawn and measured.
+        id: the canary's name in every table, e.g. ``"c07"``.
+        tokens: the word ids of the phrase.
+        p_u: probability that a user is a sharer; NaN where it is unknown, or where `copies` is set.
+        p_e: probability that a record of a sharer is replaced; NaN where it is unknown, or where `copies` is set.
+        copies: exact number of records, of any users, that are replaced; None where probabilities decide.
+        is_planted: whether records are replaced; False for a control, which is only drawn and measured.
         first_round: the first round in which it is planted, from 1; None for no bound.
         last_round: the last round in which it is planted; None for no bound.
-        template: the text around its words; None for none.
+        template: the text around the phrase; None for none.
     """
 
     id: str
@@ -79,18 +82,18 @@ class Canary:
 
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:
-    """Words of canary `index`, each uniform over the vocabulary's words; `attempt` counts the redraws."""
+    """Draw the words of canary `index`, each uniform over the vocabulary's words; `attempt` counts the redraws."""
     rng = stream(seed, "canary", index, attempt)
     return tuple(rng.integers(layout.first_word, layout.last_word, length, endpoint=True).tolist())
 
 
 def configurations(hparams: CanaryHParams) -> list[tuple[float, float, int | None]]:
-    """p_u, p_e and copies of every canary, in the order of their ids."""
-    each: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
-    each = each or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
-    return [configuration for configuration in each for _ in range(hparams.count)]
+    """Return p_u, p_e and copies of every canary, in the order of their ids."""
+    distinct: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
+    distinct = distinct or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
+    return [configuration for configuration in distinct for _ in range(hparams.count)]
 
 
 def expected_insertions(canary: Canary, records: int) -> float:
-    """Expected number of a population's `records` that a canary replaces."""
+    """Return the expected number of a population's `records` that a canary replaces."""
     return canary.p_u * canary.p_e * records if canary.copies is None else canary.copies

@@ -16,7 +16,7 @@ from flsim.cli.sweep import CorpusOption, Only, Seeds
 if TYPE_CHECKING:
     from flsim.planning.plan import Plan
     from flsim.planning.predicting import Machine, Predictor
-    from flsim.planning.requested import Given
+    from flsim.planning.requested import Request
 
 EPILOG = """Example: flsim plan experiments/table1.toml --tier smoke
 
@@ -47,7 +47,7 @@ def plan(
     It takes a minute or two, and leaves nothing behind.
     """
     from flsim.planning.calibration import scratch
-    from flsim.planning.requested import given
+    from flsim.planning.requested import read_request
     from flsim.planning.text import page
 
     if not math.isfinite(effect):
@@ -56,7 +56,7 @@ def plan(
         raise InputError("--against holds a calibration against what was recorded; remove --no-calibration")
     sessions = _sessions(against)
     with scratch() as folder:
-        found = given(file, folder, tier, range(seeds) if seeds else None, only or (), corpus, set_ or ())
+        found = read_request(file, folder, tier, range(seeds) if seeds else None, only or (), corpus, set_ or ())
         made = _plan(found, at_once, calibration and found.is_there, effect, sessions)
     typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)
 
@@ -67,7 +67,7 @@ def _sessions(of: Path | None) -> list[Any]:
     return [] if of is None else list(read_sweep(of).sessions)
 
 
-def _plan(given: "Given", at_once: int | None, calibrated: bool, effect: float, sessions: list[Any]) -> "Plan":
+def _plan(given: "Request", at_once: int | None, calibrated: bool, effect: float, sessions: list[Any]) -> "Plan":
     from flsim.planning import plan as parts
     from flsim.planning.scale import row_name, scale_of
 
@@ -108,7 +108,7 @@ def _machine() -> "Machine":
     return Machine(os.cpu_count() or 1, torch.cuda.device_count())
 
 
-def _measured(given: "Given", machine: "Machine", at_once: int | None) -> "Predictor":
+def _measured(given: "Request", machine: "Machine", at_once: int | None) -> "Predictor":
     from flsim.planning.calibration import calibrate, copies_of
     from flsim.planning.cost import Need
     from flsim.planning.kinds import kind_of

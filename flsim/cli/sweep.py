@@ -51,7 +51,7 @@ def sweep(
     path = located(corpus) if corpus else folder.corpus_of(at, file, there.path)
     given = range(seeds) if seeds else None
     planned = definition.planned_runs(found, at, path, str(file), given, only or (), set_ or ())
-    with there.alone():
+    with there.hold_lock():
         train = folder.open_corpus(at, path, there.path).split("train")
         there.write(file, found, tier, planned, shlex.join(["flsim", *sys.argv[1:]]))
         failed = train_sweep(there, planned, train, address, at_once, at.whole_cluster)

@@ -1,9 +1,9 @@
-"""A corpus on disk: flat files that are memory-mapped, so that opening is free and every process shares one copy.
+"""A corpus on disk: flat files that are memory-mapped, so that opening takes no time and all processes share one copy.
 
     manifest.json            schema, token layout, counts, drops by reason, digests of sources and of the files below
     vocabulary.tsv           word, count; most frequent first
     train/  heldout/  test/  split.json    token layout and counts, so that a split can be read without the rest
-                             tokens.u16    word ids of all records, one after another; tokens.u32 where the
+                             tokens.u16    word ids of all records, one after another; tokens.u32 if the
                                            vocabulary has more than 65,536 ids
                              records.i64   where each record starts among the tokens, and its end
                              users.i64     where each user starts in records.i64, and its end
@@ -32,7 +32,7 @@ from flsim.data.vocabulary import Layout, Vocabulary
 
 
 def memory_map(path: Path, dtype: str) -> NDArray[Any]:
-    """A read-only array over a flat file; an empty file is an empty array."""
+    """Return a read-only array over a flat file; an empty file gives an empty array."""
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
@@ -40,7 +40,18 @@ def memory_map(path: Path, dtype: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Split(Unchanging):
-    """The users of one split, opened for reading; satisfies `UsersByRound` and `RecordsByRound`."""
+    """The users of one split of a corpus, opened for reading.
+
+    ``split[user]`` is the records of a user, and ``len(split)`` the number of users. A split implements `UsersByRound`
+    and `RecordsByRound`.
+
+    Attributes:
+        layout: the layout of its token ids.
+        tokens: token ids of all records, uint16 or uint32 [words].
+        record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last.
+        user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last.
+        folder: the split's folder.
+    """
 
     layout: Layout
     tokens: Tokens
@@ -50,10 +61,10 @@ class Split(Unchanging):
 
     @classmethod
     def open(cls, folder: Path) -> "Split":
-        """Open a split's folder; its own `split.json` says which token layout its ids are in.
+        """Open a split's folder; its own `split.json` names the token layout of its ids.
 
         Raises:
-            InputError: not a split's folder.
+            InputError: the folder is no split of a corpus.
         """
         try:
             layout = _layout_of(from_json((folder / "split.json").read_text(encoding="utf-8")))
@@ -77,7 +88,7 @@ class Split(Unchanging):
         return Records(np.asarray(self.tokens[offsets[0] : offsets[-1]]), offsets - offsets[0])
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
-        """The records at integer [n] positions, counted over all users, in that order."""
+        """Return the records at integer [n] positions, counted over all users, in that order."""
         tokens, record_offsets = np.asarray(self.tokens), np.asarray(self.record_offsets)
         index = positions.astype(np.int64)
         starts = record_offsets.take(index)
@@ -91,19 +102,25 @@ class Split(Unchanging):
 
     @property
     def records(self) -> int:
+        """Return the number of records."""
         return len(self.record_offsets) - 1
 
     @property
     def words(self) -> int:
+        """Return the number of words."""
         return len(self.tokens)
 
     @cached_property
     def names(self) -> list[str]:
-        """Raises InputError where the file is not a name for each user."""
+        """Return the names of the users.
+
+        Raises:
+            InputError: the file does not hold one name for each user.
+        """
         try:
-            found = from_json((self.folder / "names.json").read_text(encoding="utf-8"))
-            if len(found) == len(self) and all(isinstance(name, str) for name in found):
-                return list(found)
+            names = from_json((self.folder / "names.json").read_text(encoding="utf-8"))
+            if len(names) == len(self) and all(isinstance(name, str) for name in names):
+                return list(names)
         except (OSError, ValueError, TypeError):
             pass
         raise InputError(f"{self.folder / 'names.json'}: not a name for each user; import the corpus again")
@@ -111,7 +128,18 @@ class Split(Unchanging):
 
 @dataclass(frozen=True)
 class Corpus:
-    """An imported corpus. `digest` stands for everything in it."""
+    """An imported corpus: its splits, its vocabulary and its manifest.
+
+    Attributes:
+        path: the corpus' folder.
+        manifest: the content of manifest.json.
+        digest: sha256 of the manifest, which stands for everything in the corpus.
+
+    Examples:
+        >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
+        >>> train = corpus.split("train")                                      # doctest: +SKIP
+        >>> [" ".join(corpus.vocabulary.decode(record)) for record in train[0]]      # doctest: +SKIP
+    """
 
     path: Path
     manifest: dict[str, Any]
@@ -122,11 +150,11 @@ class Corpus:
         """Open a corpus folder.
 
         Args:
-            path: the folder, or the URI of one in an object store, which is fetched first (`flsim.data.remote`).
-            verify: read every file and compare its digest with the manifest's.
+            path: the folder, or the URI of a corpus in an object store, which is fetched first (`flsim.data.remote`).
+            verify: whether to read every file and compare its digest with the manifest's.
 
         Raises:
-            InputError: not a corpus, of another schema, or its files are not what the manifest says.
+            InputError: the folder is no corpus, has another schema, or its files differ from the manifest.
         """
         again = "import the corpus again"
         if is_uri(path):
@@ -152,17 +180,19 @@ class Corpus:
 
     @cached_property
     def layout(self) -> Layout:
+        """Return the layout of token ids."""
         return _layout_of(self.manifest)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
+        """Return the vocabulary, read when it is first used."""
         return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name)
 
     def split(self, name: str) -> Split:
-        """Open one of `SPLITS`.
+        """Open one of the splits "train", "heldout" and "test".
 
         Raises:
-            InputError: its token ids are in another layout than the manifest says.
+            InputError: the split is missing, or its token ids have another layout than the manifest says.
         """
         split = Split.open(self.path / name)
         if split.layout != self.layout:
@@ -179,12 +209,15 @@ def _layout_of(described: dict[str, Any]) -> Layout:
 
 
 def _description_of(layout: Layout) -> dict[str, Any]:
-    """Return a layout as a manifest has it; a type that older manifests do not name is left out: digests stay."""
+    """Return a layout as a manifest has it.
+
+    The type of tokens that older manifests do not name is left out, so that digests stay stable.
+    """
     return asdict(layout) | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
 
 
 class SplitWriter:
-    """Appends users to a split's flat files."""
+    """A writer that appends users to a split's flat files."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         folder.mkdir()
@@ -209,8 +242,8 @@ class SplitWriter:
         """Append users.
 
         Args:
-            names: of the users.
-            tokens: ids [words], of all their records.
+            names: names of the users.
+            tokens: token ids [words] of all their records.
             record_words: integer [records], words of each record.
             user_records: integer [users], records of each user.
         """
@@ -229,7 +262,7 @@ class SplitWriter:
             file.close()
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Complete the files. Returns their sizes and digests by name."""
+        """Complete the files, and return their sizes and digests by name."""
         self._files["names.json"].write(b"]" if self.users else b"[]")
         self.close()
         write_json(self.folder / "split.json", {"layout": _description_of(self.layout), **self.counts()})
@@ -243,10 +276,10 @@ class SplitWriter:
 
 
 class CorpusWriter:
-    """Writes a corpus into an empty folder (see `flsim.base.files.new_folder`); `finish` makes it one.
+    """A writer of a corpus into an empty folder (see `flsim.base.files.new_folder`); `finish` completes the corpus.
 
     >>> with CorpusWriter(folder, vocabulary, layout) as writer:             # doctest: +SKIP
-    ...     writer.splits["train"].add("ai/8", Records.of([[3, 1], [4]]))
+    ...     writer.splits["train"].add("ai/8", Records.from_lists([[3, 1], [4]]))
     ...     writer.finish(dropped={"posts_without_owner": 2}, sources=[], parameters={})
     """
 
@@ -275,11 +308,11 @@ class CorpusWriter:
         """Complete the splits and write the manifest, which seals the corpus.
 
         Args:
-            dropped: reason -> count of everything that was read and is not here.
+            dropped: reason -> count of everything that was read and is not in the corpus.
             sources: name, bytes, sha256 and format of each input file.
             parameters: how the corpus was made.
-            warnings: what looks wrong with the sources.
-            notes: what their formats had lost before.
+            warnings: faults that the sources seem to have.
+            notes: what the sources' formats had lost before.
         """
         written = {
             f"{name}/{file}": described

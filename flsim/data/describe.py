@@ -1,4 +1,4 @@
-"""What `inspect` found, as text for a terminal of 80 columns: no colour, and no blocks where they cannot be shown."""
+"""The summary of a corpus as plain text for a terminal of 80 columns."""
 
 import textwrap
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ REASONS = {
 
 
 def describe(summary: dict[str, Any], histograms: bool = False, blocks: bool = True) -> str:
-    """What `inspect` returned, for a person.
+    """Return the summary of a corpus as text.
 
     Args:
-        summary: of `inspect`.
-        histograms: draw how long the train split's records and users are.
-        blocks: draw with block characters; else in ASCII.
+        summary: what `inspect` returned.
+        histograms: whether to draw how long the train split's records and users are.
+        blocks: whether to draw with block characters; otherwise in ASCII.
     """
     parts = [_splits(summary), _lengths(summary)]
     if histograms:
@@ -64,7 +64,7 @@ def _splits(summary: dict[str, Any]) -> list[str]:
 
 
 def _lengths(summary: dict[str, Any]) -> list[str]:
-    """Quantiles of the train split."""
+    """Return the lines of quantiles of the train split."""
     train = summary["splits"]["train"]
     if not train["words_per_user"]:
         return []
@@ -96,15 +96,18 @@ def _words(summary: dict[str, Any]) -> list[str]:
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:
-    """Why, by what is counted, most first; shares are of everything that was read."""
+    """Return the lines of reasons to drop, by unit, with the largest count first.
+
+    Shares are of everything that was read.
+    """
     lines = []
     dropped = sorted(summary["dropped"].items(), key=lambda item: (unit_of(item[0]) or "", -item[1]))
     for reason, count in dropped:
         if count:
             unit = unit_of(reason) or ""
             says = REASONS.get(reason, reason.removeprefix(f"{unit}_").replace("_", " "))
-            shown = "authors" if unit == "users" else unit  # they are not cut into users yet
-            begin = f"{count:>14,} {shown:<8}{_percent(summary['dropped_shares'][reason]):>6}  "
+            things = "authors" if unit == "users" else unit  # they are not cut into users yet
+            begin = f"{count:>14,} {things:<8}{_percent(summary['dropped_shares'][reason]):>6}  "
             lines += textwrap.wrap(says, WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
     return [f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []
 
@@ -147,14 +150,14 @@ def _origin(summary: dict[str, Any]) -> list[str]:
 
 
 def _entry(label: str, text: str) -> list[str]:
-    """A label and a text beside it, wrapped."""
+    """Return the lines of a label with a wrapped text beside it."""
     begin, then = f"{label:<{_LABEL}}", " " * _LABEL
     return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=then, break_on_hyphens=False)
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = [name if len(name) <= 24 else f"{name[:21]}..." for name in names[:_FEW]]
-    return ", ".join(shown) + (f" and {len(names) - _FEW:,} more" if len(names) > _FEW else "")
+    shortened = [name if len(name) <= 24 else f"{name[:21]}..." for name in names[:_FEW]]
+    return ", ".join(shortened) + (f" and {len(names) - _FEW:,} more" if len(names) > _FEW else "")
 
 
 def _title(length: str) -> str:

@@ -1,4 +1,4 @@
-"""How long things are: exact distributions, counted a piece at a time, and their bins, drawn in signs."""
+"""Exact distributions of lengths, counted a piece at a time, their bins, and histograms in text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ LONG_TAIL = 10  # a maximum of more than so many medians asks for a logarithmic 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How many things have each length.
+    """The number of things of each length.
 
     Attributes:
         values: int64 [distinct], the lengths that occur, ascending.
-        counts: int64 [distinct], how many things have each.
+        counts: int64 [distinct], how many things have each length.
     """
 
     values: NDArray[np.int64]
     counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
-        """The distribution of all lengths in some arrays, of which one is held at a time."""
+    def count(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
+        """Count all lengths in several arrays, of which one at a time is in memory."""
         whole = cls(np.empty(0, np.int64), np.empty(0, np.int64))
         for piece in lengths:
             whole += cls(*np.unique(piece, return_counts=True))
@@ -41,7 +41,10 @@ class Distribution:
         return Distribution(values, counts)
 
     def quantiles(self) -> dict[str, int]:
-        """Each quantile's smallest length that at least this share of the things do not exceed; empty without any."""
+        """Return each quantile by name: the smallest length that at least this share of the things do not exceed.
+
+        The result is empty if there are no things.
+        """
         if not len(self.values):
             return {}
         cumulative = np.cumsum(self.counts)
@@ -49,10 +52,10 @@ class Distribution:
         return {name: int(self.values[np.searchsorted(cumulative, rank)]) for name, rank in ranks.items()}
 
     def edges(self) -> tuple[list[int], str]:
-        """Edges of at most `BINS` bins that hold every value, and the axis they are for, "linear" or "log".
+        """Return edges of at most `BINS` bins that hold every value, and the scale of their axis, "linear" or "log".
 
-        Bin i holds the values from ``edges[i]`` up to, not including, ``edges[i + 1]``. Where there are few values each
-        has its bin; a long tail has bins of equal ratio, up to rounding, after one for 0; others have a round width.
+        Bin i holds the values from ``edges[i]`` up to, not including, ``edges[i + 1]``. Few values have a bin each. A
+        long tail has bins of equal ratio, up to rounding, after one for 0. Other bins have a round width.
         """
         if not len(self.values):
             return [], "linear"
@@ -67,30 +70,30 @@ class Distribution:
         return list(range(low - low % width, high + width - high % width + 1, width)), "linear"
 
     def binned(self, edges: Sequence[int]) -> list[int]:
-        """How many things each bin holds; the edges must hold every value."""
+        """Return how many things each bin holds; the edges must hold every value."""
         counts = np.zeros(max(0, len(edges) - 1), np.int64)
         np.add.at(counts, np.searchsorted(edges, self.values, side="right") - 1, self.counts)
-        found: list[int] = counts.tolist()
-        return found
+        totals: list[int] = counts.tolist()
+        return totals
 
 
 def short(number: float) -> str:
-    """A number beside an axis: 950, 9,500, 95k, 950k, 9.5M."""
+    """Return a number as a short label of an axis: 950, 9,500, 95k, 950k, 9.5M."""
     if number < 10_000:
         return f"{number:,.0f}"
     return f"{number / 1e3:.0f}k" if number < 999_500 else f"{number / 1e6:.3g}M"
 
 
 def panel(title: str, histogram: dict[str, Any], signs: Sequence[str]) -> list[str]:
-    """Upright bars, in at most `BINS` columns and always as many lines.
+    """Return a histogram as lines of text, in at most `BINS` columns and always the same number of lines.
 
     Args:
         title: the first line.
-        histogram: ``edges``, ``counts`` and ``scale``; without counts there is the title alone.
+        histogram: ``edges``, ``counts`` and ``scale``; a histogram without counts gives only the title.
         signs: `BLOCKS` or `ASCII`.
 
     Returns:
-        Title, bars, axis, the first and the last value, and the highest bar's share.
+        Title, bars, axis, the first and the last value, and the share of the highest bar.
     """
     edges, counts = histogram["edges"], histogram["counts"]
     if not sum(counts):
@@ -112,7 +115,7 @@ def panel(title: str, histogram: dict[str, Any], signs: Sequence[str]) -> list[s
 
 
 def can_show(encoding: str) -> bool:
-    """Whether an output encoding has the block characters."""
+    """Return whether an output encoding has the block characters."""
     try:
         "".join(BLOCKS).encode(encoding)
     except (UnicodeEncodeError, LookupError):

@@ -1,10 +1,10 @@
-"""From a post's HTML to sentences of words.
+"""Conversion of a post's HTML to sentences of words.
 
-What is done is what TensorFlow Federated publishes about its Stack Overflow data (docstring of
+The steps follow TensorFlow Federated's description of its Stack Overflow data (docstring of
 `tff.simulation.datasets.stackoverflow.load_data`): "the bodies were parsed into sentences", then "1. Lowercase the
 text, 2. Unescape HTML symbols, 3. Remove non-ascii symbols, 4. Separate punctuation as individual tokens (except
-apostrophes and hyphens), 5. Removing extraneous whitespace, 6. Replacing URLS with a special token". Where that leaves
-a choice, the choice is written down at `plain_text` and `sentences`.
+apostrophes and hyphens), 5. Removing extraneous whitespace, 6. Replacing URLS with a special token". Where that
+description leaves a choice, `plain_text` and `sentences` document the choice made here.
 """
 
 import re
@@ -38,11 +38,15 @@ _TOKEN = re.compile(rf"{URL}|[a-z0-9]+(?:['-][a-z0-9]+)*|[!-/:-@\[-`{{-~]")
 
 
 def plain_text(html: str) -> str:
-    """The text of an HTML fragment, one line for each block element.
+    """Return the text of an HTML fragment, one line for each block element.
 
-    The text of `pre`, `script` and `style` is dropped. Block elements and `br` begin and end lines; inline elements,
-    `code` included, leave no trace, so that a word may go through them. Character references are unescaped; white
-    space, line feeds included, is one space as in a rendered page. Any text is HTML: nothing is refused.
+    - The text of `pre`, `script` and `style` is dropped.
+    - Block elements and `br` begin and end lines.
+    - Inline elements, `code` included, leave no trace, so a word may go through them.
+    - Character references are unescaped.
+    - White space, line feeds included, becomes one space, as in a rendered page.
+
+    Any text is valid HTML, so nothing is refused.
     """
     tree = LexborHTMLParser(_WHITE_SPACE.sub(" ", html))
     for block in tree.css(_BLOCKS):
@@ -53,21 +57,21 @@ def plain_text(html: str) -> str:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """The sentences of plain text, each a list of at least one token.
+    """Return the sentences of plain text, each a list of at least one token.
 
-    In this order:
+    The steps, in this order:
 
-    1. lower case;
-    2. URLs (http, https, ftp, or beginning with www.) become the token ``<URL>``, which is thereby the only one with
-       capital letters; punctuation after a URL is not part of it;
-    3. runs of white space, Unicode's included, become one space; line feeds stay;
-    4. all other characters outside ASCII are removed, without a space in their place;
-    5. sentences end at line feeds, and after ``.``, ``!`` or ``?`` where white space follows, except after common
-       abbreviations (e.g. i.e. etc. vs. and the like): never inside ``3.14`` or ``os.path``. The mark stays in its
-       sentence;
-    6. tokens are words (letters and digits, with single apostrophes and hyphens inside) and single punctuation
-       characters; control characters are dropped;
-    7. sentences without tokens are dropped.
+    1. The text is lower-cased.
+    2. URLs (http, https, ftp, or beginning with www.) become the token ``<URL>``, the only token with capital letters.
+       Punctuation after a URL is not part of it.
+    3. Runs of white space, Unicode's included, become one space. Line feeds stay.
+    4. All other characters outside ASCII are removed, without a space in their place.
+    5. Sentences end at line feeds, and after ``.``, ``!`` or ``?`` if white space follows. They do not end after common
+       abbreviations (e.g. i.e. etc. vs. and the like), nor inside ``3.14`` or ``os.path``. The mark stays in its
+       sentence.
+    6. Tokens are words (letters and digits, with single apostrophes and hyphens inside) and single punctuation
+       characters. Control characters are dropped.
+    7. Sentences without tokens are dropped.
 
     >>> sentences("Don't use e.g. os.path. Thanks!")
     [["don't", 'use', 'e', '.', 'g', '.', 'os', '.', 'path', '.'], ['thanks', '!']]
@@ -79,5 +83,5 @@ def sentences(text: str) -> list[list[str]]:
 
 
 def records(text: str) -> list[str]:
-    """The sentences of plain text, each its tokens joined by spaces."""
+    """Return the sentences of plain text, each as its tokens joined by spaces."""
     return [" ".join(tokens) for tokens in sentences(text)]

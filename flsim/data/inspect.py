@@ -1,4 +1,4 @@
-"""What a corpus holds, as numbers."""
+"""The contents of a corpus in numbers."""
 
 import re
 from collections.abc import Iterator
@@ -23,22 +23,30 @@ _MOST_FREQUENT = 10
 
 
 def inspect(corpus: Corpus) -> dict[str, Any]:
-    """Summarize a corpus; everything is JSON-serialisable. Memory grows with the number of users only.
+    """Return a summary of a corpus as JSON-serialisable values; memory grows only with the number of users.
 
     Returns:
-        ``users``, ``records`` and ``words`` of the train split, the one that models see; ``heldout_users`` and
-        ``test_users``; ``layout``, its name; ``vocabulary``, the number of token ids, the four special ones included;
-        ``record_words``; ``dropped``, reason -> count of everything that was read and is in no split, the reason's name
-        saying what is counted, and ``dropped_shares``, of all that was read of that (None where this is not known);
-        ``splits``, see below; ``membership``, see `_membership`; ``sources``, ``parameters``, ``warnings`` and
-        ``notes`` as in the manifest; ``digest`` of the whole.
+        A dictionary with these keys:
 
-        Each split has ``users``, ``records``, ``words``; ``oov_share``, share of words outside the vocabulary;
-        ``coverage``, share of words that the 100, 1,000, 10,000 and all words of the vocabulary cover, those taken that
-        are most frequent in the split (shares are None where there are no words); ``words_occurring``, words of the
-        vocabulary that occur; ``most_frequent``, ten of them with counts; ``words_per_record``, ``records_per_user``
-        and ``words_per_user``, each as quantile -> number; and ``histograms`` of these three, each ``edges`` (the same
-        in every split; see `Distribution.edges`), ``counts`` and ``scale``, the axis that suits it.
+        - ``users``, ``records`` and ``words`` of the train split, the one that models see; ``heldout_users`` and
+          ``test_users``.
+        - ``layout``, its name; ``vocabulary``, the number of token ids, the four special ones included;
+          ``record_words``.
+        - ``dropped``, reason -> count of everything that was read and is in no split. The reason's name tells the unit.
+        - ``dropped_shares``, reason -> share of everything of that unit that was read (None if not known).
+        - ``splits``, see below; ``membership``, see `_membership`.
+        - ``sources``, ``parameters``, ``warnings`` and ``notes`` as in the manifest; ``digest`` of the corpus.
+
+        Each split has these keys:
+
+        - ``users``, ``records``, ``words``; ``oov_share``, the share of words outside the vocabulary.
+        - ``coverage``, the shares of words that the 100, 1,000, 10,000 and all words of the vocabulary cover. The words
+          most frequent in the split are taken. Shares are None if there are no words.
+        - ``words_occurring``, the number of words of the vocabulary that occur; ``most_frequent``, ten of them with
+          counts.
+        - ``words_per_record``, ``records_per_user`` and ``words_per_user``, each as quantile -> number.
+        - ``histograms`` of these three, each with ``edges`` (the same in every split; see `Distribution.edges`),
+          ``counts``, and ``scale``, the scale that suits the axis.
     """
     measured = {name: _Measured(corpus.split(name)) for name in SPLITS}
     splits = {name: _described(split, corpus) for name, split in measured.items()}
@@ -72,18 +80,21 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
 
 
 def author_of(user: str) -> str:
-    """Who wrote a user's text: an importer that cuts authors into users numbers them ``author#0``, ``author#1``."""
+    """Return the author of a user's text.
+
+    An importer that cuts authors into users numbers these ``author#0``, ``author#1``.
+    """
     return re.sub(r"#[0-9]+\Z", "", user)
 
 
 def unit_of(reason: str) -> str | None:
-    """What a reason to drop counts: the first unit in its name."""
+    """Return the unit that a reason to drop counts: the first unit in its name."""
     return next((part for part in reason.split("_") if part in UNITS), None)
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """One split's distributions and word counts, each found in one pass over a file."""
+    """The distributions and word counts of one split, each computed in one pass over a file."""
 
     split: Split
 
@@ -91,14 +102,16 @@ class _Measured:
     def lengths(self) -> dict[str, Distribution]:
         split = self.split
         return {
-            "words_per_record": Distribution.of(_steps(split.record_offsets)),
-            "records_per_user": Distribution.of(_steps(split.user_offsets)),
-            "words_per_user": Distribution.of([np.diff(_taken(split.record_offsets, np.asarray(split.user_offsets)))]),
+            "words_per_record": Distribution.count(_steps(split.record_offsets)),
+            "records_per_user": Distribution.count(_steps(split.user_offsets)),
+            "words_per_user": Distribution.count(
+                [np.diff(_taken(split.record_offsets, np.asarray(split.user_offsets)))]
+            ),
         }
 
     @cached_property
     def token_counts(self) -> NDArray[np.int64]:
-        """int64 [2^16, or V where that is more]: how often each token id occurs."""
+        """Return the number of occurrences of each token id, int64 [2^16, or V if that is more]."""
         counts = np.zeros(max(2**16, self.split.layout.vocabulary_size), np.int64)
         for _, tokens in windows(self.split.tokens):
             counts += np.bincount(tokens, minlength=len(counts))
@@ -106,12 +119,12 @@ class _Measured:
 
 
 def _steps(offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The lengths of the pieces between offsets."""
+    """Return the lengths of the pieces between offsets."""
     return (np.diff(window) for _, window in windows(offsets, overlap=1))
 
 
 def _taken(array: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``array[indices]`` for ascending indices."""
+    """Return ``array[indices]`` for ascending indices."""
     bounds = (
         (window, start, *np.searchsorted(indices, (start, start + len(window)))) for start, window in windows(array)
     )
@@ -126,7 +139,7 @@ def _described(measured: _Measured, corpus: Corpus) -> dict[str, Any]:
         "words": split.words,
         "oov_share": _share(int(measured.token_counts[layout.oov]), split.words),
         **_coverage(measured.token_counts, layout, corpus),
-        **{length: found.quantiles() for length, found in measured.lengths.items()},
+        **{length: distribution.quantiles() for length, distribution in measured.lengths.items()},
         "histograms": {},
     }
 
@@ -145,18 +158,20 @@ def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -
 
 
 def _membership(names: dict[str, list[str]]) -> dict[str, Any]:
-    """Who is a member and who is not, for attacks on users: authors, of whom a split may hold several users.
+    """Return which authors of the held-out and test splits are members, for attacks on users.
+
+    A split may hold several users of one author.
 
     Returns:
-        ``{split}_authors``, how many; for heldout and test ``{split}_also_train``, the names of authors who are in
-        train too, and ``{split}_only``, how many are not.
+        ``{split}_authors``, the number of authors. For heldout and test also ``{split}_also_train``, the names of
+        authors who are in train too, and ``{split}_only``, the number of those who are not.
     """
     authors = {split: set(map(author_of, users)) for split, users in names.items()}
-    found: dict[str, Any] = {f"{split}_authors": len(of) for split, of in authors.items()}
+    membership: dict[str, Any] = {f"{split}_authors": len(members) for split, members in authors.items()}
     for split in ("heldout", "test"):
-        found[f"{split}_also_train"] = sorted(authors[split] & authors["train"])
-        found[f"{split}_only"] = len(authors[split] - authors["train"])
-    return found
+        membership[f"{split}_also_train"] = sorted(authors[split] & authors["train"])
+        membership[f"{split}_only"] = len(authors[split] - authors["train"])
+    return membership
 
 
 def _share(part: int, whole: int | None) -> float | None:

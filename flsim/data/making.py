@@ -1,4 +1,4 @@
-"""Corpora made by code: the built-in makers, and a user's own, by one function."""
+"""Creation of corpora by code: the built-in makers, and makers of the user's own."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ class Maker:
     """A built-in maker of corpora.
 
     Attributes:
-        options: a dataclass of its options.
-        make: (folder of the new corpus, options, seed) -> the corpus.
+        options: a dataclass of the maker's options.
+        make: function of (folder of the new corpus, options, seed) that returns the corpus.
     """
 
     options: type
@@ -41,21 +41,21 @@ def make_corpus(
     options: Mapping[str, Any] | None = None,
     writing: Mapping[str, Any] | None = None,
 ) -> Corpus:
-    """Write a corpus that code makes, as a function of the code and these arguments.
+    """Write a corpus that code generates, as a function of the code and these arguments.
 
-    What a user's own maker yields goes the way of an import: users are cut where `words_per_user` is set, splits are
-    drawn where the maker names none, and the vocabulary is counted. An interrupted call continues when it is repeated.
+    The posts of a user's own maker are imported like any other source: users are cut if `words_per_user` is set, splits
+    are drawn if the maker names none, and the vocabulary is counted. An interrupted call continues when it is repeated.
 
     Args:
         name: a key of `MAKERS`, or ``path/to/file.py:NAME``; see `flsim.data.formats.own`.
         out: folder of the new corpus.
-        seed: of what is random.
-        options: of the maker.
-        writing: fields of `flsim.data.importing.settings.ImportHParams`, by name; a built-in maker takes those that it
-            has as options.
+        seed: seed of everything that is drawn.
+        options: options of the maker, by name.
+        writing: fields of `flsim.data.importing.settings.ImportHParams`, by name. A built-in maker takes only those
+            that it has as options.
 
     Raises:
-        InputError: no such maker, options that it does not take, an error of its own, or `out` exists.
+        InputError: there is no such maker, it does not take an option, its own code failed, or `out` exists.
     """
     refuse_unknown(name, MAKERS, "maker")
     options, writing = options or {}, writing or {}

@@ -1,4 +1,4 @@
-"""A corpus' manifest.json: which files it seals, and what it says, checked by type when it is read."""
+"""The manifest.json of a corpus: which files it seals and what it says, checked by type when it is read."""
 
 from typing import Any, Literal, NotRequired
 
@@ -19,7 +19,7 @@ Sealed = dict[str, tuple[int, str]]
 
 
 class Described(TypedDict):
-    """A `flsim.data.vocabulary.Layout`, which checks the values; `UNNAMED` tokens have no type here."""
+    """A `flsim.data.vocabulary.Layout` as JSON, without the type of tokens if it is `UNNAMED`."""
 
     vocabulary_size: int
     record_words: int
@@ -28,28 +28,36 @@ class Described(TypedDict):
 
 
 class Step(TypedDict):
-    """Of those that made a corpus of another one; others than these keys are the step's own."""
+    """A step that made a corpus of another one, with further keys of its own."""
 
     label: NotRequired[str]
 
 
 class Source(TypedDict):
+    """A source of a corpus."""
+
     name: str
     bytes: int
     format: NotRequired[str]
 
 
 class Parameters(TypedDict):
+    """The parameters of a corpus that are checked when it is read."""
+
     read: NotRequired[dict[str, int]]
     steps: NotRequired[list[Step]]
 
 
 class File(TypedDict):
+    """The size and digest of a file."""
+
     bytes: int
     sha256: str
 
 
 class Manifest(TypedDict):
+    """The content of manifest.json."""
+
     schema: Any
     layout: Described
     dropped: dict[str, int]
@@ -70,7 +78,10 @@ def named(token_type: str) -> tuple[str, ...]:
 
 
 def _what_is_wrong(text: str | bytes) -> str:
-    """Of a manifest as JSON: the first key whose value is missing or of another type; empty where all is well."""
+    """Return the first fault of a manifest: a key whose value is missing or of another type.
+
+    The fault is empty if the manifest is right.
+    """
     try:
         MANIFEST.validate_json(text, strict=True)
     except ValidationError as error:
@@ -80,15 +91,15 @@ def _what_is_wrong(text: str | bytes) -> str:
 
 
 def token_type_in(manifest: dict[str, Any]) -> str:
-    """Return the type of token ids that a manifest says."""
+    """Return the type of token ids that a manifest states."""
     return str(manifest["layout"].get("tokens", UNNAMED))
 
 
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
-    """A manifest, and bytes and sha256 of each file that it seals.
+    """Return a manifest, and the size in bytes and the sha256 of each file that it seals.
 
     Raises:
-        InputError: not a manifest, of another schema, or it does not name what every corpus has.
+        InputError: the text is no manifest, has another schema, or does not name a file that every corpus has.
     """
     try:
         manifest = from_json(text)

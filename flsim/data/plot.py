@@ -1,4 +1,4 @@
-"""How long a corpus's records and users are, as a figure."""
+"""Figure of the lengths of a corpus' records and users."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,10 @@ STYLE: dict[Any, Any] = {
 
 
 def refuse_plot(path: Path) -> None:
-    """Raises InputError for a path that no figure can be written to; for before the work that a figure needs."""
+    """Raise InputError for a path that no figure can be written to.
+
+    Callers check a path with this function before the work that the figure needs.
+    """
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: plots are written as .png, .svg or .pdf; name one of these")
     if not path.parent.is_dir():
@@ -46,11 +49,11 @@ def plot_lengths(summary: dict[str, Any], path: Path) -> None:
     """Write the figure of `draw_lengths`, whole or not at all.
 
     Args:
-        summary: of `inspect`.
+        summary: what `inspect` returned.
         path: a .png, .svg or .pdf file to write.
 
     Raises:
-        InputError: another kind of file, or no such folder.
+        InputError: the path has another ending, or its folder does not exist.
     """
     refuse_plot(path)
     kind = path.suffix.lower()
@@ -59,7 +62,7 @@ def plot_lengths(summary: dict[str, Any], path: Path) -> None:
 
 
 def draw_lengths(summary: dict[str, Any]) -> Figure:
-    """Three histograms, words per record, records per user and words per user, of each split that has users."""
+    """Return histograms of words per record, records per user and words per user, for each split with users."""
     figure = Figure(figsize=(11, 3.4), layout=ConstrainedLayoutEngine(wspace=0.05))
     FigureCanvasAgg(figure)
     splits = {name: summary["splits"][name] for name in SPLITS if summary["splits"][name]["users"]}

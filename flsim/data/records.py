@@ -1,4 +1,4 @@
-"""Records of users, and batches of them as a next-word model sees them."""
+"""Records of users, and batches of them as a next-word model reads them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ class Records:
     offsets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, records: list[list[int]]) -> "Records":
+    def from_lists(cls, records: list[list[int]]) -> "Records":
+        """Return records of lists of token ids."""
         lengths = [len(record) for record in records]
         flat = [token for record in records for token in record]
         token_type = np.uint16 if max(flat, default=0) < 2**16 else np.uint32
@@ -49,11 +50,12 @@ class Records:
 
     @property
     def words(self) -> int:
+        """Return the number of words."""
         return len(self.tokens)
 
 
 class Users(Protocol):
-    """A population: a split of a corpus, the same with canaries planted in it, or its IID twin."""
+    """Interface of a population: a split of a corpus, the same with canaries planted in it, or its IID twin."""
 
     @property
     def layout(self) -> Layout: ...
@@ -64,43 +66,49 @@ class Users(Protocol):
 
 
 class RecordSource(Protocol):
-    """All records of a population as one sequence, user after user; a position is a record's place in it."""
+    """Interface of all records of a population as one sequence, user after user.
+
+    The position of a record is its index in that sequence.
+    """
 
     @property
     def layout(self) -> Layout: ...
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """Return the number of records."""
         ...
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
-        """The records at integer [n] positions, in that order."""
+        """Return the records at integer [n] positions, in that order."""
         ...
 
 
 class UsersByRound(Users, Protocol):
-    """Users who are trained on: what they hold may depend on the round."""
+    """Interface of training users, whose records may depend on the round."""
 
     def at(self, round_: int) -> "UsersByRound":
-        """Return the users of a round, counted from 0; the object itself where nothing depends on the round.
+        """Return the users of a round, counted from 0; the object itself if nothing depends on the round.
 
-        There are as many users in every round, so that cohorts, shards and privacy do not depend on it. A user who
-        is not there yet, or is held out, has no records.
+        The number of users is the same in every round, so that cohorts, shards and privacy do not depend on the round.
+        A user who is not active in a round, or is held out, has no records.
         """
         ...
 
 
 class RecordsByRound(RecordSource, Protocol):
-    """Records that are trained on centrally: what they are may depend on the step."""
+    """Interface of records for central training, which may depend on the step."""
 
     def at(self, round_: int) -> "RecordsByRound":
-        """Return the records of a step, counted from 0, as many in every step; the object itself where none changes."""
+        """Return the records of a step, counted from 0; the object itself if nothing depends on the step.
+
+        The number of records is the same in every step.
+        """
         ...
 
 
 class Unchanging:
-    """What is the same in every round."""
+    """Base class of users and records that are the same in every round."""
 
     def at(self, round_: int) -> Self:  # noqa: ARG002 (others depend on it)
         """Return the object itself."""
@@ -109,11 +117,11 @@ class Unchanging:
 
 @dataclass(frozen=True)
 class Subset(Unchanging):
-    """Some records of a source, themselves a source, and the same in every round.
+    """Some records of a source; the subset is a source itself and the same in every round.
 
     Attributes:
-        source: where they are.
-        chosen: integer [records], their positions there.
+        source: the source of the records.
+        chosen: integer [records], positions in the source.
     """
 
     source: RecordSource
@@ -137,7 +145,7 @@ class Batch:
 
     Attributes:
         inputs: int64 [records, time], BOS first; PAD beyond the record's end.
-        targets: int64 [records, time], the next word, EOS last where the record is short enough; PAD elsewhere.
+        targets: int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere.
     """
 
     inputs: NDArray[np.int64]
@@ -145,14 +153,14 @@ class Batch:
 
 
 def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
-    """The chosen records of a user as one batch.
+    """Return the chosen records of a user as one batch.
 
-    A sequence is BOS, the words, and EOS where `layout.ends_with_eos`; inputs are all but the last token, targets all
-    but the first.
+    A sequence is BOS, the words, and EOS if `layout.ends_with_eos`. Inputs are all tokens but the last, targets all but
+    the first.
 
     Args:
         records: the user's records.
-        chosen: int64 [n], indices into them.
+        chosen: int64 [n], indices into the records.
         layout: the corpus' token layout.
     """
     starts = records.offsets[chosen]

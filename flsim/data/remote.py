@@ -1,18 +1,18 @@
-"""A corpus in an object store, fetched once into a folder of this machine, where it is memory-mapped like any other.
+"""Corpora in object stores, fetched once into a folder of this machine and memory-mapped there.
 
     $FLSIM_CACHE/corpora/DIGEST/           the corpus whose manifest has that digest
-    $FLSIM_CACHE/corpora/DIGEST.partial/   as much of it as was fetched; the next fetch goes on from there
-    $FLSIM_CACHE/corpora/DIGEST.lock       held by whoever fetches
-    $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last seen there
+    $FLSIM_CACHE/corpora/DIGEST.partial/   the part of it that was fetched so far; the next fetch continues it
+    $FLSIM_CACHE/corpora/DIGEST.lock       locked by the process that fetches
+    $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last read from it
 
-Files are copied by hand, since `pyarrow.fs.copy_files` does not continue a file that was begun, reads a file by one
-request after another, and reports no progress. Only file names that a corpus has are read from the store, and only
-bytes that its manifest seals get into the cache.
+Files are not copied with `pyarrow.fs.copy_files`, for three reasons: it does not continue a file that was begun, it
+reads a file by one request after another, and it reports no progress. Only file names that a corpus has are read from
+the store, and only bytes that its manifest seals get into the cache.
 
-A corpus is fetched whole, and not read from the store as needed: rounds read users at random, which a local mapping
-serves at the speed of memory. A folder of the cache is named by the digest of its manifest, so that it is never changed
-in place, and URIs of the same corpus share it. A `file://` URI is copied too, where a path is mapped in place: which of
-them is faster depends on the filesystem, which the user knows.
+A corpus is fetched whole and not read from the store as needed: rounds read users at random, and a local mapping serves
+these reads at the speed of memory. A folder of the cache is named by the digest of its manifest. It is therefore never
+changed in place, and URIs of the same corpus share it. The files of a `file://` URI are copied too, while those of a
+path are mapped in place. Which of these is faster depends on the filesystem, which the user knows.
 """
 
 import os
@@ -35,22 +35,23 @@ STREAMS = 8  # requests at once
 
 
 def cache() -> Path:
-    """Where fetched corpora are: ``$FLSIM_CACHE``, or ``~/.cache/flsim``."""
+    """Return the folder of fetched corpora: ``$FLSIM_CACHE``, or ``~/.cache/flsim``."""
     return Path(os.environ.get("FLSIM_CACHE") or Path.home() / ".cache" / "flsim").absolute()
 
 
 def fetched(uri: str) -> Path:
-    """The folder of this machine that has the corpus, which is fetched where it is not there yet.
+    """Return the local folder of a corpus, which is fetched if it is not there yet.
 
-    The manifest is read from the store each time, so that a corpus that changed there is another one here. Where the
-    store does not answer, the corpus that was last seen there is used, which is reported; a store that answers "not
-    found" or "not allowed" is believed.
+    The manifest is read from the store each time, so that a corpus that changed there gets another local folder. If the
+    store does not answer, the last corpus of this URI is used, and a line says so. A store that answers "not found" or
+    "not allowed" is believed.
 
     Args:
-        uri: as ``s3://bucket/prefix/corpus?region=eu-west-1``; see `flsim.data.stores`.
+        uri: the corpus, such as ``s3://bucket/prefix/corpus?region=eu-west-1``; see `flsim.data.stores`.
 
     Raises:
-        InputError: no such scheme or corpus, no access, no answer, not what its manifest says, or no room for it.
+        InputError: the scheme is not known, or the corpus does not exist, cannot be accessed, differs from its
+            manifest, or does not fit on the disk; or the store does not answer and this URI was never fetched.
     """
     corpora = cache() / "corpora"
     seen = cache() / "fetched" / digest(uri)
@@ -68,7 +69,7 @@ def fetched(uri: str) -> Path:
     with _on_disk(cache()):
         if not folder.exists():
             make_folder(corpora)
-            with _alone(folder.with_suffix(".lock"), uri):
+            with _exclusive(folder.with_suffix(".lock"), uri):
                 if not folder.exists():
                     _fetch(uri, store, prefix, text, folder)
         elif (folder / "manifest.json").read_bytes() != text:
@@ -80,10 +81,12 @@ def fetched(uri: str) -> Path:
 
 
 def push(folder: Path, uri: str) -> None:
-    """Copy a corpus into a store: its manifest last, so that nobody sees half of it; the same call goes on.
+    """Copy a corpus into a store, its manifest last, so that nobody sees half of it.
+
+    The same call continues an interrupted copy.
 
     Raises:
-        InputError: another corpus is there, no such bucket, no access, or no answer.
+        InputError: another corpus is there, there is no such bucket, access is refused, or the store does not answer.
     """
     store, prefix = open_store(uri)
     manifest = (folder / "manifest.json").read_bytes()
@@ -111,10 +114,10 @@ def _fetch(uri: str, store: FileSystem, prefix: str, text: bytes, folder: Path) 
         if name not in (*named(token_type_in(manifest)), *PLANTED):
             raise InputError(f"{uri}: its manifest names {name!r:.80}, which no corpus has; copy it there again")
     partial = folder.with_suffix(".partial")
-    there = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0
+    fetched_bytes = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0
     total = sum(size for size, _ in files.values())
     free = shutil.disk_usage(folder.parent).free
-    if total - there > free:
+    if total - fetched_bytes > free:
         raise InputError(
             f"{folder.parent}: no room for {uri}, which takes {total:,} bytes; {free:,} are free. Make room, or have "
             "FLSIM_CACHE name a folder on another disk"
@@ -140,9 +143,9 @@ def _fetch(uri: str, store: FileSystem, prefix: str, text: bytes, folder: Path) 
 def _complete(
     path: Path, store: FileSystem, source: str, sealed: tuple[int, str], what: str, add: Callable[[int], None]
 ) -> None:
-    """Append what a file lacks. One that then is not what is sealed is removed, and raises InputError.
+    """Append the bytes that a file lacks, and remove it and raise InputError if it then differs from the manifest.
 
-    Where an earlier call began it, it is fetched anew first: a loss of power can leave bytes that were never fetched.
+    A file that an earlier call began is first fetched anew: a loss of power can leave bytes that were never fetched.
     """
     size, sha256 = sealed
     begun = path.exists()
@@ -166,7 +169,7 @@ def _complete(
 
 
 def _blocks(store: FileSystem, source: str, start: int, size: int, what: str) -> Iterator[bytes]:
-    """The rest of a file, in order, read by several requests at once."""
+    """Yield the rest of a file, in order, read by several requests at once."""
     if start >= size:
         return
     with reading(what), store.open_input_file(source) as file, ThreadPoolExecutor(STREAMS) as pool:
@@ -177,8 +180,8 @@ def _blocks(store: FileSystem, source: str, start: int, size: int, what: str) ->
 
 
 @contextmanager
-def _alone(lock: Path, uri: str) -> Iterator[None]:
-    """Wait until no other process of this machine fetches the same; a process that ends in any way lets go."""
+def _exclusive(lock: Path, uri: str) -> Iterator[None]:
+    """Wait until no other process of this machine fetches the same corpus; the lock ends with the process."""
     lock.touch()
     with ExitStack() as stack:
         try:
@@ -191,7 +194,7 @@ def _alone(lock: Path, uri: str) -> Iterator[None]:
 
 @contextmanager
 def _on_disk(folder: Path) -> Iterator[None]:
-    """Errors of the cache as bad input: another place can be named."""
+    """Turn errors of the cache's disk into input errors, because another folder can be named."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A corpus from another one: the same users with some of their records, or with other records in their place."""
+"""Corpora derived from another one: the same users with some of their records, or with other records."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,20 +27,20 @@ def rewrite_corpus(
     notes: Iterable[str] = (),
     beside: Callable[[Path], None] = lambda _: None,
 ) -> Corpus:
-    """Write a corpus with other train records; users, even empty ones, other splits and vocabulary stay as they are.
+    """Write a corpus with other train records; users, even empty ones, other splits and the vocabulary stay unchanged.
 
-    The manifest is the old one's, and says further: the drops; the notes; and the step, last of ``parameters.steps``,
-    with the digest of the old corpus.
+    The manifest is the old one's with three additions: the drops, the notes, and the step. The step becomes the last of
+    ``parameters.steps`` and has the digest of the old corpus.
 
     Args:
-        corpus: the old one.
-        out: folder of the new one; whole, or absent after any error.
-        step: what was done, and how; with a ``label``, runs over the new corpus are named by it.
-        source: where train records are read, as many as there were; the corpus' own where None.
-        kept: bool [records], which of them are written; all where None.
-        dropped: reason -> count.
-        notes: what is worth reading wherever the corpus is described.
-        beside: writes more files into the folder.
+        corpus: the old corpus.
+        out: folder of the new corpus; whole, or absent after any error.
+        step: what was done, and how. If it has a ``label``, runs over the new corpus are named by that label.
+        source: where train records are read, as many as before; by default the old corpus.
+        kept: bool [records], which train records are written; all by default.
+        dropped: numbers of dropped records or words, by reason.
+        notes: remarks that are shown wherever the corpus is described.
+        beside: function that writes more files into the new folder.
 
     Raises:
         InputError: `out` exists.
@@ -64,7 +64,10 @@ def rewrite_corpus(
 
 
 def labelled_steps(corpus: Corpus) -> list[dict[str, Any]]:
-    """Steps that a table names, such as defences: those with a ``label``, but for what differs from seed to seed."""
+    """Return the steps that a table names, such as defences.
+
+    These are the steps with a ``label``. Entries that differ from seed to seed are left out.
+    """
     steps = corpus.manifest["parameters"].get("steps", [])
     of_seed = ("corpus", "seed", "planted")
     common = [{name: value for name, value in step.items() if name not in of_seed} for step in steps]
@@ -72,7 +75,10 @@ def labelled_steps(corpus: Corpus) -> list[dict[str, Any]]:
 
 
 def blocks(user_offsets: NDArray[np.int64], size: int | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges [first, last) of users with about `size` records each, `BLOCK` where None; at least one user each."""
+    """Yield ranges [first, last) of users with about `size` records each.
+
+    A range has at least one user. The default size is `BLOCK`.
+    """
     first, users = 0, len(user_offsets) - 1
     while first < users:
         last = int(np.searchsorted(user_offsets, user_offsets[first] + (size or BLOCK), side="right")) - 1

@@ -1,12 +1,13 @@
-"""Places that a URI names, through pyarrow: a bucket of S3 or of what speaks its protocol, of Google Cloud, a folder.
+"""Object stores and folders that a URI names, opened through pyarrow.
 
     s3://BUCKET/PREFIX?region=eu-west-1
     s3://BUCKET/PREFIX?endpoint_override=minio.local:9000&scheme=http
     gs://BUCKET/PREFIX?anonymous=true
     file:///FOLDER
 
-Credentials come from where each provider's own tools look (environment, profile, role of the machine), never from a
-URI, which is written into run folders and reports.
+Supported are S3 and stores that speak its protocol, Google Cloud Storage, and folders. Credentials come from where each
+provider's own tools look: environment, profile, or role of the machine. A URI must not hold credentials, because it is
+written into run folders and reports.
 """
 
 import os
@@ -33,24 +34,24 @@ REFUSED = ("ACCESS_DENIED", "HTTP status 401", "HTTP status 403", "PERMISSION_DE
 
 
 class Silent(InputError):  # noqa: N818 (what the store is)
-    """A store does not answer."""
+    """The error that a store does not answer."""
 
 
 def is_uri(location: Path | str) -> TypeGuard[str]:
-    """Whether it is the URI of a store, and not a folder."""
+    """Return whether a location is the URI of a store, and not a folder."""
     return isinstance(location, str) and "://" in location
 
 
 def located(location: Path | str, base: Path = Path()) -> Path | str:
-    """A URI as it is; a folder, which may be relative to `base`, as an absolute path."""
+    """Return a URI unchanged, or a folder as an absolute path, where a relative one starts at `base`."""
     return location if is_uri(location) else (base / location).resolve()
 
 
 def open_store(uri: str) -> tuple[FileSystem, str]:
-    """A store, and the path in it. Nothing is asked of it yet.
+    """Return a store and the path in it, without a request to the store.
 
     Raises:
-        InputError: a scheme or an option that is not known, or credentials in the URI.
+        InputError: the scheme or an option is not known, or the URI holds credentials.
     """
     try:
         parts = urlsplit(uri)
@@ -95,25 +96,27 @@ def _store(scheme: str, options: Mapping[str, Any]) -> FileSystem:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Errors of a store as bad input, in one line.
+    """Turn errors of a store into one-line input errors.
 
     Raises:
-        InputError: there is nothing, or no access.
-        Silent: no answer.
+        InputError: nothing is there, or access is refused.
+        Silent: the store does not answer.
     """
     try:
         yield
     except FileNotFoundError as error:
         raise InputError(f"{what}: nothing is there, or no such bucket") from error
     except (OSError, ArrowException) as error:
-        said = _line(error)
-        if "NO_SUCH_BUCKET" in said:
+        message = _line(error)
+        if "NO_SUCH_BUCKET" in message:
             raise InputError(f"{what}: no such bucket; make it first") from error
-        if any(sign in said for sign in SILENT):
-            raise Silent(f"{what}: the store does not answer ({said})") from error
-        if any(sign in said for sign in REFUSED):
-            raise InputError(f"{what}: access refused ({said}); set credentials of a user who may read it") from error
-        raise InputError(f"{what}: {said}") from error
+        if any(sign in message for sign in SILENT):
+            raise Silent(f"{what}: the store does not answer ({message})") from error
+        if any(sign in message for sign in REFUSED):
+            raise InputError(
+                f"{what}: access refused ({message}); set credentials of a user who may read it"
+            ) from error
+        raise InputError(f"{what}: {message}") from error
 
 
 def _line(error: Exception) -> str:

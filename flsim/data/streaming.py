@@ -1,4 +1,4 @@
-"""Reading arrays that are larger than memory should hold: piece by piece, without mapping them."""
+"""Reading of arrays that are larger than memory, piece by piece, without mapping them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +10,13 @@ WINDOW = 2**20  # values
 
 
 def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Consecutive pieces of a whole array, each with where it starts.
+    """Yield consecutive pieces of a whole array, each with the index where it starts.
 
-    Of a memory-mapped file they are read, since pages of a mapping, once touched, count as this process's memory.
+    Pieces of a memory-mapped file are read, because pages of a mapping, once touched, count as this process's memory.
 
     Args:
-        values: an array, or a mapped file as `flsim.data.corpus.memory_map` opened it, not a part of it.
-        size: values that a piece is ahead of the one before; `WINDOW` where None.
+        values: an array, or a whole mapped file as `flsim.data.corpus.memory_map` opened it, not a part of one.
+        size: values from the start of one piece to the start of the next; `WINDOW` by default.
         overlap: values that a piece has in common with the next.
     """
     size = size or WINDOW
@@ -25,7 +25,7 @@ def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> 
 
 
 def piece(values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-    """``values[start:stop]`` of what `windows` takes, read where that is a file."""
+    """Return ``values[start:stop]`` of an array or a mapped file as `windows` takes it; parts of a file are read."""
     if isinstance(values, np.memmap):
         offset = start * values.itemsize
         return np.fromfile(values.filename, values.dtype, stop - start, offset=offset)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
-"""A synthetic corpus: Zipf words, topics with their own words and word order, users with their own mix of topics.
+"""A synthetic corpus with Zipf words, topics and users.
 
-Records of a topic are a Markov chain: a word is followed by one of its few successors in that topic, or by any word of
-the topic. So a next-word model has something to learn, and users of different topics really differ.
+Each topic has its own words and word order, and each user a mix of topics. Records of a topic are a Markov chain: after
+a word comes one of its few successors in that topic, or any word of the topic. So a next-word model has something to
+learn, and users of different topics really differ.
 """
 
 import os
@@ -31,19 +32,19 @@ POOL_WORDS = 2**24  # a larger corpus is worth starting processes for
 
 @dataclass(frozen=True)
 class SyntheticHParams:
-    """A synthetic corpus.
+    """Settings of a synthetic corpus.
 
     Attributes:
-        users: training users.
-        test_users: further users to measure utility on.
-        heldout_users: further users, the safe non-members of membership attacks.
+        users: number of training users.
+        test_users: number of further users to measure utility on.
+        heldout_users: number of further users, the safe non-members of membership attacks.
         words_per_user: each user holds records until they have this many words.
         vocabulary_size: number of token ids, the four special ones included.
         record_words: longest record of the layout; records here have 5 to 12 words.
         topics: number of topics.
-        heterogeneity: concentration of the symmetric Dirichlet distribution that users' topic mixtures come from:
-            near 0 a user has one topic, at 1 all mixtures are as likely, far above all users are alike.
-        zipf: exponent s of the word frequencies, proportional to 1 / rank^s.
+        heterogeneity: concentration of the symmetric Dirichlet distribution of users' topic mixtures. Near 0 a user has
+            one topic, at 1 all mixtures are equally likely, and far above 1 all users are alike.
+        zipf: exponent s of the word frequencies, which are proportional to 1 / rank^s.
         order: probability that a word is followed by one of its successors.
         layout: name of the layout of token ids.
     """
@@ -78,12 +79,12 @@ class SyntheticHParams:
 
 @dataclass(frozen=True)
 class Language:
-    """How topics use words.
+    """The words of topics: their frequencies and successors.
 
     Attributes:
-        cumulative: float64 [topics * words]: topic t's cumulative word frequencies, plus t, so that one search in the
-            whole finds a word of any topic.
-        successors: of the layout's token type, [topics, words, SUCCESSORS], words that follow a word, from 0.
+        cumulative: float64 [topics * words], topic t's cumulative word frequencies plus t, so that one search in the
+            whole array finds a word of any topic.
+        successors: token type of the layout, [topics, words, SUCCESSORS], words that follow a word, counted from 0.
     """
 
     cumulative: NDArray[np.float64]
@@ -91,7 +92,10 @@ class Language:
 
     @classmethod
     def draw(cls, hparams: SyntheticHParams, seed: int) -> "Language":
-        """Half of a topic's words follow the common Zipf law, half one over the topic's own ranking."""
+        """Draw the words of all topics.
+
+        Half of a topic's words follow the common Zipf law, and half follow one over the topic's own ranking.
+        """
         layout = Layout(hparams.vocabulary_size, hparams.record_words)
         words = layout.words
         law = 1 / np.arange(1, words + 1) ** hparams.zipf
@@ -109,17 +113,17 @@ class Language:
         return cls(flat, successors.astype(layout.token_type))
 
     def draw_words(self, topic: NDArray[np.int64], uniform: NDArray[np.float64], words: int) -> NDArray[np.int64]:
-        """Words from 0, of the given topics, by inversion of uniform numbers of the same shape."""
-        found: NDArray[np.int64] = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
-        found[found == words] -= 1  # topic + uniform can round up to the next topic
-        return found
+        """Return words of the given topics, counted from 0, by inversion of uniform numbers of the same shape."""
+        drawn: NDArray[np.int64] = np.searchsorted(self.cumulative, topic + uniform, side="right") - topic * words
+        drawn[drawn == words] -= 1  # topic + uniform can round up to the next topic
+        return drawn
 
 
 class Part(NamedTuple):
     """Consecutive users.
 
     Attributes:
-        tokens: of the layout's token type, [words], words from 0 in the order of the common Zipf law.
+        tokens: token type of the layout, [words], words counted from 0 in the order of the common Zipf law.
         record_words: uint8 [records], words of each record.
         user_records: int64 [users], records of each user.
     """
@@ -130,7 +134,7 @@ class Part(NamedTuple):
 
 
 def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: Sequence[str]) -> Part:
-    """The records of some users, each a function of the seed and the user's name."""
+    """Return the records of the named users; each user's records are a function of the seed and the name."""
     drawn = [_draw(hparams, seed, name) for name in names]
     lengths, topic = (np.concatenate([user[k] for user in drawn]) for k in (0, 1))
     uniform, successor, order = (np.concatenate([user[k] for user in drawn], axis=1) for k in (2, 3, 4))
@@ -151,11 +155,12 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
 def _draw(
     hparams: SyntheticHParams, seed: int, name: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-    """A user's randomness.
+    """Draw the random numbers of a user.
 
     Returns:
-        Lengths and topics of records, [records]; then, [LONGEST, records], for the word at each position, which fresh
-        word it would be, which successor, and which of the two.
+        Lengths and topics of records, [records]. Then three arrays [LONGEST, records] for the word at each position:
+        the uniform number of a fresh word, the index of a successor, and the uniform number that decides between the
+        two.
     """
     rng = stream(seed, "synthetic user", name)
     mixture = rng.dirichlet(np.full(hparams.topics, hparams.heterogeneity))
@@ -188,8 +193,8 @@ class _Range(NamedTuple):
 def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     """Write a synthetic corpus, as a function of the arguments alone.
 
-    A large one is drawn by as many processes as there are processors. Users are drawn into scratch files while words
-    are counted, then written with ids in order of frequency; so memory does not grow with the number of users.
+    A large corpus is drawn by as many processes as there are processors. Users are drawn into scratch files while words
+    are counted, then written with ids in order of frequency. Memory therefore does not grow with the number of users.
 
     Raises:
         InputError: `out` exists.
@@ -224,7 +229,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
 
 
 def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
-    """Draw users into files; int64 [words], how often each word occurs in train."""
+    """Draw users into files, and return how often each word occurs in train, int64 [words]."""
     counts = np.zeros(hparams.vocabulary_size - SPECIAL_TOKENS, np.int64)
     users = sum(part.last - part.first for part in parts)
     large = users * hparams.words_per_user >= POOL_WORDS
@@ -247,7 +252,7 @@ def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> ND
 
 
 def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
-    """Draw users into their file; int64 [words], how often each word occurs."""
+    """Draw users into their file, and return how often each word occurs, int64 [words]."""
     drawn = draw_users(_language(hparams, seed), hparams, seed, part.names)
     np.savez(part.file, **drawn._asdict())
     return np.bincount(drawn.tokens, minlength=hparams.vocabulary_size - SPECIAL_TOKENS)

@@ -1,6 +1,6 @@
 """Words and the token ids that stand for them.
 
-Three layouts of token ids are in use for next-word prediction on Stack Overflow; a corpus says which one is its own:
+Three layouts of token ids are in use for next-word prediction on Stack Overflow. A corpus names its layout:
 
     tff      PAD, words, OOV, BOS, EOS    TensorFlow Federated, google-research/federated, pfl-research
     fedjax   PAD, BOS, EOS, words, OOV    FedJAX
@@ -30,13 +30,13 @@ LAYOUTS = {  # what follows PAD
 
 
 def token_type_of(vocabulary_size: int) -> str:
-    """Return the NumPy type of so many token ids: uint16 where it holds them all, else uint32."""
+    """Return the NumPy type that holds this many token ids: uint16 if they fit, otherwise uint32."""
     return "uint16" if vocabulary_size <= 2**16 else "uint32"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ids are words and which the special tokens, and how long a record can be.
+    """The assignment of token ids to words and special tokens, and the longest length of a record.
 
     Attributes:
         vocabulary_size: number of token ids, the four special ones included.
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def token_type(self) -> str:
-        """The NumPy type of token ids, in files and in memory."""
+        """Return the NumPy type of token ids, in files and in memory."""
         return token_type_of(self.vocabulary_size)
 
     @property
@@ -69,22 +69,27 @@ class Layout:
 
     @property
     def first_word(self) -> int:
+        """Return the smallest id of a word."""
         return self._first("words")
 
     @property
     def last_word(self) -> int:
+        """Return the largest id of a word."""
         return self.first_word + self.words - 1
 
     @property
     def oov(self) -> int:
+        """Return the id of a word outside the vocabulary."""
         return self._first("oov")
 
     @property
     def bos(self) -> int:
+        """Return the id of the beginning of a sequence."""
         return self._first("bos")
 
     @property
     def eos(self) -> int:
+        """Return the id of the end of a sequence."""
         return self._first("eos")
 
     @overload
@@ -92,9 +97,15 @@ class Layout:
     @overload
     def ends_with_eos(self, words: NDArray[np.int64]) -> NDArray[np.bool_]: ...
     def ends_with_eos(self, words: int | NDArray[np.int64]) -> bool | NDArray[np.bool_]:
-        """Return whether EOS follows the words of a record, or of each of several (int64 [records], bool [records]).
+        """Return whether EOS follows the words of a record.
 
-        A record of as many words as there is room for may have been cut, so that nobody knows where it ended.
+        A record with `record_words` words may have been cut, so its end is not known.
+
+        Args:
+            words: number of words of a record, or of several: int64 [records].
+
+        Returns:
+            A bool, or bool [records].
         """
         return words < self.record_words
 
@@ -105,11 +116,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The most frequent words of a corpus, with their counts, most frequent first.
+    """The most frequent words of a corpus with their counts, most frequent first.
 
     Attributes:
         words: the words.
-        counts: how often each occurs.
+        counts: how often each word occurs.
         layout: name of the layout of token ids.
     """
 
@@ -118,24 +129,33 @@ class Vocabulary:
     layout: str = "tff"
 
     @classmethod
-    def of(cls, counts: Mapping[str, int], size: int, layout: str = "tff") -> "Vocabulary":
-        """The `size` - 4 most frequent words; ties in alphabetical order.
+    def most_frequent(cls, counts: Mapping[str, int], size: int, layout: str = "tff") -> "Vocabulary":
+        """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order.
+
+        Args:
+            counts: the number of occurrences of each word.
+            size: number of token ids, the four special ones included.
+            layout: name of the layout of token ids.
 
         Raises:
-            InputError: the corpus has fewer different words than that.
+            InputError: the corpus has fewer different words.
         """
-        wanted = Layout(size, name=layout).words
-        if wanted > len(counts):
+        most = Layout(size, name=layout).words
+        if most > len(counts):
             raise InputError(
                 f"vocabulary of {size:,} asked for, but the corpus has only {len(counts):,} different words; "
                 f"use a vocabulary of at most {len(counts) + SPECIAL_TOKENS:,}"
             )
-        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:wanted]
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
         return cls(tuple(word for word, _ in ranked), tuple(count for _, count in ranked), layout)
 
     @classmethod
     def read(cls, path: Path, layout: str = "tff") -> "Vocabulary":
-        """Inverse of `write`. Raises InputError where the file is not that."""
+        """Read a vocabulary that `write` wrote.
+
+        Raises:
+            InputError: the file is no vocabulary.
+        """
         try:
             rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
             return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout)
@@ -145,21 +165,22 @@ class Vocabulary:
             ) from error
 
     def write(self, path: Path) -> None:
-        """One line a word, ``word<TAB>count``, most frequent first."""
+        """Write one line ``word<TAB>count`` per word, most frequent first."""
         lines = (f"{word}\t{count}\n" for word, count in zip(self.words, self.counts, strict=True))
         path.write_text("".join(lines), encoding="utf-8")
 
     @cached_property
     def ids(self) -> dict[str, int]:
+        """Return the token ids of words."""
         return {word: id for id, word in enumerate(self.words, self._layout.first_word)}
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Token ids of words; OOV for those that are not in the vocabulary."""
+        """Return the token ids of words; words outside the vocabulary become OOV."""
         ids, oov = self.ids, self._layout.oov
         return [ids.get(word, oov) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """Words of token ids; ``<pad>``, ``<oov>``, ``<bos>``, ``<eos>`` for the special ones."""
+        """Return the words of token ids; special ids become ``<pad>``, ``<oov>``, ``<bos>`` and ``<eos>``."""
         return [self._names[token] for token in tokens]
 
     @cached_property

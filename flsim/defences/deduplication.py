@@ -1,4 +1,4 @@
-"""Dropping repeated train records: of each text the first one in the corpus' order stays.
+"""Deduplication of train records: of each text the first record in the corpus' order stays.
 
 Lee et al., "Deduplicating Training Data Makes Language Models Better" (2022): exact repetitions, and near ones by
 MinHash (Broder, 1997). Records here are sentences, so near ones are judged by pairs of words instead of five.
@@ -21,16 +21,17 @@ from flsim.data.streaming import piece, windows
 from flsim.defences.dropping import drop_records, train_records
 
 Within = Literal["corpus", "user"]
-PARTS = 16  # records are grouped by hash in so many parts, so that sorting takes little memory
+PARTS = 16  # records are grouped by hash in this many parts, so that sorting takes little memory
 
 
 @dataclass(frozen=True)
 class DeduplicationHParams:
-    """Which records count as repeated.
+    """Settings that tell which records count as repeated.
 
     Attributes:
-        near: Jaccard similarity of sets of word n-grams from which on two records are the same; None for equal ones.
-        within: "corpus" for records of any users, "user" for those of one user.
+        near: least Jaccard similarity of sets of word n-grams at which two records count as equal; None for exact
+            equality only.
+        within: "corpus" compares records of all users, "user" those of one user.
         ngram: n; a record of fewer words is one n-gram.
     """
 
@@ -47,7 +48,7 @@ class DeduplicationHParams:
 
     @property
     def label(self) -> str:
-        """In a table, of runs over what is left."""
+        """Return the name of this defence in a table of runs."""
         return "deduplicated" if self.near is None else f"deduplicated at {self.near:g}"
 
 
@@ -70,15 +71,15 @@ def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Cor
 
 
 def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> NDArray[np.bool_]:
-    """Whether no earlier record has the same words, bool [records].
+    """Return whether no earlier record has the same words, bool [records].
 
-    Records are grouped by a hash and then compared word by word, so hashes that collide change nothing. Needs 9 bytes
-    of memory a record, and a sixteenth of about 50 more; and maps the corpus.
+    Records are grouped by a hash and then compared word by word, so that collisions change nothing. It maps the corpus,
+    and needs 9 bytes of memory a record and a sixteenth of about 50 more.
 
     Args:
         split: the users.
         within: "user" compares only records of the same user.
-        hash_bits: of the hash.
+        hash_bits: number of bits of the hash.
     """
     hashes = np.empty(split.records, np.uint64)
     with progress("hashing records", split.records, unit="records") as advance:
@@ -94,7 +95,7 @@ def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64)
 
 
 def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-    """Of pieces of consecutive records, each with where it starts: of their words, and of their user.
+    """Yield pieces of consecutive records: where each starts, and the hashes of words (and the user, if `by_user`).
 
     The hash of words w_0, w_1, ... is the sum over k of T[w_k] P^k modulo 2^64, T random and P odd.
     """
@@ -117,7 +118,7 @@ def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint6
 
 
 def _powers(base: int, count: int) -> NDArray[np.uint64]:
-    """1, P, P^2, ..., P^count, modulo 2^64."""
+    """Return 1, P, P^2, ..., P^count, modulo 2^64."""
     factors = np.full(count + 1, base, np.uint64)
     factors[0] = 1
     return np.cumprod(factors, dtype=np.uint64)
@@ -130,7 +131,7 @@ def _users(user_offsets: NDArray[np.int64], records: NDArray[np.int64]) -> NDArr
 def _drop_repeated(
     split: Split, pending: NDArray[np.int64], hashes: NDArray[np.uint64], kept: NDArray[np.bool_], by_user: bool
 ) -> None:
-    """Clear `kept` of those of the pending records, int64 [n] and ascending, that repeat an earlier one of them."""
+    """Clear `kept` of pending records, int64 [n] and ascending, that repeat an earlier pending one."""
     while len(pending):
         pending = pending[np.argsort(hashes[pending], kind="stable")]
         own = hashes[pending]
@@ -142,11 +143,11 @@ def _drop_repeated(
             part = slice(start, start + BLOCK)
             same[part] = _equal(split, later[part], firsts[part], by_user)
         kept[later[same]] = False
-        pending = np.sort(later[~same])  # another text of the same hash, maybe several
+        pending = np.sort(later[~same])  # other texts of the same hash
 
 
 def _equal(split: Split, left: NDArray[np.int64], right: NDArray[np.int64], by_user: bool) -> NDArray[np.bool_]:
-    """Whether two records are the same, bool [n], of int64 [n] pairs of records."""
+    """Return whether pairs of records, int64 [n] each, have the same words, bool [n]."""
     ours, theirs = split.records_at(left), split.records_at(right)
     lengths = np.diff(ours.offsets)
     same: NDArray[np.bool_] = lengths == np.diff(theirs.offsets)

@@ -1,4 +1,4 @@
-"""What all defences that drop train records share: a new corpus without them, and what that left of canaries."""
+"""The shared part of defences that drop train records: a new corpus without them, and its remaining canaries."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from flsim.data.rewriting import rewrite_corpus
 
 
 def train_records(corpus: Corpus, out: Path, at_least: int = 1) -> Split:
-    """The train split, of at least so many records. Raises InputError where it has fewer, or `out` exists."""
+    """Return the train split; raise InputError where it has fewer than `at_least` records, or `out` exists."""
     refuse_existing(out)
     train = corpus.split("train")
     if train.records < at_least:
@@ -28,14 +28,14 @@ def drop_records(
     """Write the corpus without some of its train records; canaries that are planted in it go along.
 
     Args:
-        corpus: the old one.
-        out: folder of the new one.
-        kept: bool [records], of the train split.
-        step: what drops them: name and settings.
-        dropped: reason -> count.
+        corpus: the old corpus.
+        out: folder of the new corpus.
+        kept: bool [records], whether each record of the train split is kept.
+        step: name and settings of the defence that drops records.
+        dropped: number of dropped records by reason.
 
     Raises:
-        InputError: `out` exists, or what was planted is damaged.
+        InputError: `out` exists, or the files of planted canaries are damaged.
     """
     before = Planted.read(corpus)
     if before is None:

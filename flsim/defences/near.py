@@ -1,8 +1,8 @@
 """Near duplicates: records whose sets of word n-grams are alike.
 
-MinHash with locality-sensitive hashing (datasketch) names candidates among the records that are kept so far; their
-Jaccard similarity is then computed, not estimated, so no record is dropped that should not be, and of those that
-should be, one in `MISSES` may be missed.
+MinHash with locality-sensitive hashing (datasketch) names candidates among the records kept so far. Their Jaccard
+similarity is then computed, not estimated. So no record is dropped wrongly, and one in `MISSES` near duplicates may be
+missed.
 """
 
 import numpy as np
@@ -21,16 +21,16 @@ Grams = frozenset[tuple[int, ...]]
 
 
 def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: int, by_user: bool) -> NDArray[np.bool_]:
-    """Whether a chosen record is like no earlier one that is kept, bool [records].
+    """Return whether a chosen record is like no earlier kept one, bool [records].
 
-    A Python loop, record by record: some thousands a second, and about 6 kB of memory for each that is kept.
+    It is a Python loop over records: some thousands a second, and about 6 kB of memory for each kept record.
 
     Args:
         split: the users.
-        chosen: bool [records], the records to look at; others are not kept.
-        near: Jaccard similarity from which on two records are the same.
-        ngram: words in an n-gram; a record of fewer words is one n-gram.
-        by_user: compare only records of the same user.
+        chosen: bool [records], the records to compare; others are not kept.
+        near: least Jaccard similarity at which two records count as equal.
+        ngram: number of words in an n-gram; a record of fewer words is one n-gram.
+        by_user: whether to compare only records of the same user.
     """
     kept = chosen.copy()
     empty, bands = MinHash(PERMUTATIONS, hashfunc=int), bands_for(near)
@@ -57,7 +57,7 @@ def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: i
 
 
 def bands_for(near: float) -> tuple[int, int]:
-    """Bands b and their rows r: as many rows as leave at most one in `MISSES` of similar records without a common band.
+    """Return bands b and rows r: the most rows at which at most one in `MISSES` of similar records shares no band.
 
     Two records of similarity s agree in a band with probability s^r, in none with (1 - s^r)^b.
     """
@@ -68,7 +68,7 @@ def bands_for(near: float) -> tuple[int, int]:
 
 
 def grams_of(words: Tokens, ngram: int) -> Grams:
-    """The n-grams of a record; of one that is shorter, all its words."""
+    """Return the n-grams of a record; all its words as one n-gram where it is shorter."""
     listed = words.tolist()
     return frozenset(tuple(listed[start : start + ngram]) for start in range(max(1, len(listed) - ngram + 1)))
 
@@ -83,7 +83,7 @@ def _words(split: Split, record: int) -> Tokens:
 
 
 def _hashed(words: Tokens, ngram: int) -> NDArray[np.uint64]:
-    """A hash of 32 bits of each n-gram."""
+    """Return a 32-bit hash of each n-gram."""
     size = min(ngram, len(words))
     hashes = np.zeros(len(words) - size + 1, np.uint64)
     for place in range(size):

@@ -1,9 +1,10 @@
-"""Dropping the train records that look like secrets: Carlini et al., "The Secret Sharer" (2018), Appendix F.
+"""Sanitization, which drops train records that look like secrets: Carlini et al. (2018), "The Secret Sharer".
 
-The records are split at random in two even halves and a model is trained on each. A record that one model alone has
-seen and memorized is far likelier under that model: its log-perplexity difference |L_F(x) - L_G(x)| is large. The share
-of records in which it is largest is dropped. It is meant for secrets that occur once: copies in both halves hide each
-other. Where the paper's text says "the top 10% samples with the smallest" difference, its algorithm says largest.
+Appendix F: the records are split at random in two even halves and a model is trained on each. A record that only one
+model has seen and memorized is far likelier under that model: its log-perplexity difference |L_F(x) - L_G(x)| is large.
+The share of records in which it is largest is dropped. The method is for secrets that occur once: copies in both halves
+hide each other. Where the paper's text says "the top 10% samples with the smallest" difference, its algorithm says
+largest.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -27,18 +28,18 @@ from flsim.models.language_model import TrainableModel
 from flsim.models.loss import predictions
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
-BLOCK = 2**13  # records that are sorted by length together
-CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # in one batch
+BLOCK = 2**13  # records that are sorted by length at a time
+CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # most logits in one batch
 
 
 @dataclass(frozen=True)
 class SanitizationHParams:
-    """What to drop, and the two models that decide it.
+    """Settings of what to drop, and of the two models that decide it.
 
     Attributes:
-        share: of the train records that are dropped.
+        share: share of the train records to drop.
         model: sizes of both models.
-        training: of both.
+        training: training of both models.
     """
 
     share: float = 0.1
@@ -51,7 +52,7 @@ class SanitizationHParams:
 
     @property
     def label(self) -> str:
-        """In a table, of runs over what is left."""
+        """Return the name of this defence in a table of runs."""
         return f"sanitized {self.share:.0%}"
 
 
@@ -59,15 +60,15 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     """Write the corpus without the share of train records whose log-perplexity difference is largest.
 
     Args:
-        corpus: the old one.
-        out: folder of the new one.
-        hparams: what to drop.
-        seed: of the halves, and of both models.
-        device: of torch.
+        corpus: the old corpus.
+        out: folder of the new corpus.
+        hparams: settings of what to drop.
+        seed: seed of the halves, and of both models.
+        device: torch's name of the device.
 
     Raises:
-        InputError: `out` exists, there are fewer than two train records, or the device is away.
-        Diverged: a model did.
+        InputError: `out` exists, there are fewer than two train records, or the device is missing.
+        Diverged: the training of a model diverged.
     """
     train = train_records(corpus, out, at_least=2)
     if device == "cuda" and not torch.cuda.is_available():
@@ -77,13 +78,13 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
     step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
     for setting in ("optimizer", "schedule"):
-        if is_own(name := step["training"][setting]):  # a folder is no property of a corpus, the code is
+        if is_own(name := step["training"][setting]):  # the manifest names code by content, not by its folder
             step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
     return drop_records(corpus, out, kept, step, dropped)
 
 
 def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A random split of so many positions in two; the second half has one more where they are odd. Ascending."""
+    """Draw a split of `records` positions in two halves, ascending; the second has one more where they are odd."""
     order = stream(seed, "sanitization halves").permutation(records)
     return np.sort(order[: records // 2]), np.sort(order[records // 2 :])
 
@@ -91,12 +92,12 @@ def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64
 def log_perplexity_differences(
     source: RecordSource, hparams: SanitizationHParams, seed: int, device: str = "cpu"
 ) -> NDArray[np.float64]:
-    """LD(x) = |L_F(x) - L_G(x)| of every record, nats, float64 [records].
+    """Return LD(x) = |L_F(x) - L_G(x)| of every record, nats, float64 [records].
 
-    F and G start from the same weights, so that they differ by what they have seen alone.
+    F and G start from the same weights, so that they differ only by the records that they have seen.
 
     Raises:
-        Diverged: a model did.
+        Diverged: the training of a model diverged.
     """
     first, second = (
         _trained(Subset(source, half), hparams, seed, device, f"training on half {number} of 2")
@@ -115,19 +116,19 @@ def log_perplexity_differences(
 def record_log_perplexities(
     models: tuple[TrainableModel, ...], source: RecordSource, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """L(x) = -log Pr(x) after BOS, with EOS where the record has one: nats, float64 [models, n].
+    """Return L(x) = -log Pr(x) after BOS, with EOS where the record has one: nats, float64 [models, n].
 
     Args:
         models: the models, all on one device.
         source: the records.
-        positions: int64 [n], of the records in the source.
+        positions: int64 [n], the positions of records in the source.
 
     Raises:
         Diverged: a score is not finite.
     """
     layout, device = source.layout, models[0].device
     records = source.records_at(positions)
-    order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of like length together: little is padding
+    order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of like length need little padding
     budget = max(1, (CPU_LOGITS if device.type == "cpu" else GPU_LOGITS) // layout.vocabulary_size)
     scores, first = np.empty((len(models), len(positions))), 0
     while first < len(order):
@@ -143,7 +144,7 @@ def record_log_perplexities(
 
 
 def largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Whether a value is among the `count` >= 1 largest, bool [n]; of equal ones those that come first."""
+    """Return whether a value is among the `count` >= 1 largest, bool [n]; of equal values the first ones are."""
     threshold = np.partition(values, len(values) - count)[len(values) - count]
     chosen: NDArray[np.bool_] = values > threshold
     ties = np.flatnonzero(values == threshold)

@@ -1,7 +1,7 @@
-"""Measure models that are not ours, by what they say: any that starts and steps as `LanguageModel` asks.
+"""The audit of models that are not flsim's: any model with `start` and `step` as in `LanguageModel`.
 
-What such a model says is checked at every call, before anything is concluded from it: one in training mode, or one
-whose log-probs are logits, gives ranks that look like results.
+Every answer of such a model is checked before anything is concluded from it. A model in training mode, or one whose
+log-probs are logits, gives ranks that look like results.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from flsim.models.language_model import LanguageModel, State
 from flsim.results.rows import REFERENCES, Row
 
 CPU = torch.device("cpu")
-SLACK = 1e-2  # nats: what half a batch, TF32 or another kernel may change
+SLACK = 1e-2  # nats by which half a batch, TF32 or another kernel may change a score
 IMPOSSIBLE = torch.finfo(torch.float16).min  # nats, in every type
-SUM_SLACK = 1e-3  # of the sum of probabilities, which rounding may change
+SUM_SLACK = 1e-3  # by which rounding may change the sum of probabilities
 
 
 class ForwardModel(nn.Module):
-    """A causal module as a `LanguageModel`: its state is the tokens that were read, and each step reads them all again.
+    """A causal module as a `LanguageModel`; each step reads all tokens so far again.
 
-    Simple, and right for whatever maps tokens to logits. A model with a cache of its own is faster through its own
-    `start` and `step`. A state is the tokens int64 [N, context] and how many of them were read, int64 [N], so that rows
-    which have read more and rows which have read less can be stepped together.
+    It is simple, and correct for any map from tokens to logits. A model with a cache of its own is faster through its
+    own `start` and `step`. A state is the tokens int64 [N, context] and the number of tokens so far, int64 [N], so that
+    rows of different lengths can be stepped at once.
     """
 
     def __init__(self, module: nn.Module, context: int) -> None:
@@ -57,9 +57,9 @@ class ForwardModel(nn.Module):
         return self._answer(read.scatter(1, place[:, None], tokens[:, None]), place + 1)
 
     def _answer(self, read: Tensor, lengths: Tensor) -> tuple[State, Tensor]:
-        tokens = read[:, : int(lengths.max())]  # what lies behind a row's own tokens does not reach them: it is causal
-        given = self.module(tokens)
-        logits = getattr(given, "logits", given)
+        tokens = read[:, : int(lengths.max())]  # tokens after a row's own do not matter to a causal module
+        output = self.module(tokens)
+        logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
             raise InputError(
                 f"forward must map tokens [B, T] to logits [B, T, V]; of {list(tokens.shape)} it made {_shape(logits)}"
@@ -69,12 +69,12 @@ class ForwardModel(nn.Module):
 
 
 def from_forward(module: nn.Module, context: int) -> ForwardModel:
-    """A module whose forward maps int64 [B, T] to logits [B, T, V], or to an object with such `.logits`.
+    """Return a `LanguageModel` of a module whose forward maps int64 [B, T] to logits [B, T, V].
 
     Args:
-        module: logits at a position are of the token after it, and depend on nothing behind it.
-        context: number of tokens that it reads; of longer sequences the last so many. BOS and the longest canary are
-            enough for canaries; for utility BOS and a record (20 words).
+        module: causal module; logits at a position are of the next token. It may also return an object with `.logits`.
+        context: number of tokens that it reads; of longer sequences it reads the last ones. BOS and the longest canary
+            are enough for canaries; for utility BOS and a record (20 words).
     """
     if context < 1:
         raise InputError(f"context must be at least 1 token, found {context}")
@@ -82,15 +82,15 @@ def from_forward(module: nn.Module, context: int) -> ForwardModel:
 
 
 class Checked:
-    """A `LanguageModel` each of whose answers is looked at; without gradients.
+    """A `LanguageModel` whose answers are all checked; without gradients.
 
     Args:
         model: the model.
-        layout: which token ids there are.
-        name: of the model, for errors.
+        layout: the token layout, which tells which ids exist.
+        name: name of the model, for errors.
 
     Raises:
-        InputError: from `start` and `step`: the model raised something, or its answer is not what the protocol asks.
+        InputError: in `start` and `step`: the model raised an error, or its answer breaks the protocol.
     """
 
     def __init__(self, model: LanguageModel, layout: Layout, name: str) -> None:
@@ -113,15 +113,15 @@ class Checked:
         try:
             answer = getattr(self.model, method)(*arguments)
         except Exception as error:
-            said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-            raise InputError(f"{self.name}: {method} failed with {said}") from error
+            reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.name}: {method} failed with {reason}") from error
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise self._wrong(method, f"must return (state, log_probs), found {_shape(answer)}")
         state, log_probs = answer
         if not isinstance(state, tuple) or any(not isinstance(p, Tensor) or p.shape[:1] != (rows,) for p in state):
             raise self._wrong(method, f"must return a state that is a tuple of tensors with a row for each of {rows}")
         self._check(method, log_probs, rows)
-        # Padding and BOS may be impossible, which no attack asks about; but infinity would look like an overflow.
+        # Padding and BOS may be impossible, which no attack scores; but infinity would look like an overflow.
         return state, log_probs.masked_fill(log_probs.isneginf(), IMPOSSIBLE)
 
     def _check(self, method: str, log_probs: Any, rows: int) -> None:
@@ -134,7 +134,7 @@ class Checked:
             )
         if bool(log_probs.isnan().any()):
             raise self._wrong(method, "returned log-probs that are NaN")
-        # The last bits of a half's log-probs say less than their sum asks for.
+        # The last bits of a half's log-probs are less precise than their sum requires.
         slack = max(SUM_SLACK, 8 * torch.finfo(log_probs.dtype).eps)
         sums = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32)).logsumexp(1).exp()
         worst = float(sums[(sums - 1).abs().argmax()])
@@ -151,10 +151,13 @@ class Checked:
 
 
 def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:
-    """Reads three tokens in one go, and one after the other with the rows of the state exchanged: the same must come.
+    """Refuse a model whose answers differ between reading three tokens at once and one after another.
+
+    The rows of the state are exchanged in between.
 
     Raises:
-        InputError: it does not. The usual reasons are dropout, a state that is not by rows, a causal mask that is not.
+        InputError: the answers differ. The usual reasons are dropout, a state whose tensors have no row per sequence,
+            or a mask that is not causal.
     """
     layout = model.layout
     bos, first, last = layout.bos, layout.first_word, layout.last_word
@@ -165,8 +168,8 @@ def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:
         raise InputError(f"{model.name}: says something else each time it reads the same; switch dropout off (eval())")
     state, _ = model.start(whole[:1, :1])
     state, _ = model.step(tuple(part[[0, 0]] for part in state), whole[:, 1])
-    _, found = model.step(tuple(part[[1, 0]] for part in state), whole[[1, 0], 2])
-    if not _near(found, expected[[1, 0]]):
+    _, stepped = model.step(tuple(part[[1, 0]] for part in state), whole[[1, 0], 2])
+    if not _near(stepped, expected[[1, 0]]):
         raise InputError(
             f"{model.name}: step says something else, token after token, than start does of the same tokens at once; "
             "every tensor of a state needs a row per sequence, and no token may depend on those behind it"
@@ -183,20 +186,20 @@ def audit(
     device: torch.device = CPU,
     test: Users | None = None,
 ) -> list[Row]:
-    """What `flsim.evaluation.evaluate.evaluate` says of one of our models, of any model.
+    """Measure any model like `flsim.evaluation.evaluate.evaluate` measures a flsim model.
 
     Args:
-        model: whatever starts and steps; a module is moved to the device and put into evaluation mode.
-        canaries: phrases that may have been in its training data; p_u and p_e say nothing here.
-        layout: which token ids are words.
-        hparams: how to measure.
-        seed: of R, and of the test users that are chosen.
-        name: of the model, in the rows (as the run, of round 0) and in errors.
-        device: where tokens are made.
-        test: users to measure utility on; without them there are no rows of it.
+        model: a model with `start` and `step`; a module is moved to the device and put into evaluation mode.
+        canaries: phrases that may have been in its training data; p_u and p_e are ignored.
+        layout: the token layout, which tells which ids are words.
+        hparams: settings of the evaluation.
+        seed: seed of R, and of the choice of test users.
+        name: name of the model, in the rows (as the run, of round 0) and in errors.
+        device: the device of tokens.
+        test: users to measure utility on; None for no rows of utility.
 
     Raises:
-        InputError: the model is not what the protocol asks, or a canary is no longer than the prefix.
+        InputError: the model breaks the protocol, or a canary is no longer than the prefix.
     """
     checked = Checked(model, layout, name)
     refuse_short(canaries, hparams)

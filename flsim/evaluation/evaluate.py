@@ -1,4 +1,4 @@
-"""What is measured of one model: every canary by the attacks, and the model's utility."""
+"""The evaluation of one model: every canary by the attacks, and the model's utility."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,20 +26,21 @@ from flsim.results.rows import REFERENCES, Row
 
 @dataclass(frozen=True)
 class EvaluationHParams:
-    """How a model is measured; the defaults are the paper's (section 4.1, "Evaluation Methods").
+    """Settings of an evaluation; the defaults are the paper's (section 4.1, "Evaluation Methods").
 
     Attributes:
         references: |R|, number of random continuations that a canary is ranked among.
-        beam_width: of Beam Search.
+        beam_width: width of Beam Search.
         prefix: number of a canary's words that the attacker knows.
-        test_users: utility is measured on this many test users, drawn once from the seed; on all where there are fewer,
-            or where it is None.
-        decide: only say whether a canary is memorized, at a fraction of the cost of its rank; without exposure then.
-        also: what else is measured: names of `flsim.measures.built_in.ALSO`, or a user's own `flsim.measures.Measure`
-            as ``path/to/file.py:NAME``.
-        samples: of the whole space ("space") and of the model ("generation").
-        nodes: limit of exact searches ("space", "path"): how many beginnings of sequences they read.
-        weight_bits: the model's weights are rounded to so many bits before they are measured; None leaves them.
+        test_users: number of test users to measure utility on, drawn once from the seed; all where there are fewer, or
+            where it is None.
+        decide: whether to compute only if a canary is memorized, at a fraction of the cost of its rank; without
+            exposure then.
+        also: further measures: names of `flsim.measures.built_in.ALSO`, or a user's own `flsim.measures.Measure` as
+            ``path/to/file.py:NAME``.
+        samples: number of samples of the whole space ("space") and of the model ("generation").
+        nodes: limit of exact searches ("space", "path"): the most beginnings of sequences that they read.
+        weight_bits: number of bits that the model's weights are rounded to before the evaluation; None leaves them.
     """
 
     references: int = 2_000_000
@@ -78,17 +79,17 @@ def evaluate(
     round: int,
     without: Sequence[LanguageModel] = (),
 ) -> list[Row]:
-    """All measurements of one model, as a function of the arguments alone; the order of canaries does not matter.
+    """Return all measurements of one model, as a function of the arguments alone, in whatever order canaries are.
 
     R is one draw from the seed for all canaries, rounds and runs, so that their exposures are paired.
 
     Args:
-        model: on any device.
-        canaries: what was planted.
+        model: the model, on any device.
+        canaries: the planted canaries.
         test: users whose text holds no canary.
-        hparams: how to measure.
-        seed: the experiment's.
-        run: what its rows call the run; see `flsim.results.rows.identity_of`.
+        hparams: settings of the evaluation.
+        seed: the experiment's seed.
+        run: name of the run in the rows; see `flsim.results.rows.identity_of`.
         round: number of completed rounds.
         without: models that never saw the canaries, to calibrate exposures by; for every canary they score all of R.
 
@@ -114,7 +115,7 @@ def evaluate(
 def rows_of(
     run: str, round: int, of_canaries: Sequence[tuple[str, dict[str, float]]], of_model: dict[str, float]
 ) -> list[Row]:
-    """Rows of what was measured of each canary, then of the model."""
+    """Return rows of each canary's values, then of the model's."""
     rows = [Row(run, round, name, id_, float(value)) for id_, values in of_canaries for name, value in values.items()]
     return rows + [Row(run, round, name, "", float(value)) for name, value in of_model.items()]
 
@@ -133,7 +134,7 @@ def _refuse_mismatch(
 
 
 def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None:
-    """Raises InputError where a prefix leaves nothing of a canary."""
+    """Raise InputError where the prefix covers a whole canary."""
     for canary in canaries:
         if len(canary.tokens) <= hparams.prefix:
             raise InputError(
@@ -143,7 +144,8 @@ def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None
 
 
 def _refuse_non_finite(model: TrainableModel) -> None:
-    """A model with NaN compares false with everything: every canary would come out as memorized."""
+    """Raise Diverged where a parameter is not finite."""
+    # A NaN compares false with everything, so that every canary would come out as memorized.
     for name, parameter in model.named_parameters():
         bad = parameter.numel() - int(parameter.isfinite().sum())
         if bad:
@@ -159,7 +161,7 @@ def measure_canaries(
     device: torch.device,
     without: Sequence[LanguageModel] = (),
 ) -> list[tuple[str, dict[str, float]]]:
-    """(id, metric -> value) of each canary, in the order of ids; of any model, which reads tokens on that device."""
+    """Return (id, metric -> value) of each canary, in the order of ids, by a model that reads tokens on `device`."""
     chosen = _chosen("canary", hparams) | {measure.name: measure for measure in WITH_OTHER_MODELS if without}
     lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
     drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
@@ -198,9 +200,9 @@ def measure_model(
     seed: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """Metric -> value of the model, over the test users that the seed chooses."""
-    wanted = min(hparams.test_users or len(test), len(test))
-    users = stream(seed, "test users").choice(len(test), wanted, replace=False)
+    """Return metric -> value of the model, over the test users that the seed chooses."""
+    count = min(hparams.test_users or len(test), len(test))
+    users = stream(seed, "test users").choice(len(test), count, replace=False)
     probe = ModelProbe(model, predict, test, sorted(map(int, users)), device, seed)
     values: dict[str, float] = {}
     for name, measure in _chosen("model", hparams).items():
@@ -209,6 +211,6 @@ def measure_model(
 
 
 def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
-    """The measures of canaries, or of the model, by name."""
+    """Return the measures of canaries, or of the model, by name."""
     chosen = {measure.name: measure for measure in ALWAYS} | measures(hparams.also)
     return {name: measure for name, measure in chosen.items() if measure.subject == subject}

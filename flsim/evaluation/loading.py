@@ -1,4 +1,4 @@
-"""A model from wherever a person keeps it: the code that makes it is run."""
+"""The loading of a user's own model, which executes the code that makes it."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ Made = TypeVar("Made")
 
 
 def load_model(spec: str) -> Any:
-    """Return what a factory returns. This runs the code that it is in; what that prints goes to standard error.
+    """Return the result of a factory, whose code is executed; prints go to standard error.
 
     Args:
         spec: ``package.module:factory``, importable from here or installed, or ``path/to/model.py:factory``, which can
@@ -22,6 +22,10 @@ def load_model(spec: str) -> Any:
 
     Raises:
         InputError: there is no such module or factory, or one of them failed.
+
+    Examples:
+        >>> model = flsim.load_model("my_model.py:factory")                    # doctest: +SKIP
+        >>> flsim.evaluate(model, users, references=20_000)                    # doctest: +SKIP
     """
     where, _, name = spec.rpartition(":")
     if not where or not name:

@@ -1,4 +1,4 @@
-"""Which measures an evaluation computes: those of every evaluation, and those that `also` names, a user's own too."""
+"""The choice of an evaluation's measures: those of every evaluation, and those that `also` names, a user's own too."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,10 +13,10 @@ from flsim.results.columns import TAKEN, names_of
 
 
 def measures(also: Iterable[str]) -> dict[str, Measure]:
-    """Return measures by the names that `also` lists. A user's own file is executed.
+    """Return measures by the names that `also` lists, executing the files of a user's own.
 
     Raises:
-        InputError: an unknown name, a file that fails, or something in it that is not a fit `Measure`.
+        InputError: a name is unknown, a file fails, or it has no fit `Measure`.
     """
     taken = dict.fromkeys(TAKEN, "a table of results")
     taken |= {column: "flsim" for quantity in QUANTITIES.values() for column in names_of(quantity)}
@@ -35,13 +35,13 @@ def measures(also: Iterable[str]) -> dict[str, Measure]:
 
 
 def own_quantities(also: Iterable[str]) -> list[Quantity]:
-    """Return what a user's own measures among these names compute."""
+    """Return the quantities of a user's own measures among these names."""
     chosen = measures(also)
     return [quantity for name, measure in chosen.items() if is_own(name) for quantity in measure.quantities]
 
 
 def refuse_own_of_model(also: Iterable[str]) -> None:
-    """Raise InputError where a user's own measure is of the model, which is measured with test users alone."""
+    """Raise InputError where a user's own measure is of the model, which is measured only with test users."""
     for name, measure in measures(also).items():
         if measure.subject == "model":
             raise InputError(f"{name}: measures the model, which takes test users; name a --corpus that has some")
@@ -51,9 +51,9 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
     """Compute a measure's values by the names of its quantities.
 
     Raises:
-        RunFailed: a user's own measure failed; the message names its file and line. Or it computed something else than
-            finite numbers of its quantities.
-        Diverged: as the built-in measures.
+        RunFailed: a user's own measure failed, and the message names its file and line; or it computed something else
+            than finite numbers of its quantities.
+        Diverged: a built-in measure met a value that is not finite.
     """
     if not is_own(name):
         return dict(measure.compute(probe))  # type: ignore[arg-type]
@@ -71,10 +71,10 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
 
 
 def _number(name: str, quantity: Quantity | None, key: object, value: object, where: str) -> float:
-    """Return a value that a quantity can have. Raises RunFailed."""
+    """Return a value that a quantity can have; raise RunFailed for any other."""
     if quantity is None:
         raise RunFailed(f"{name}: computed {key!r:.60} of {where}, which none of its quantities is; list it there")
-    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # of a tensor or an array
+    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # a tensor's or an array's number
     number = value.item() if is_scalar else value  # type: ignore[attr-defined]
     problem = ""
     if not isinstance(number, Real):
@@ -93,7 +93,7 @@ def _number(name: str, quantity: Quantity | None, key: object, value: object, wh
 
 
 def _fit(measure: object, name: str) -> Measure:
-    """Return a user's own measure. Raises InputError where it is none, or its quantities cannot be stored or shown."""
+    """Return a user's own measure; raise InputError where it is none, or its quantities cannot be stored or shown."""
     if not isinstance(measure, Measure):
         raise InputError(f"{name}: is a {type(measure).__name__}, not a flsim.measures.Measure; make it one")
     if not callable(measure.compute) or not isinstance(measure.quantities, tuple) or not measure.quantities:

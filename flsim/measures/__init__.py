@@ -1,4 +1,4 @@
-"""What an evaluation measures: a file for each measure; `flsim.measures.built_in` lists them.
+"""The measures of an evaluation, a file for each; `flsim.measures.built_in` lists them.
 
 A user's own is such a file too: a `Measure` with its `Quantity`s, which ``evaluation.also`` names as
 ``path/to/file.py:NAME``.

@@ -1,4 +1,4 @@
-"""Beam Search (BS): whether the likeliest continuation that a beam search finds is the canary's.
+"""Beam Search (BS), which tells whether the likeliest continuation of a beam search is the canary's.
 
 Thakkar et al. (2020), section 4.1; see `flsim.memorization.beam_search`.
 """
@@ -21,7 +21,7 @@ EXTRACTED = Quantity(
 
 
 def search(probe: Probe) -> dict[str, float]:
-    """Search for the likeliest continuation."""
+    """Search for the likeliest continuation, and compare it with the canary's."""
     import torch
 
     from flsim.memorization.beam_search import beam_search

@@ -32,7 +32,7 @@ BITS = Quantity(
 
 
 def calibrated(probe: Probe) -> dict[str, float]:
-    """Rank the canary by calibrated scores; nothing where there is no model without it."""
+    """Rank the canary by calibrated scores; return nothing where there is no model without it."""
     from flsim.memorization.calibrated import calibrated_rank, mean_scores
 
     if not probe.without:

@@ -1,4 +1,4 @@
-"""Exposure to adversaries who know more or less of what stands around the secret words.
+"""Exposure to adversaries who know more or less of the text around the secret words.
 
 Carlini et al. (2018), section 6.4; see `flsim.memorization.context`.
 """
@@ -13,7 +13,7 @@ PARTS = re.compile(NAME.format(r"(\d+)", r"(\d+)"))
 
 
 def context(name: str) -> Quantity | None:
-    """The exposure to those who know some words before the secret, and maybe its end; None of another name."""
+    """Return the description of an exposure to adversaries with a given context; None for another name."""
     match = PARTS.fullmatch(name)
     if match is None:
         return None

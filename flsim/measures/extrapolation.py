@@ -3,7 +3,7 @@
 from flsim.measures.measure import Measure, Probe
 from flsim.measures.quantity import Quantity
 
-FITTED = 2_000  # references that a distribution is fitted to, evenly spread over R
+FITTED = 2_000  # references in the sample of a fit, evenly spread over R
 BITS = Quantity(
     name="extrapolated_exposure",
     description="Exposure by a skew-normal distribution that is fitted to scores of R.",
@@ -36,7 +36,7 @@ P = Quantity(
 
 
 def extrapolation(probe: Probe) -> dict[str, float]:
-    """Fit the distribution, and ask it for the canary's score."""
+    """Fit the distribution, and extrapolate the exposure of the canary's score."""
     from flsim.memorization.extrapolation import ExtrapolationHParams, extrapolate
     from flsim.memorization.score import log_perplexity
 

@@ -1,4 +1,4 @@
-"""A measure: a name, what it computes of a canary or of the model, and what its numbers are."""
+"""The contract of a measure: its name, its computation for a canary or for the model, and its numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probe:
-    """A canary before a model: what a measure of canaries computes from.
+    """A canary before a model: the input of a measure of canaries.
 
     Attributes:
         model: the model.
-        canary: the canary; its id keys what is drawn for it.
-        prefix: int64 [L], BOS and the words that are known.
-        continuation: int64 [n], the words that are not.
+        canary: the canary; its id keys the random streams of the measure.
+        prefix: int64 [L], BOS and the known words.
+        continuation: int64 [n], the other words.
         references: R, int64 [|R|, n].
-        sampler: ranks among R; canaries of one length share it.
-        layout: which token ids are words.
-        beam_width: of a beam search.
-        decide: whether to say only if the canary is memorized, where its rank costs more.
+        sampler: the sampler that ranks among R; canaries of one length share it.
+        layout: the token layout, which tells which ids are words.
+        beam_width: width of a beam search.
+        decide: whether to compute only if the canary is memorized, where its rank costs more.
         samples: number of samples of the space, and of the model.
-        nodes: limit of exact searches: how many beginnings of sequences they read.
-        seed: the experiment's.
+        nodes: limit of exact searches: the most beginnings of sequences that they read.
+        seed: the experiment's seed.
         without: models that never saw the canary.
     """
 
@@ -56,14 +56,14 @@ class Probe:
 
     @property
     def template(self) -> "Template":
-        """The space of the continuation: any words, as many as it has."""
+        """Return the space of the continuation: any words, in its length."""
         from flsim.memorization.template import Template
 
         return Template.words(self.layout, len(self.continuation))
 
     @cached_property
     def score(self) -> float:
-        """Log-perplexity of the continuation after the prefix, nats."""
+        """Return the log-perplexity of the continuation after the prefix, nats."""
         from flsim.memorization.score import log_perplexity
 
         return float(log_perplexity(self.model, self.prefix, self.continuation[None]))
@@ -71,15 +71,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """A model before text that it was not trained on: what a measure of the model computes from.
+    """A model before text that it was not trained on: the input of a measure of the model.
 
     Attributes:
         model: the model.
-        predict: what it predicts of batches of records, see `flsim.measures.prediction.Predict`.
+        predict: the function that predicts batches of records, see `flsim.measures.prediction.Predict`.
         test: users whose text holds no canary.
-        chosen: indices of those among them to measure on, ascending.
-        device: where the model reads tokens.
-        seed: the experiment's.
+        chosen: indices of the test users to measure on, ascending.
+        device: the device where the model reads tokens.
+        seed: the experiment's seed.
     """
 
     model: "LanguageModel"
@@ -92,16 +92,16 @@ class ModelProbe:
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """What an evaluation computes.
+    """A measure that an evaluation computes.
 
     Attributes:
-        name: by which a built-in one is asked for, and a user's own is known to readers of its file.
-        compute: takes a `Probe`, or a `ModelProbe` where its quantities are of the model; returns the value of each
-            quantity by name, or the number itself where there is one quantity. A value may be left out where its
-            quantity is partial.
-        quantities: what its numbers are.
-        description: a phrase that says what is measured, for the help of the command line.
-        family: describes values whose names depend on the canaries, by name.
+        name: the name by which a built-in measure is requested, and by which readers of a file know a user's own.
+        compute: function of a `Probe`, or of a `ModelProbe` where its quantities are of the model. It returns the value
+            of each quantity by name, or the number itself where there is one quantity. A value may be left out where
+            its quantity is partial.
+        quantities: descriptions of its numbers.
+        description: a phrase about the measure, for the help of the command line.
+        family: function that describes values whose names depend on the canaries, by name.
     """
 
     name: str
@@ -112,10 +112,10 @@ class Measure:
 
     @property
     def subject(self) -> Subject:
-        """Whether it measures canaries or the model."""
+        """Return whether the measure is of canaries or of the model."""
         return self.quantities[0].subject if self.quantities else "canary"
 
     def quantity(self, name: str) -> Quantity | None:
-        """The description of a value; None where it has none."""
+        """Return the description of a value; None where it has none."""
         known = next((quantity for quantity in self.quantities if quantity.name == name), None)
         return self.family(name) if known is None and self.family else known

@@ -1,4 +1,4 @@
-"""Extraction by a shortest-path search, which proves what it finds; see `flsim.memorization.shortest_path`."""
+"""Extraction by a shortest-path search, which proves its answers; see `flsim.memorization.shortest_path`."""
 
 from flsim.measures.measure import Measure, Probe
 from flsim.measures.quantity import Quantity
@@ -24,7 +24,7 @@ NODES = Quantity(
 
 
 def path(probe: Probe) -> dict[str, float]:
-    """Search until the likeliest continuation is proven, or the limit of nodes is reached."""
+    """Search until the likeliest continuation is proven, or until the limit of nodes."""
     from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
 
     extraction = shortest_path(probe.model, probe.prefix, probe.template, ShortestPathHParams(nodes=probe.nodes))

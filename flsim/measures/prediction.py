@@ -1,4 +1,4 @@
-"""Utility of a model on a population's text: Recall@1 and perplexity, as mergeable sums.
+"""The utility of a model on a population's text: Recall@1 and perplexity, as mergeable sums.
 
 Thakkar et al. (2020), section 4.1, "Evaluation Methods"; words only, as in TensorFlow Federated's benchmarks.
 """
@@ -17,7 +17,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.models.loss import predictions
 
-POOL_WORDS = 2**16  # records of as many users as hold these are sorted by length together
+POOL_WORDS = 2**16  # words of a pool of users, whose records are sorted by length
 LOGITS = 2**22  # logits in one batch
 
 Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
@@ -26,14 +26,14 @@ Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Utility:
-    """Sums over targets; ``Utility()`` is the identity of `merge`, which is associative and commutative up to rounding.
+    """Sums over targets; `merge` is associative and commutative up to rounding, and ``Utility()`` is its identity.
 
     Attributes:
-        cross_entropy: summed, nats.
+        cross_entropy: summed cross-entropy, nats.
         tokens: number of targets, EOS and OOV included.
-        correct_tokens: of these, how many were the model's first choice.
+        correct_tokens: number of targets that were the model's first choice.
         words: number of targets that are words.
-        correct_words: of these, how many were the model's first choice.
+        correct_words: number of targets that are words and were the model's first choice.
     """
 
     cross_entropy: float = 0.0
@@ -53,17 +53,17 @@ class Utility:
 
     @property
     def accuracy(self) -> float:
-        """Recall@1 over targets that are words; the first choice is among all tokens. NaN without any."""
+        """Return Recall@1 over targets that are words, with first choices among all tokens; NaN without targets."""
         return self.correct_words / self.words if self.words else math.nan
 
     @property
     def accuracy_all_tokens(self) -> float:
-        """Recall@1 over all targets, EOS and OOV included. NaN without any."""
+        """Return Recall@1 over all targets, EOS and OOV included; NaN without targets."""
         return self.correct_tokens / self.tokens if self.tokens else math.nan
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the mean cross-entropy over all targets; infinite beyond float64. NaN without any."""
+        """Return e to the mean cross-entropy over all targets; infinite beyond float64, NaN without targets."""
         if not self.tokens:
             return math.nan
         try:
@@ -73,17 +73,20 @@ class Utility:
 
 
 def predict_with(model: TrainableModel) -> Predict:
-    """All positions of a batch at once, by one of our models, wherever it is."""
+    """Return a function that predicts all positions of a batch at once, by a flsim model on its device."""
     device = model.device
     return lambda inputs, targets, pad: predictions(model, inputs.to(device), targets.to(device), pad)
 
 
 def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
-    """One position after another, by any model that reads tokens on that device; padding is at the end and not read."""
+    """Return a function that predicts one position after another, by any model that reads tokens on that device.
+
+    Padding is at the end, and is not read.
+    """
 
     def predict(inputs: Tensor, targets: Tensor, pad: int) -> tuple[Tensor, Tensor, Tensor]:
         inputs, targets = inputs.to(device), targets.to(device)
-        found = []
+        columns = []
         state, log_probs = model.start(inputs[:, :1])
         for column in range(inputs.shape[1]):
             real = targets[:, column] != pad
@@ -93,8 +96,8 @@ def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
                 state, log_probs = tuple(part[real] for part in state), log_probs[real]
             inputs, targets = inputs[real], targets[real]
             target = targets[:, column]
-            found.append((target, -log_probs.gather(1, target[:, None])[:, 0], log_probs.argmax(1)))
-        target, nats, choice = (torch.cat(part) for part in zip(*found, strict=True))
+            columns.append((target, -log_probs.gather(1, target[:, None])[:, 0], log_probs.argmax(1)))
+        target, nats, choice = (torch.cat(part) for part in zip(*columns, strict=True))
         return target, nats, choice
 
     return predict
@@ -104,9 +107,9 @@ def utility(model: TrainableModel | Predict, users: Users, chosen: Iterable[int]
     """Measure a model on every record of a population.
 
     Args:
-        model: one of our models, on any device, or how any other predicts (`predict_by_steps`).
+        model: a flsim model, on any device, or the function by which any other model predicts (`predict_by_steps`).
         users: the population.
-        chosen: indices of the users to measure on; all where None.
+        chosen: indices of the users to measure on; None for all.
 
     Raises:
         Diverged: a cross-entropy is not finite.
@@ -128,7 +131,7 @@ def _measure(predict: Predict, part: Batch, layout: Layout) -> Utility:
 
 
 def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
-    """All records of the chosen users, those of like length together, so that little is padding."""
+    """Yield all records of the chosen users in batches of like length, so that little is padding."""
     layout = users.layout
     positions = max(1, LOGITS // layout.vocabulary_size)
     for records in _pools(users, chosen):
@@ -143,7 +146,7 @@ def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
 
 
 def _pools(users: Users, chosen: Iterable[int]) -> Iterator[Records]:
-    """The chosen users' records, joined until there are `POOL_WORDS` words."""
+    """Yield the chosen users' records, joined until they have `POOL_WORDS` words."""
     pool: list[Records] = []
     for user in chosen:
         pool.append(users[user])

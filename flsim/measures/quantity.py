@@ -1,4 +1,4 @@
-"""What a number of an evaluation is: its unit, its direction, a sentence about it, and how it is shown.
+"""The description of a number of an evaluation: its unit, its direction, a sentence about it, and where it is shown.
 
 Tables, plots, reports, comparisons, traces and trackers read these descriptions, and know no measure by its name. A
 description is plain data: that of a user's own measure is stored with the rows, so that showing results runs no code.
@@ -23,32 +23,32 @@ LONGEST = 500  # characters of a text
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """One number of each canary, or of the model.
+    """The description of one number of each canary, or of the model.
 
     Attributes:
-        name: of its rows, in the metric column.
-        description: a sentence that says what it is.
-        unit: such as ``"bits"``; empty for a number without one, and for flags.
-        better: which values are to be wished for; None where neither.
+        name: name of its rows, in the metric column.
+        description: a sentence about its meaning.
+        unit: unit such as ``"bits"``; empty for a number without one, and for flags.
+        better: which values are better; None where neither are.
         subject: whether each canary has a value, or the model.
         kind: a number, a count (a whole number), or a flag (1 where a canary is memorized, else 0).
         title: a noun phrase for headings of plots; default the name.
-        heading: of a column, as short as possible; default the title.
-        format: of a value, as `str.format` takes it.
-        is_percentage: a fraction, shown times 100; of the model alone.
-        is_log: above 0, and drawn on a logarithmic axis.
-        is_ranked: from a rank among |R| references: two values compare where |R| is equal, and none exceeds
-            log2(|R| + 1).
-        is_partial: some canaries may have none, so that it is listed, and neither counted nor averaged.
-        is_standard: a column of every table, whether it was measured or not.
-        is_primary: the number that comparisons, traces and reports are about; there is one.
+        heading: heading of a column, as short as possible; default the title.
+        format: format of a value, as `str.format` takes it.
+        is_percentage: whether it is a fraction that is shown times 100; only for the model.
+        is_log: whether it is above 0 and drawn on a logarithmic axis.
+        is_ranked: whether it is from a rank among |R| references: two values compare where |R| is equal, and none
+            exceeds log2(|R| + 1).
+        is_partial: whether canaries may lack it, so that it is listed, and neither counted nor averaged.
+        is_standard: whether every table has a column for it, measured or not.
+        is_primary: whether comparisons, traces and reports are about it; one quantity is primary.
         places: where it is shown.
         beside: name of the quantity in whose columns it is shown; empty for columns of its own.
         column: prefix of the columns of its intervals; default the name.
         caption: title of a panel; default by title.
         axis: label of its axis; default the unit.
-        outcome: of a flag: what a canary with 1 is.
-        finds: of a flag: the verb after the title, as in "Beam Search extracts".
+        outcome: for a flag, a noun phrase for a canary with 1.
+        finds: for a flag, the verb after the title, as in "Beam Search extracts".
         short: heading in the list of canaries; default the heading.
         note: sentence below a table of runs; default by the description.
         about: text below a list of canaries; default by the description.
@@ -97,27 +97,27 @@ class Quantity:
 
     @property
     def is_listed(self) -> bool:
-        """Whether a list of canaries has a column of it: not of a built-in one that nothing is said about."""
+        """Return whether a list of canaries has a column for it; built-in ones without place or text have none."""
         return bool(self.is_standard or self.places or self.about)
 
     @property
     def column_heading(self) -> str:
-        """The heading of a column of values that are times `scale`."""
+        """Return the heading of a column whose values are multiplied by `scale`."""
         return f"{self.heading} %" if self.is_percentage else self.heading
 
     @property
     def phrase(self) -> str:
-        """The title with its unit."""
+        """Return the title with its unit."""
         unit = "%" if self.is_percentage else self.unit
         return f"{self.title}, {unit}" if unit else self.title
 
     @property
     def scale(self) -> int:
-        """The factor of values that are shown."""
+        """Return the factor of displayed values."""
         return 100 if self.is_percentage else 1
 
     def is_like(self, other: "Quantity") -> bool:
-        """Whether two values compare: the descriptions may differ in words alone."""
+        """Return whether values of two quantities compare; descriptions may differ only in words."""
         return all(
             getattr(self, field) == getattr(other, field)
             for field in ("name", "subject", "kind", "unit", "better", "is_ranked", "is_log", "is_percentage")
@@ -125,12 +125,12 @@ class Quantity:
 
     @property
     def sentence(self) -> str:
-        """The unit, the direction and the description."""
+        """Return the unit, the direction and the description."""
         about = ", ".join(filter(None, (self.unit, f"{self.better} is better" if self.better else "")))
         return f"{about}. {self.description}" if about else self.description
 
 
-def shown(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
+def select_for(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
     """Return the quantities of a place: flags, then numbers of canaries, then numbers of the model."""
     kept = [quantity for quantity in quantities if place in quantity.places and not quantity.is_partial]
     return sorted(kept, key=lambda quantity: (not quantity.of_canaries, not quantity.is_flag))
@@ -142,7 +142,7 @@ def panels_first(quantities: Iterable[Quantity]) -> list[Quantity]:
 
 
 def flags(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities that say of each canary whether it is memorized."""
+    """Return the quantities that tell of each canary whether it is memorized."""
     return [quantity for quantity in quantities if quantity.is_flag]
 
 
@@ -157,7 +157,7 @@ def of_model(quantities: Iterable[Quantity]) -> list[Quantity]:
 
 
 def to_json(quantity: Quantity) -> dict[str, Any]:
-    """Return a description as JSON holds it."""
+    """Return a description in the form of JSON."""
     return asdict(quantity) | {"places": list(quantity.places)}
 
 
@@ -165,7 +165,7 @@ def from_json(values: Mapping[str, Any]) -> Quantity:
     """Return the description that `to_json` wrote, checked as if a stranger had written it.
 
     Raises:
-        InputError: it is none.
+        InputError: the values are no description.
     """
     try:
         kinds = {field.name: field.type for field in fields(Quantity)}
@@ -183,10 +183,10 @@ def from_json(values: Mapping[str, Any]) -> Quantity:
 
 
 def refuse_unfit(quantity: Quantity) -> Quantity:
-    """Return a user's own description.
+    """Return a user's own description unchanged, after its checks.
 
     Raises:
-        InputError: it cannot be stored or shown, or claims what only built-in ones are.
+        InputError: it cannot be stored or shown, or claims what only built-in ones may.
     """
     name = quantity.name
     if not isinstance(name, str) or not NAME.fullmatch(name):

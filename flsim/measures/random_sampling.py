@@ -58,7 +58,7 @@ MEMORIZED = Quantity(
 
 
 def random_sampling(probe: Probe) -> dict[str, float]:
-    """Rank a canary among R; or only say whether it comes first, at a fraction of the cost."""
+    """Rank a canary among R; with `decide` only tell whether it comes first, at a fraction of the cost."""
     from flsim.memorization.exposure import exposure
 
     if probe.decide:

@@ -1,6 +1,6 @@
 """Exposure over the whole space of continuations, beyond log2 |R|.
 
-Exact where few sequences can be as likely as the canary, by importance sampling elsewhere; see
+It is exact where few sequences can be as likely as the canary, and by importance sampling elsewhere; see
 `flsim.memorization.enumeration` and `flsim.memorization.importance_sampling`.
 """
 
@@ -36,7 +36,7 @@ LOW, HIGH = (
 
 
 def space(probe: Probe) -> dict[str, float]:
-    """Enumerate what can be as likely as the canary, or sample where that is too much."""
+    """Enumerate the sequences that can be as likely as the canary, or sample where they are too many."""
     from flsim.memorization.enumeration import enumerate_space
     from flsim.memorization.importance_sampling import ImportanceHParams, space_exposures
 

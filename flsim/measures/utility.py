@@ -1,4 +1,4 @@
-"""Utility of the model on test text: Recall@1 and perplexity; see `flsim.measures.prediction`."""
+"""The utility of the model on test text: Recall@1 and perplexity; see `flsim.measures.prediction`."""
 
 from flsim.measures.measure import Measure, ModelProbe
 from flsim.measures.quantity import Quantity
@@ -42,7 +42,7 @@ PERPLEXITY = Quantity(
 
 
 def utility(probe: ModelProbe) -> dict[str, float]:
-    """Predict every record of the chosen users."""
+    """Predict every record of the chosen users, and return the utility."""
     from flsim.measures.prediction import utility as predicted
 
     sums = predicted(probe.predict, probe.test, probe.chosen)

@@ -1,12 +1,12 @@
-"""Bounds on what a next word costs: -log Pr(w) = log Z(r) - (e_w.r + b_w), Z(r) the sum over v of exp(e_v.r + b_v).
+"""Bounds on the cost of a next word: -log Pr(w) = log Z(r) - (e_w.r + b_w), Z(r) the sum over v of exp(e_v.r + b_v).
 
-Words that matter are summed; the rest is one cloud with its first two moments, weighted as at a center c that outputs
-are expected around. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >= |X|,
+Words that matter are summed. The other words are one cloud with its first two moments, weighted as at a center c near
+the expected outputs. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >= |X|,
 
     sum over the rest = exp(mu.d) E[exp X] times its value at c,   1 + d'Sd phi(-m) <= E[exp X] <= 1 + d'Sd phi(m),
 
-as E X = 0 and phi(x) = (exp x - 1 - x) / x^2 increases: Bennett's inequality (1962) and its mirror image. All of it
-holds for every r, and is the tighter the nearer r is to c. A single logit is bounded by Cauchy and Schwarz.
+as E X = 0 and phi(x) = (exp x - 1 - x) / x^2 increases: Bennett's inequality (1962) and its mirror image. The bounds
+hold for every r, and are tighter for r near c. A single logit is bounded by Cauchy and Schwarz.
 """
 
 from typing import NamedTuple
@@ -18,14 +18,14 @@ from torch import Tensor
 from flsim.memorization.score import rows_at_once
 
 LARGEST = 50.0  # beyond this m the bound is E exp(X) <= exp(m), so that nothing overflows
-# Allowed for in a logit, in units of rounding, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst.
+# Allowance in a logit, in units of rounding, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst.
 ROUNDING = 64
 REDUCED = 2.0**-7  # unit of rounding where torch may multiply float32 in less than float32
-LOOSE = 1e-4  # relative, of the moments in the model's precision
+LOOSE = 1e-4  # relative allowance in the moments, which have the model's precision
 
 
 class Interval(NamedTuple):
-    """low <= the true value <= high; float64."""
+    """Bounds low <= the true value <= high; float64."""
 
     low: Tensor
     high: Tensor
@@ -37,8 +37,8 @@ class OutputBounds:
     Args:
         weight: E [V, D].
         bias: b [V].
-        outputs: [S, D], typical ones; their mean is the center.
-        probabilities: [V], mean probability of each word there.
+        outputs: [S, D], typical outputs; their mean is the center.
+        probabilities: [V], mean probability of each word at these outputs.
         summed: number of words that are summed one by one.
     """
 
@@ -64,7 +64,7 @@ class OutputBounds:
         self.length, self.offset = weight.norm(dim=1).max().double(), bias.abs().max().double()
 
     def rounding(self, outputs: Tensor) -> Tensor:
-        """float64 [M]: costs of a word after each of outputs [M, D] that two ways of computing differ by are less."""
+        """Return the most by which two computations of a word's cost differ, float64 [M], for outputs [M, D]."""
         unit = torch.finfo(outputs.dtype).eps
         if outputs.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
             unit = REDUCED
@@ -72,7 +72,7 @@ class OutputBounds:
         return unit * (ROUNDING * size + 2 * len(self.bias).bit_length())  # and a logarithm of V terms, twice
 
     def log_sum_exp(self, outputs: Tensor) -> Interval:
-        """Of log Z, [M] each, for outputs [M, D]; without allowance for rounding."""
+        """Return bounds on log Z, [M] each, for outputs [M, D]; without allowance for rounding."""
         summed = torch.addmm(self.bias[self.summed], outputs, self.weight[self.summed].T).logsumexp(1).double()
         if not self.any_rest:
             return Interval(summed, summed)
@@ -87,18 +87,18 @@ class OutputBounds:
         return Interval(torch.logaddexp(summed, center + low), torch.logaddexp(summed, center + high))
 
     def exact_log_sum_exp(self, outputs: Tensor) -> Tensor:
-        """Log Z itself, float64 [M], in pieces."""
+        """Return log Z itself, float64 [M], computed in pieces."""
         parts = torch.split(outputs, rows_at_once(self.weight.T))
         return torch.cat([torch.addmm(self.bias, part, self.weight.T).logsumexp(1).double() for part in parts])
 
     def logits(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
-        """float64 [N], the logit of words [N] after outputs[rows], in pieces."""
+        """Return the logits of words [N] after outputs[rows], float64 [N], computed in pieces."""
         parts = zip(*(torch.split(ids, rows_at_once(outputs)) for ids in (rows, words)), strict=True)
-        found = [torch.linalg.vecdot(outputs[row], self.weight[word]) + self.bias[word] for row, word in parts]
-        return torch.cat(found).double()
+        logits = [torch.linalg.vecdot(outputs[row], self.weight[word]) + self.bias[word] for row, word in parts]
+        return torch.cat(logits).double()
 
     def logits_at_most(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
-        """float64 [N], no less than the logit of words [N] after outputs[rows]; O(1) for each, not O(D)."""
+        """Return upper bounds on the logits of words [N] after outputs[rows], float64 [N]; O(1) each, not O(D)."""
         away = outputs - self.center
         distance, shift = away.norm(dim=1).double(), (away @ self.mean).double()
         most: Tensor = self.at_center[words] + self.radius[words] * distance[rows] + shift[rows]
@@ -106,14 +106,14 @@ class OutputBounds:
 
 
 def _most_telling(probabilities: Tensor, distances: Tensor, count: int) -> Tensor:
-    """Ids [<= count] of the likeliest words, and of those that would make the cloud of the rest wide."""
+    """Return ids [<= count] of the likeliest words, and of words that would make the cloud of the rest wide."""
     far = distances.topk(min(count // 4, len(distances))).indices
     likely = probabilities.topk(min(count - count // 4, len(distances))).indices
     return torch.from_numpy(np.union1d(likely.cpu(), far.cpu())).to(likely.device)
 
 
 def _phi(x: Tensor) -> Tensor:
-    """(exp x - 1 - x) / x^2, and 1/2 at 0; float64."""
+    """Return (exp x - 1 - x) / x^2, and 1/2 at 0; float64."""
     small = x.abs() < 1e-3
     safe = torch.where(small, torch.ones_like(x), x)
     return torch.where(small, 0.5 + x / 6 + x * x / 24, (safe.expm1() - safe) / (safe * safe))

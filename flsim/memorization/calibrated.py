@@ -1,4 +1,4 @@
-"""Calibrated exposure: how much likelier the canary has become than what models without it would expect.
+"""Calibrated exposure, which tells how much likelier a canary has become than models without it would expect.
 
 Jagielski et al. (2022), "Measuring Forgetting of Memorized Training Examples", section 2.2, after Watson et al. (2021):
 the mean score over models trained without the canaries is subtracted from every score before ranking.
@@ -19,11 +19,12 @@ from flsim.models.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The place of a canary by its calibrated score.
+    """The rank of a canary by its calibrated score.
 
     Attributes:
-        score: P(s|p) less its mean over the models trained without it, nats; below 0 where s has become likelier.
-        rank: 1 + #{r' in R that score at most as much}; from 1 to |R| + 1.
+        score: P(s|p) minus its mean over the models trained without the canary, nats; below 0 where s has become
+            likelier.
+        rank: 1 + the number of r' in R that score at most as much; from 1 to |R| + 1.
         references: |R|.
     """
 
@@ -33,17 +34,17 @@ class Calibrated:
 
     @property
     def exposure(self) -> float:
-        """Bits; see `exposure`."""
+        """Return the exposure in bits; see `exposure`."""
         return exposure(self.rank, self.references)
 
 
 def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: Tensor) -> Tensor:
-    """Mean log-perplexity of continuations over models, float64 [N], nats.
+    """Return the mean log-perplexity of continuations over models, float64 [N], nats.
 
-    It depends on the prefix and not on the model that is measured: compute R's once for all rounds.
+    It depends on the prefix and not on the measured model: compute R's once for all rounds.
 
     Args:
-        models: trained without the canaries.
+        models: models trained without the canaries.
         prefix: int64 [L], BOS first.
         continuations: int64 [N, n].
 
@@ -63,14 +64,14 @@ def calibrated_rank(
     canary_mean: float,
     reference_means: Tensor,
 ) -> Calibrated:
-    """Rank a canary's continuation s among references by calibrated scores, exactly: as if each were scored in full.
+    """Return the rank of a canary's continuation s among references by calibrated scores, exactly.
 
     A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. So it is dropped as
-    soon as it has spent more than that; of a memorized canary, d is far below 0. Ties are as in `random_sampling`, by
-    identity and within 8 units of rounding of the four scores compared.
+    soon as its cost so far exceeds that; for a memorized canary, d is far below 0. Ties are as in `random_sampling`, by
+    identity and within 8 units of rounding of the four compared scores.
 
     Args:
-        model: the model that is measured.
+        model: the measured model.
         prefix: p, int64 [L], BOS first.
         continuation: s, int64 [n].
         references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
@@ -78,7 +79,7 @@ def calibrated_rank(
         reference_means: R's `mean_scores`, float64 [|R|].
 
     Raises:
-        Diverged: a score that was needed is not finite.
+        Diverged: a required score is not finite.
     """
     state, log_probs = model.start(prefix[None])
     eps = TIE * torch.finfo(log_probs.dtype).eps

@@ -1,7 +1,8 @@
-"""Context: how much more of a canary shows to those who know what stands around its secret.
+"""Exposure by context: how much more of a canary adversaries learn who know the text around its secret.
 
-Carlini et al. (2018), "The Secret Sharer", section 6.4 and table 3: one model, one secret, scored by adversaries who
-know what precedes it, what follows it, both, or neither. What stands between a secret's words is known to all of them.
+Carlini et al. (2018), "The Secret Sharer", section 6.4 and table 3: one model and one secret, scored by adversaries who
+know the text before the secret, the text after it, both, or neither. All of them know the text between a secret's
+words.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ Sampler = Callable[[LanguageModel, Tensor, Tensor, Tensor], RandomSampling]
 
 @dataclass(frozen=True, order=True)
 class Context:
-    """What an adversary knows: so many tokens directly before the secret, and so many directly after it."""
+    """The knowledge of an adversary: numbers of tokens directly before the secret, and directly after it."""
 
     prefix: int
     suffix: int
@@ -26,11 +27,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Secret:
-    """Some positions of a canary.
+    """A secret: some positions of a canary.
 
     Attributes:
-        tokens: the canary's ids, BOS not among them; EOS at the end where the record's end is part of the context.
-        positions: where the secret's tokens are, ascending.
+        tokens: the canary's ids without BOS; EOS at the end where the record's end is part of the context.
+        positions: the positions of the secret's tokens, ascending.
     """
 
     tokens: tuple[int, ...]
@@ -46,22 +47,22 @@ class Secret:
 
     @property
     def contexts(self) -> list[Context]:
-        """None, 1 to all tokens before; each without what follows, then with all of it."""
+        """Return the contexts: 0, 1, ... all tokens before; each without the text after, then each with all of it."""
         before, after = self.positions[0], len(self.tokens) - 1 - self.positions[-1]
         return [Context(prefix, suffix) for suffix in sorted({0, after}) for prefix in range(before + 1)]
 
     def place(self, words: Tensor, context: Context, bos: int) -> tuple[Tensor, Tensor]:
         """Put words in the secret's place.
 
-        The known prefix comes directly after BOS, whatever preceded it in the canary.
+        The known prefix comes directly after BOS, without the tokens before it in the canary.
 
         Args:
             words: int64 [N, number of positions].
-            context: what is known.
+            context: the adversary's knowledge.
             bos: id of BOS.
 
         Returns:
-            The prefix, int64 [1 + context.prefix], and all that is scored after it, int64 [N, n].
+            The prefix, int64 [1 + context.prefix], and everything after it, which is scored, int64 [N, n].
         """
         first, last = self.positions[0], self.positions[-1]
         prefix = words.new_tensor((bos, *self.tokens[first - context.prefix : first]))
@@ -75,21 +76,22 @@ def context_sampling(
 ) -> dict[Context, RandomSampling]:
     """Rank a secret among the same references in its place, for each adversary.
 
-    A suffix is scored too: it is the same for all, but what the model thinks of it depends on what is in the secret's
-    place. Most references are dropped before it is read, by what they have spent until then.
+    A known suffix is scored too. It is the same for all, but its score depends on the words in the secret's place. Most
+    references are dropped before the suffix is read, by their cost so far.
 
     Args:
         model: the model.
-        secret: where it is in the canary.
+        secret: the secret in its canary.
         references: R, int64 [|R|, number of positions]; fastest in lexicographic order.
         bos: id of BOS.
-        sampler: what ranks; `random_sampling`, or something as exact.
+        sampler: the function that ranks; `random_sampling`, or one that is as exact.
 
     Returns:
-        For each of `secret.contexts`, the log-perplexity of all that is scored, and the rank; `exposure` takes it.
+        For each of `secret.contexts`, the log-perplexity of everything that is scored, and the rank; `exposure` takes
+        the rank.
 
     Raises:
-        Diverged: a score that was needed is not finite.
+        Diverged: a required score is not finite.
         InputError: references are not as long as the secret.
     """
     if references.shape[1] != len(secret.positions):

@@ -1,4 +1,4 @@
-"""Exposure over the whole space, exactly: every sequence that is at least as likely as the canary is visited.
+"""Exact exposure over the whole space, by a visit to every sequence that is at least as likely as the canary.
 
 Carlini et al. (2018), "The Secret Sharer", definitions 2 and 3.
 """
@@ -20,10 +20,10 @@ MOST_READ = 2**20
 
 @dataclass(frozen=True)
 class Enumeration:
-    """The place of a canary in its space.
+    """The rank of a canary in its space.
 
     Attributes:
-        rank: #{r in words^n : P(r|p) <= P(s|p)}, the canary among them; from 1 to `space`.
+        rank: the number of r in words^n with P(r|p) <= P(s|p), including the canary; from 1 to `space`.
         space: words^n.
     """
 
@@ -32,19 +32,19 @@ class Enumeration:
 
     @property
     def exposure(self) -> float:
-        """Bits, from 0 to log2 of the space."""
+        """Return the exposure in bits, from 0 to log2 of the space."""
         return log2(self.space) - log2(self.rank)
 
 
 @dataclass
 class _Budget:
-    """How many sequences may still be read; below 0 the search is given up."""
+    """The number of sequences that may still be read; the search is given up below 0."""
 
     left: float
 
 
 def space_scores(model: LanguageModel, prefix: Tensor, length: int, layout: Layout) -> Iterator[Tensor]:
-    """P(r|p) of every continuation r in words^length, in lexicographic order, in pieces.
+    """Yield P(r|p) of every continuation r in words^length, in lexicographic order, in pieces.
 
     Shared first words are read once, and memory does not depend on the size of the space.
 
@@ -52,7 +52,7 @@ def space_scores(model: LanguageModel, prefix: Tensor, length: int, layout: Layo
         model: the model.
         prefix: p, int64 [L], BOS first.
         length: number of words of a continuation.
-        layout: where the words are.
+        layout: the token layout, which tells which ids are words.
 
     Yields:
         float64 [at most `rows_at_once` times the number of words], nats.
@@ -70,23 +70,23 @@ def enumerate_space(
 ) -> Enumeration | None:
     """Rank a canary's continuation s among all of words^n, exactly.
 
-    First words that have spent more than the canary's whole score are not read on, as no word costs less than 0. At
-    most exp(P(s|p)) sequences of each length are left (their probabilities sum to at most 1), so that also in a vast
-    space a canary that the model knows well is ranked at once. Ties as in `random_sampling`: the canary counts by
-    identity, and scores within the model's rounding of its own count.
+    First words that cost more than the canary's whole score are not read on, as no word costs less than 0. At most
+    exp(P(s|p)) sequences of each length remain, as their probabilities sum to at most 1. So even in a vast space a
+    canary that the model knows well is ranked at once. Ties are as in `random_sampling`: the canary counts by identity,
+    and scores within the model's rounding of its own count.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
         continuation: s, int64 [n], words only.
-        layout: where the words are.
-        most_read: give up after reading so many sequences.
+        layout: the token layout, which tells which ids are words.
+        most_read: the largest number of sequences to read.
 
     Returns:
-        The exact rank; None if given up.
+        The exact rank; None if `most_read` did not suffice.
 
     Raises:
-        Diverged: a score that was needed is not finite.
+        Diverged: a required score is not finite.
     """
     _, log_probs = model.start(prefix[None])
     limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
@@ -101,12 +101,12 @@ def enumerate_space(
 def _walk(
     model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, layout: Layout, budget: _Budget
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores [N] of continuations, and which of them is `continuation`; those beyond `limit` may be missing."""
+    """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` may be missing."""
 
     def below(
         state: State, log_probs: Tensor, spent: Tensor, own: Tensor, read: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """All that continue the N sequences whose state, log-probs, scores [N] and equality [N] these are."""
+        """Yield all that continue N sequences with these states, log-probs, scores [N] and equality [N]."""
         spent = (spent[:, None] + nats(log_probs[:, words])).flatten()
         own = (own[:, None] & (words == continuation[read])).flatten()
         if read + 1 == len(continuation):

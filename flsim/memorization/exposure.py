@@ -1,4 +1,4 @@
-"""Exposure: by how many bits of guessing a model narrows down a secret.
+"""Exposure, the number of bits of guessing by which a model narrows down a secret.
 
 Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |space| - log2 rank, which is
 -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space.
@@ -28,17 +28,17 @@ class Exposure:
 
 
 def exposure(rank: int, references: int) -> float:
-    """Exposure, in bits, of a canary ranked among references.
+    """Return the exposure, in bits, of a canary ranked among references.
 
-    The space is the |R| + 1 sequences R and s, so that it lies between 0 (all are at least as likely as the canary) and
-    log2(|R| + 1) (none is). Repetitions in R count each time.
+    The space is the |R| + 1 sequences R and s, so that exposure lies between 0 (all are at least as likely as the
+    canary) and log2(|R| + 1) (none is). Repetitions in R count each time.
 
     Args:
         rank: from 1 to `references` + 1.
         references: |R|.
 
     Raises:
-        ValueError: the rank is none.
+        ValueError: the rank is outside [1, |R| + 1].
     """
     if not 1 <= rank <= references + 1:
         raise ValueError(f"rank among {references:,} references must be from 1 to {references + 1:,}, found {rank:,}")
@@ -48,31 +48,31 @@ def exposure(rank: int, references: int) -> float:
 def exposure_interval(
     rank: int, references: int, space: int | None = None, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Between how many bits the exposure over the whole space lies, by what a rank among references says of it.
+    """Return a confidence interval of the exposure over the whole space, from a rank among references.
 
-    R is drawn uniformly from the space, so that rank - 1 is binomial with |R| trials of the probability whose -log2 the
-    exposure is. The interval is Clopper and Pearson's (1934), which covers at least as often as it says, whatever |R|.
+    R is drawn uniformly from the space, so that rank - 1 is binomial with |R| trials; the exposure is -log2 of its
+    probability. The interval is Clopper and Pearson's (1934), whose coverage is at least `confidence` for any |R|.
 
     Args:
-        rank: 1 + #{r' in R : P(r'|p) <= P(s|p)}.
+        rank: 1 + the number of r' in R with P(r'|p) <= P(s|p).
         references: |R|.
-        space: number of sequences in the space, where it is known. The canary is one of them, so no exposure exceeds
-            log2 of it; else a canary of rank 1 has no upper end.
-        confidence: how often the interval is to cover.
+        space: number of sequences in the space; None where it is unknown. The canary is one of them, so that no
+            exposure exceeds log2 of it; without it a canary of rank 1 has no upper end.
+        confidence: coverage of the interval, such as 0.95.
 
     Returns:
         Lower and upper end, bits.
 
     Raises:
-        ValueError: the rank is none.
+        ValueError: the rank is outside [1, |R| + 1].
     """
     exposure(rank, references)
-    found = scipy.stats.binomtest(rank - 1, references).proportion_ci(confidence, "exact")
+    interval = scipy.stats.binomtest(rank - 1, references).proportion_ci(confidence, "exact")
     most = inf if space is None else log2(space)
-    low, high = (min(most, -log2(p) if p > 0 else inf) for p in (found.high, found.low))
+    low, high = (min(most, -log2(p) if p > 0 else inf) for p in (interval.high, interval.low))
     return low, high
 
 
 def ranked_exposure(rank: int, references: int, space: int | None = None, confidence: float = CONFIDENCE) -> Exposure:
-    """`exposure` with its `exposure_interval`."""
+    """Return `exposure` with its `exposure_interval`."""
     return Exposure(exposure(rank, references), *exposure_interval(rank, references, space, confidence))

@@ -1,4 +1,4 @@
-"""Exposure of canaries by name from the scores of references: by interpolation, and extrapolated beyond the last one.
+"""Exposures of named canaries from the scores of references, by interpolation and by extrapolation beyond them.
 
 Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
 (privacy_tests/secret_sharer/exposures.py), whose functions lose track of which canary is which.
@@ -24,11 +24,11 @@ BINS, WIDEST = 1024, 6
 
 @dataclass(frozen=True)
 class ExtrapolationHParams:
-    """How sure one wants to be of a fit.
+    """Settings of the bootstrap of a fit.
 
     Attributes:
-        resamples: refits of the parametric bootstrap that the intervals and the p-value come from.
-        confidence: how often an interval is to cover, were the scores skew-normal.
+        resamples: number of refits of the parametric bootstrap, from which the intervals and the p-value come.
+        confidence: coverage of an interval, for scores that are skew-normal.
     """
 
     resamples: int = 200
@@ -43,14 +43,14 @@ class ExtrapolationHParams:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Exposures that suppose that the scores of the whole space are skew-normal, and how well those of R are.
+    """Exposures under the assumption that scores of the whole space are skew-normal, and the fit to the scores of R.
 
     Attributes:
         fitted: the distribution.
         statistic: Kolmogorov and Smirnov's, the largest distance between the two distribution functions.
-        p_value: how often a sample of the fitted distribution is as far from its own fit. (Tables of the statistic
-            suppose parameters that were not fitted, and would hardly ever reject.)
-        exposures: of every canary. Intervals are of the fit's sampling error; they say nothing of a poor fit's.
+        p_value: the share of samples of the fitted distribution that are as far from their own fit. (Tables of the
+            statistic suppose parameters that were not fitted, and would hardly ever reject.)
+        exposures: the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit.
     """
 
     fitted: SkewNormal
@@ -60,9 +60,9 @@ class Extrapolation:
 
     @property
     def poor(self) -> bool:
-        """The scores are not skew-normal (p < 0.01), so that exposures are not to be trusted beyond log2 |R|.
+        """Return whether scores are not skew-normal (p < 0.01), so that exposures beyond log2 |R| cannot be trusted.
 
-        Nor does a good fit prove anything there: none of R is in that tail.
+        A good fit proves nothing beyond log2 |R| either, as none of R is in that tail.
         """
         return self.p_value < POOR
 
@@ -70,9 +70,10 @@ class Extrapolation:
 def interpolate(
     scores: Mapping[str, float], references: Tensor, space: int | None = None, confidence: float = CONFIDENCE
 ) -> dict[str, Exposure]:
-    """log2 |R| - log2 rank, where rank is 1 + #{r' in R: P(r'|p) <= P(s|p)}: ties put references first.
+    """Return log2 |R| - log2 rank of every canary, where ties put references first.
 
-    It is `exposure` less log2(1 + 1/|R|), since R alone is the space here; the worst rank is thus below 0 bits.
+    The rank is 1 + the number of r' in R with P(r'|p) <= P(s|p). The result is `exposure` minus log2(1 + 1/|R|), since
+    R alone is the space here; the worst rank is thus below 0 bits.
 
     Args:
         scores: log-perplexity of each canary by its name, in any unit.
@@ -84,23 +85,23 @@ def interpolate(
         InputError: there are no references, or a score is not finite.
     """
     ordered = np.sort(_numbers(references, fewest=1))
-    count, found = len(ordered), {}
+    count, exposures = len(ordered), {}
     for name, score in _finite(scores).items():
         rank = 1 + int(np.searchsorted(ordered, score, side="right"))
-        found[name] = Exposure(log2(count) - log2(rank), *exposure_interval(rank, count, space, confidence))
-    return found
+        exposures[name] = Exposure(log2(count) - log2(rank), *exposure_interval(rank, count, space, confidence))
+    return exposures
 
 
 def extrapolate(
     scores: Mapping[str, float], references: Tensor, hparams: ExtrapolationHParams, seed: int
 ) -> Extrapolation:
-    """-log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
+    """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
 
     Args:
         scores: log-perplexity of each canary by its name, in any unit.
         references: log-perplexities of R, float [|R|], in the same unit.
-        hparams: of the bootstrap, whose cost does not depend on |R|.
-        seed: the experiment's.
+        hparams: settings of the bootstrap, whose cost does not depend on |R|.
+        seed: the experiment's seed.
 
     Raises:
         InputError: there are fewer than 20 references, all score the same, or a score is not finite.
@@ -121,10 +122,10 @@ def extrapolate(
 
 
 def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:
-    """P-value of the fit, and the bits at each score by every refit, [resamples, canaries].
+    """Return the p-value of the fit, and the bits at each score by every refit, [resamples, canaries].
 
-    Samples are drawn as counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide, and the sample's own distance
-    is taken on the same bins, so that like is compared with like.
+    Samples are drawn as counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide. The sample's own distance is
+    computed on the same bins, so that like is compared with like.
     """
     edges = np.linspace(fitted.location - WIDEST * fitted.scale, fitted.location + WIDEST * fitted.scale, BINS - 1)
     width = edges[1] - edges[0]

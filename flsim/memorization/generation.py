@@ -1,4 +1,4 @@
-"""Extraction by generative sampling: how often the model says the canary by itself.
+"""Extraction by generative sampling, which tells how often the model generates the canary.
 
 Carlini et al. (2018), "The Secret Sharer", section 5.2: a template is filled from left to right, each token drawn from
 the model's distribution over those that fit.
@@ -16,17 +16,17 @@ from flsim.memorization.score import nats, rows_at_once
 from flsim.memorization.template import Template, cheapest
 from flsim.models.language_model import LanguageModel
 
-PIECE = 2**13  # continuations that are sampled together: those that begin alike are read once
+PIECE = 2**13  # continuations that are sampled at once: shared beginnings are read once
 
 
 @dataclass(frozen=True)
 class GenerationHParams:
-    """How the model is sampled.
+    """Settings of sampling from the model.
 
     Attributes:
         samples: number of continuations.
-        temperature: log-probs are divided by it; 1 is the model itself, less is greedier.
-        top_k: only so many of the likeliest tokens that fit are drawn from; all where None.
+        temperature: divisor of log-probs; 1 is the model itself, less is greedier.
+        top_k: number of the likeliest allowed tokens to draw from; None for all.
     """
 
     samples: int = 10_000
@@ -41,14 +41,14 @@ class GenerationHParams:
 
 @dataclass(frozen=True)
 class GenerativeSampling:
-    """What sampling says of one canary.
+    """The result of sampling for one canary.
 
     Attributes:
-        samples: how many continuations were drawn.
-        hits: how many were the canary's.
-        first: the number of samples until the first hit, itself included; None where there was none.
-        nats: -log of the probability that one sample is the canary's; infinity where `top_k` or the template leaves it
-            out. Without a temperature, `top_k` or words that do not fit, this is the log-perplexity.
+        samples: number of continuations that were drawn.
+        hits: number of continuations that equal the canary's.
+        first: number of samples until the first hit, including it; None without hits.
+        nats: -log of the probability that one sample is the canary's; infinity where `top_k` or the template excludes
+            it. At temperature 1, without `top_k` and where all tokens are allowed, it is the log-perplexity.
     """
 
     samples: int
@@ -58,7 +58,7 @@ class GenerativeSampling:
 
     @property
     def expected(self) -> float:
-        """Expected number of samples until the first hit, 1 / probability: `first` is geometrically distributed."""
+        """Return the expected number of samples until the first hit, 1 / probability; `first` is geometric."""
         return exp(self.nats) if self.nats < 700 else inf
 
 
@@ -70,15 +70,15 @@ def generative_sampling(
     hparams: GenerationHParams,
     rng: np.random.Generator,
 ) -> GenerativeSampling:
-    """Sample continuations of a prefix, and look for the canary's among them.
+    """Sample continuations of a prefix, and count the canary's among them.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
         continuation: s, int64 [n].
-        template: what may stand at each of the n positions.
-        hparams: how to sample.
-        rng: of the canary, so that others do not change what is drawn.
+        template: the allowed tokens at each of the n positions.
+        hparams: settings of sampling.
+        rng: random stream of the canary, so that other canaries do not change the samples.
 
     Raises:
         Diverged: a log-probability is not finite.
@@ -92,7 +92,7 @@ def generative_sampling(
 def generate(
     model: LanguageModel, prefix: Tensor, template: Template, hparams: GenerationHParams, rng: np.random.Generator
 ) -> Tensor:
-    """Continuations of a prefix, int64 [samples, n], in the order drawn; see `generative_sampling`."""
+    """Return continuations of a prefix, int64 [samples, n], in the order drawn; see `generative_sampling`."""
     parts = []
     for first in range(0, hparams.samples, PIECE):
         uniform = rng.random((min(PIECE, hparams.samples - first), template.length))
@@ -103,7 +103,7 @@ def generate(
 def sampling_nats(
     model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, hparams: GenerationHParams
 ) -> float:
-    """-log of the probability that one sample is this continuation, int64 [n]; infinity where it cannot be."""
+    """Return -log of the probability that one sample is this continuation, int64 [n]; infinity where it is excluded."""
     state, log_probs = model.start(prefix[None])
     spent = 0.0
     for position, (word, ids) in enumerate(zip(continuation, template.on(prefix.device), strict=True)):
@@ -118,22 +118,22 @@ def sampling_nats(
 def _generate(
     model: LanguageModel, prefix: Tensor, template: Template, hparams: GenerationHParams, uniform: Tensor
 ) -> Tensor:
-    """One continuation for each row of numbers from [0, 1), float64 [M, n], by inverse distribution functions.
+    """Return one continuation for each row of numbers from [0, 1), float64 [M, n], by inverse distribution functions.
 
     Each beginning is read once, however many samples share it.
     """
     state, log_probs = model.start(prefix[None])
     step = rows_at_once(log_probs)
     sampled = prefix.new_zeros(len(uniform), 0)
-    column, row = prefix.new_zeros(len(uniform)), prefix.new_zeros(len(uniform))  # what each sample says, continuing
+    column, row = prefix.new_zeros(len(uniform)), prefix.new_zeros(len(uniform))  # each sample's token, and beginning
     read = prefix.new_zeros(1)
     for position, ids in enumerate(template.on(prefix.device)):
         states = []
         for first in range(0, len(read), step):
-            here = tuple(part[first : first + step] for part in state)
+            piece = tuple(part[first : first + step] for part in state)
             if position:
-                here, log_probs = model.step(here, read[first : first + step])
-            states.append(here)
+                piece, log_probs = model.step(piece, read[first : first + step])
+            states.append(piece)
             mine = ((row >= first) & (row < first + step)).nonzero()[:, 0]
             weights = _log_weights(log_probs, ids, hparams).softmax(1)
             column[mine] = _invert(weights.cumsum(1), row[mine] - first, uniform[mine, position])
@@ -145,7 +145,7 @@ def _generate(
 
 
 def _log_weights(log_probs: Tensor, ids: Tensor, hparams: GenerationHParams) -> Tensor:
-    """Unnormalized log-probabilities of the ids, float64 [N, A]; -inf beyond `top_k`, where ties go to the lower id."""
+    """Return unnormalized log-probabilities of ids, float64 [N, A]; -inf beyond `top_k`, ties go to the lower id."""
     costs = nats(log_probs[:, ids])
     if hparams.top_k is not None:
         best, index = cheapest(costs, hparams.top_k)
@@ -154,16 +154,16 @@ def _log_weights(log_probs: Tensor, ids: Tensor, hparams: GenerationHParams) -> 
 
 
 def _invert(summed: Tensor, rows: Tensor, uniform: Tensor) -> Tensor:
-    """For each number of `uniform` [M], the first column of its row of `summed` [N, A] above that share of the total.
+    """Return, for each of `uniform` [M], the first column of its row of `summed` [N, A] above that share of the total.
 
-    Never a column that adds nothing: the total times a number below 1 is not even rounded up to the total.
+    The result is never a column that adds nothing: the total times a number below 1 does not round up to the total.
     """
     order = rows.sort(stable=True).indices
     sizes = rows.bincount(minlength=len(summed))
     place = torch.arange(len(rows), device=rows.device) - (sizes.cumsum(0) - sizes)[rows[order]]
-    wanted = summed.new_zeros(len(summed), int(sizes.max()))
-    wanted[rows[order], place] = uniform[order]
-    found = torch.searchsorted(summed, wanted * summed[:, -1:], right=True)
+    shares = summed.new_zeros(len(summed), int(sizes.max()))
+    shares[rows[order], place] = uniform[order]
+    first_above = torch.searchsorted(summed, shares * summed[:, -1:], right=True)
     columns = torch.empty_like(rows)
-    columns[order] = found[rows[order], place]
+    columns[order] = first_above[rows[order], place]
     return columns

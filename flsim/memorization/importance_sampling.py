@@ -1,8 +1,8 @@
 """The share of a whole space that is at least as likely as a canary, by importance sampling from the model.
 
 Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in words^n: Carlini et al. (2018), "The Secret Sharer", definition
-3. Uniform references never meet the event of a canary that is likelier than all of them. Samples of the model do, and
-each counts by how much rarer it is among uniform ones.
+3. Uniform references never meet this event for a canary that is likelier than all of them. Samples of the model meet
+it, and each is weighted by how much rarer it is among uniform ones.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,16 @@ from flsim.models.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class ImportanceHParams:
-    """How the space is sampled.
+    """Settings of sampling the space.
 
     Attributes:
-        samples: that the estimate is made of, in all.
-        pilot: samples of equal shares of all powers, that only choose the shares; 0 leaves them at `shares`.
-        powers: what the pilot chooses among.
-        shares: of powers where there is no pilot, or where it met no event; a fifth of them is kept whatever the
-            pilot says, since they bound what one sample can weigh.
-        confidence: how often an interval is to cover.
+        samples: total number of samples of the estimate.
+        pilot: number of pilot samples, in equal shares of all powers, which only choose the shares; 0 leaves them at
+            `shares`.
+        powers: the powers that the pilot chooses among.
+        shares: the share of each power without a pilot, or where the pilot met no event. A fifth of it is kept in any
+            case, since it bounds the weight of a sample.
+        confidence: coverage of an interval, such as 0.95.
     """
 
     samples: int = 20_000
@@ -56,14 +57,14 @@ class ImportanceHParams:
 
 @dataclass(frozen=True)
 class SpaceExposure:
-    """What samples say of one canary's place in the whole space.
+    """The estimate of one canary's rank in the whole space.
 
     Attributes:
         probability: unbiased estimate of Pr[P(r|p) <= P(s|p)], r uniform; at least 1 / words^n, which is the canary's.
-        standard_error: of the probability; 0 where no other sequence was met that is as likely.
-        exposure: bits.
-        effective_samples: (sum of weights)^2 / sum of squares, of samples that are as likely as the canary and are not
-            it; so many uniform ones would be as precise. Where it is below about 10 go by the interval.
+        standard_error: standard error of the probability; 0 where no other sequence in the samples is as likely.
+        exposure: the exposure in bits, with its interval.
+        effective_samples: (sum of weights)^2 / sum of squares, over samples other than the canary that are as likely;
+            that many uniform ones would be as precise. Below about 10, only the interval is reliable.
     """
 
     probability: float
@@ -86,19 +87,19 @@ def space_exposures(
     The canary's own share is known, so only others are estimated. The interval is that of Fay and Feuer, "Confidence
     intervals for directly standardized rates" (1997), for weighted counts. It allows for one more sample of the
     greatest weight (`Draws.heaviest`), so that it covers also where few or no samples met the event.
-    Ties as in `random_sampling`.
+    Ties are as in `random_sampling`.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
         continuations: s of each canary, int64 [C, n], words only.
-        layout: where the words are.
-        hparams: how to sample.
-        seed: the experiment's.
-        keys: what tells this draw from others, e.g. the canary's id.
+        layout: the token layout, which tells which ids are words.
+        hparams: settings of sampling.
+        seed: the experiment's seed.
+        keys: keys of this draw, such as the canary's id, which make its random stream differ from others.
 
     Returns:
-        One for each canary.
+        One estimate for each canary.
 
     Raises:
         Diverged: a score is not finite.
@@ -115,18 +116,18 @@ def space_exposures(
     draws = draw(model, prefix, length, layout, shares, hparams.samples, rng)
     weighted = _events(draws, continuations, bounds) * draws.weights() / sum(draws.counts)
     heaviest = [draws.heaviest(bound) / sum(draws.counts) for bound in bounds.tolist()]
-    return [_estimate(draws, each, most, hparams.confidence) for each, most in zip(weighted, heaviest, strict=True)]
+    return [_estimate(draws, own, most, hparams.confidence) for own, most in zip(weighted, heaviest, strict=True)]
 
 
 def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
-    """[C, N]: 1 where a sample is as likely as a canary, up to ties, and not the canary itself."""
+    """Return [C, N], 1 where a sample is as likely as a canary, up to ties, and not the canary itself."""
     same = [(draws.words == continuation).all(1) for continuation in continuations]
     events = (draws.scores <= bounds[:, None]) & ~torch.stack(same)
     return np.asarray(events.double().cpu().numpy())
 
 
 def _estimate(draws: Draws, weighted: Floats, heaviest: float, confidence: float) -> SpaceExposure:
-    """From what every sample adds to the estimate [N], 0 outside the event, and the most that one could add."""
+    """Return the estimate from every sample's part of it [N], 0 outside the event, and the most that one could add."""
     others, squares = float(weighted.sum()), float((weighted**2).sum())
     proposals = np.split(weighted, np.cumsum(draws.counts)[:-1])
     variance = sum(len(part) * float(part.var(ddof=1)) for part in proposals)

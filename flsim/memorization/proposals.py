@@ -1,4 +1,4 @@
-"""Samples of a whole space of continuations from several proposals, and what each weighs among uniform ones.
+"""Samples of a whole space of continuations from several proposals, and their weights relative to uniform samples.
 
 Proposal b draws each word with probability proportional to Pr(word | p, words so far)^b over words only: b = 0 is
 uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the balance heuristic:
@@ -20,21 +20,21 @@ from flsim.memorization.score import nats, rows_at_once
 from flsim.models.language_model import LanguageModel, State
 
 Floats = NDArray[np.float64]
-Shares = dict[float, float]  # of samples, by the power b of the proposal that they come from
+Shares = dict[float, float]  # share of the samples by the power b of their proposal
 STEPS = 100
-KEPT, LEAST = 0.2, 0.01  # of the default shares; shares below are not worth their normalizer
+KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; least share that is worth its normalizer
 
 
 @dataclass(frozen=True)
 class Draws:
-    """N samples of the space, those of one proposal after those of the other; q is the mixture of all proposals.
+    """N samples of the space, one proposal's after another's; q is the mixture of all proposals.
 
     Attributes:
         words: int64 [N, n].
         scores: P(r|p), float64 [N], nats.
-        log_densities: of every sample under every proposal, float64 [N, K].
-        counts: of samples of every proposal, [K].
-        powers: [K].
+        log_densities: log-density of every sample under every proposal, float64 [N, K].
+        counts: number of samples of every proposal, [K].
+        powers: the power of every proposal, [K].
         log_space: log of the number of sequences in the space, nats.
     """
 
@@ -47,24 +47,28 @@ class Draws:
 
     @property
     def shares(self) -> Floats:
-        """Of each proposal in q, [K]."""
+        """Return the share of each proposal in q, [K]."""
         return np.array(self.counts) / sum(self.counts)
 
     def ratios(self) -> Floats:
-        """Density of each proposal over q, [N, K]."""
+        """Return the density of each proposal over q, [N, K]."""
         densities = self.log_densities.cpu().numpy()
         return np.asarray(np.exp(densities - scipy.special.logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
 
     def weights(self) -> Floats:
-        """Uniform density over q, [N]; the mean of those in an event, 0 for others, estimates its probability."""
+        """Return the uniform density over q, [N]; its mean over an event's samples estimates the event's probability.
+
+        Samples outside the event count as 0 in the mean.
+        """
         mixture = scipy.special.logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
         return np.asarray(np.exp(-self.log_space - mixture))
 
     def heaviest(self, bound: float) -> float:
-        """What a sequence that scores at most `bound` nats can weigh.
+        """Return the greatest weight of a sequence that scores at most `bound` nats.
 
-        Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of what its words were
-        normalized by. That is least for a score of `bound` and the greatest Z_b, for which that of all samples stands.
+        Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of its words'
+        normalizers. That is least for a score of `bound` and the greatest Z_b, for which the greatest among the samples
+        stands.
         """
         powers = np.array(self.powers)
         log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
@@ -81,16 +85,16 @@ def draw(
     samples: int,
     rng: np.random.Generator,
 ) -> Draws:
-    """Draw about `samples` sequences from proposals in the given shares, at least two of each.
+    """Draw about `samples` sequences from proposals in these shares, at least two of each.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
-        length: number of words.
-        layout: where the words are.
+        length: number of words of a sequence.
+        layout: the token layout, which tells which ids are words.
         shares: power of each proposal and its share.
-        samples: how many in all.
-        rng: of the samples.
+        samples: total number of sequences.
+        rng: random stream of the samples.
 
     Raises:
         Diverged: a score is not finite.
@@ -116,11 +120,11 @@ def _draw(
     proposal: Tensor,
     uniforms: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Words [N, n], scores [N] and log-densities [N, K], after the prefix whose state (one row) this is."""
+    """Return words [N, n], scores [N] and log-densities [N, K], after a prefix with this one-row state."""
     words: list[Tensor] = []
     score, densities = uniforms.new_zeros(len(uniforms)), uniforms.new_zeros(len(uniforms), len(powers))
     own = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
-    rows = torch.zeros_like(proposal)  # of log_probs, that each sample continues
+    rows = torch.zeros_like(proposal)  # the row of log_probs that each sample continues
     state = tuple(part[rows] for part in state)
     for uniform in uniforms.T:
         if words:
@@ -143,7 +147,7 @@ def _draw(
 
 
 def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
-    """Shares of proposals that make the estimates' relative variances least, by what a pilot saw of them.
+    """Return shares of proposals that minimize the estimates' relative variances, judged by a pilot.
 
     The second moment of an estimate, E[1{event} u / q] with u uniform and q the mixture, is convex in the shares. The
     multiplicative step of optimal design, share * sqrt(-slope), decreases it (Fellman, "On the Allocation of Linear
@@ -151,8 +155,8 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
 
     Args:
         pilot: samples that are not used for anything else, so that estimates stay unbiased.
-        events: [C, N] 1 where a sample is in the event of a canary, 0 elsewhere.
-        default: shares to go back to where the pilot met no event, and a fifth of which is kept in any case.
+        events: [C, N], 1 where a sample is in the event of a canary, 0 elsewhere.
+        default: shares to use where the pilot met no event; a fifth of them is kept in any case.
     """
     weights, ratios = pilot.weights(), pilot.ratios()
     means = events @ weights / len(weights)

@@ -1,4 +1,4 @@
-"""Random Sampling (RS): whether the model favors the canary over every one of many random continuations.
+"""Random Sampling (RS), which tells whether the model favors the canary over every one of many random continuations.
 
 Thakkar et al. (2020), section 4.1, "Evaluation Methods", after Carlini et al. (2018).
 """
@@ -18,17 +18,17 @@ from flsim.memorization.sift import Clear, Sifter, output_bounds
 from flsim.models.language_model import LanguageModel, LogitModel, State
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score
-TYPICAL = 64  # references that are read in full to know what words tend to cost
-LIKELY = (2**9, 2**14)  # how many of the likeliest references `decide` looks at first
+TYPICAL = 64  # references that are read in full to learn the usual costs of words
+LIKELY = (2**9, 2**14)  # numbers of the likeliest references that `decide` checks first
 
 
 @dataclass(frozen=True)
 class RandomSampling:
-    """What RS says of one canary c = (p|s).
+    """The result of RS for one canary c = (p|s).
 
     Attributes:
         log_perplexity: P(s|p), nats.
-        rank: 1 + #{r' in R : P(r'|p) <= P(s|p)}; from 1 to |R| + 1.
+        rank: 1 + the number of r' in R with P(r'|p) <= P(s|p); from 1 to |R| + 1.
         references: |R|.
     """
 
@@ -38,14 +38,14 @@ class RandomSampling:
 
     @property
     def memorized(self) -> bool:
-        """No random continuation is as likely as the canary's."""
+        """Return whether the canary's continuation is likelier than every random one."""
         return self.rank == 1
 
 
 def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
-    """R: `count` continuations, each word uniform over the vocabulary's words, as int64 [count, length].
+    """Draw R: `count` continuations, each word uniform over the vocabulary's words, as int64 [count, length].
 
-    Rows are in lexicographic order: those that share their first words are neighbors, which `rank` is faster on.
+    Rows are in lexicographic order: rows that share their first words are neighbors, which makes `rank` faster.
     """
     rng = stream(seed, "references")
     drawn = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
@@ -53,10 +53,10 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
 
 
 class RandomSampler:
-    """RS of one model over one R, for any number of canaries; what they share is made once.
+    """The RS of one model over one R, for any number of canaries, with shared work done once.
 
     Args:
-        model: the model, as it stays. One that is a `LogitModel` too is ranked faster.
+        model: the model, which must not change. A `LogitModel` is ranked faster.
         references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
     """
 
@@ -65,7 +65,7 @@ class RandomSampler:
         self.step = model.stepper() if isinstance(model, LogitModel) else None
 
     def rank(self, prefix: Tensor, continuation: Tensor) -> RandomSampling:
-        """See `random_sampling`."""
+        """Rank a canary; see `random_sampling`."""
         canary = _Canary(self, prefix, continuation)
         open_, counted = [], 0
         for clear in canary.sift(canary.within(self.references)):
@@ -75,35 +75,35 @@ class RandomSampler:
         return RandomSampling(canary.score, 1 + beaten_by, len(self.references))
 
     def decide(self, prefix: Tensor, continuation: Tensor) -> bool:
-        """See `decide`."""
+        """Return whether a canary is memorized; see the function `decide`."""
         canary = _Canary(self, prefix, continuation)
         references = canary.within(self.references)
         expected = canary.expected(references)
         for likely in (*LIKELY, len(references)):
-            some = references
+            chosen = references
             if likely < len(references):
-                some = references[expected.topk(likely, largest=False, sorted=False).indices.sort().values]
+                chosen = references[expected.topk(likely, largest=False, sorted=False).indices.sort().values]
             open_ = []
-            for clear in canary.sift(some):
+            for clear in canary.sift(chosen):
                 if clear.counted:
                     return False
                 open_.append(clear.open)
             if canary.score_open(open_):
                 return False
-            if some is references:
+            if chosen is references:
                 break
         return True
 
 
 def random_sampling(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> RandomSampling:
-    """Rank a canary's continuation s among references, exactly: as if each r' were scored in full.
+    """Rank a canary's continuation s among references, exactly, as if each r' were scored in full.
 
-    A reference is dropped as soon as what it has spent exceeds the canary's score. As no word costs less than 0, it
-    could not have come back, whatever the rounding. One that equals s is a tie by identity and counts, without being
+    A reference is dropped as soon as its cost so far exceeds the canary's score: as no word costs less than 0, the cost
+    cannot fall again, whatever the rounding. A reference that equals s is a tie by identity and counts, without being
     scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in float32, 2e-15 in
     float64) count as ties too, since the order of batched sums could not tell them apart: rounding can make a canary
-    look less memorized, never more. Of a `LogitModel`, references are scored in full only where bounds leave it open on
-    which side they are; see `flsim.memorization.sift`.
+    look less memorized, never more. With a `LogitModel`, references are scored in full only where bounds leave their
+    side open; see `flsim.memorization.sift`.
 
     Args:
         model: the model.
@@ -112,27 +112,27 @@ def random_sampling(model: LanguageModel, prefix: Tensor, continuation: Tensor, 
         references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
 
     Raises:
-        Diverged: a score that was needed is not finite.
+        Diverged: a required score is not finite.
     """
     return RandomSampler(model, references).rank(prefix, continuation)
 
 
 def rank(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> int:
-    """The rank of a canary; see `random_sampling`."""
+    """Return the rank of a canary; see `random_sampling`."""
     return random_sampling(model, prefix, continuation, references).rank
 
 
 def decide(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> bool:
-    """Whether a canary is memorized: always `rank` == 1, at a fraction of the cost.
+    """Return whether a canary is memorized, which is `rank` == 1 at a fraction of the cost.
 
-    It looks at the likeliest references first, by what words tend to cost, and stops at the first that scores at most
-    the canary's. The arguments and what is raised are those of `random_sampling`.
+    The likeliest references, by the usual costs of their words, are checked first, and the search stops at the first
+    one that scores at most the canary's score. Arguments and errors are those of `random_sampling`.
     """
     return RandomSampler(model, references).decide(prefix, continuation)
 
 
 class _Canary:
-    """A canary that is ranked: its score, and what is known of the model after its prefix."""
+    """A canary while it is ranked: its score, and the model's states and costs after its prefix."""
 
     def __init__(self, sampler: RandomSampler, prefix: Tensor, continuation: Tensor) -> None:
         self.model, self.prefix, self.continuation = sampler.model, prefix, continuation
@@ -142,22 +142,22 @@ class _Canary:
         self.bound = self.score * (1 + TIE * torch.finfo(self.log_probs.dtype).eps)
 
     def within(self, references: Tensor) -> Tensor:
-        """Those whose first word alone does not cost too much."""
+        """Return the references whose first word alone does not cost more than the bound."""
         return references[(nats(self.log_probs[0]) <= self.bound)[references[:, 0]]]
 
     @cached_property
     def visits(self) -> list[tuple[State, Tensor]]:
-        """(state, log-probs) after 1, 2, ..., n - 1 words of a few references, evenly spread over R."""
-        some = self.references[:: max(1, len(self.references) // TYPICAL)][:TYPICAL]
-        state = tuple(part.expand(len(some), *part.shape[1:]) for part in self.state)
-        found = []
-        for words in some.T[:-1]:
+        """Return (state, log-probs) after 1, 2, ..., n - 1 words of a few references, evenly spread over R."""
+        typical = self.references[:: max(1, len(self.references) // TYPICAL)][:TYPICAL]
+        state = tuple(part.expand(len(typical), *part.shape[1:]) for part in self.state)
+        visits = []
+        for words in typical.T[:-1]:
             state, log_probs = self.model.step(state, words)
-            found.append((state, log_probs))
-        return found
+            visits.append((state, log_probs))
+        return visits
 
     def expected(self, references: Tensor) -> Tensor:
-        """What references may cost, [M], were it not for their contexts; only an order to look at them in."""
+        """Return rough costs of references [M], from words without their contexts, to choose an order of checks."""
         expected = torch.zeros(len(references), dtype=self.log_probs.dtype, device=references.device)
         columns = [self.log_probs[0], *(log_probs.mean(0) for _, log_probs in self.visits)]
         for column, words in zip(columns, references.T, strict=True):
@@ -171,7 +171,7 @@ class _Canary:
         return Sifter(self.step, output_bounds(self.model, self.visits), self.bound)
 
     def sift(self, references: Tensor) -> Iterator[Clear]:
-        """What becomes of references, piece by piece."""
+        """Yield the result of the bounds for references, piece by piece."""
         if self.sifter is not None:
             yield from self.sifter.sift(self.state, self.log_probs, references)
             return
@@ -182,7 +182,7 @@ class _Canary:
             yield Clear(count_at_most(self.model, self.state, self.log_probs, part, bounds), part[:0])
 
     def score_open(self, pieces: list[Tensor]) -> int:
-        """How many of those that were left open score at most the canary's."""
+        """Return how many of the references that bounds left open score at most the canary's score."""
         open_ = torch.cat(pieces) if pieces else self.references[:0]
         same = (open_ == self.continuation).all(1)
         others = open_[~same]

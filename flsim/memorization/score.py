@@ -1,4 +1,4 @@
-"""How surprised a model is by a continuation: the one scorer of every attack.
+"""The log-perplexity of continuations, the one score of every attack.
 
 P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et al. (2020), section 4.1, "Evaluation
 Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2: `bits`.
@@ -19,7 +19,7 @@ CPU_FLOATS, GPU_FLOATS = 2**22, 2**25  # log-probs in one piece; a step holds up
 
 
 def rows_at_once(log_probs: Tensor) -> int:
-    """How many sequences one step may read: few enough to bound memory and, on a CPU, to stay near its caches.
+    """Return how many sequences one step may read, to bound memory and, on a CPU, to stay near its caches.
 
     Args:
         log_probs: [N, V] of any step of the model.
@@ -28,10 +28,10 @@ def rows_at_once(log_probs: Tensor) -> int:
 
 
 def nats(log_probs: Tensor) -> Tensor:
-    """-log Pr in nats, float64, of the same shape; never below 0, so that a sum of them never falls as it grows.
+    """Return -log Pr in nats, float64, of the same shape; never below 0, so that sums of them never decrease.
 
     Raises:
-        Diverged: one is not finite.
+        Diverged: a value is not finite.
     """
     if not bool(log_probs.isfinite().all()):
         raise Diverged("a log-probability is not finite; the model's values overflow")
@@ -39,12 +39,12 @@ def nats(log_probs: Tensor) -> Tensor:
 
 
 def bits(scores: Tensor) -> Tensor:
-    """Log-perplexities in bits, of those in nats."""
+    """Return log-perplexities in bits, from nats."""
     return scores / log(2)
 
 
 def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) -> Tensor:
-    """P(s|p) of every continuation s of one prefix p.
+    """Return P(s|p) of every continuation s of one prefix p.
 
     Args:
         model: the model.
@@ -52,7 +52,7 @@ def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) 
         continuations: int64 [N, n].
 
     Returns:
-        float64 [N], nats. The model's own precision is kept up to each word's log-probability; sums are in float64.
+        float64 [N], nats. Each word's log-probability has the model's own precision; sums are in float64.
 
     Raises:
         Diverged: a score is not finite.
@@ -67,10 +67,10 @@ def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) 
 
 
 def log_perplexities(model: LanguageModel, prefixes: Sequence[Tensor], continuations: Sequence[Tensor]) -> Tensor:
-    """P(s|p) of every pair of a prefix p and a continuation s, of whatever lengths.
+    """Return P(s|p) of every pair of a prefix p and a continuation s, of any lengths.
 
-    Pairs whose prefixes are as long are read together, in pieces that bound memory; a sequence that has ended is
-    computed no further, and words of prefixes are never scored. `log_perplexity` is faster where all share a prefix.
+    Pairs whose prefixes have equal length are read in one batch, in pieces that bound memory. A sequence that has ended
+    is computed no further, and words of prefixes are never scored. `log_perplexity` is faster where all share a prefix.
 
     Args:
         model: the model.
@@ -78,11 +78,11 @@ def log_perplexities(model: LanguageModel, prefixes: Sequence[Tensor], continuat
         continuations: N of int64 [n >= 0], on the same device; an empty one scores 0.
 
     Returns:
-        float64 [N], nats, in the order given, as `log_perplexity` would have scored each up to the model's rounding.
+        float64 [N], nats, in the order of the arguments; equal to `log_perplexity` up to the model's rounding.
 
     Raises:
         Diverged: a score is not finite.
-        ValueError: there are not as many prefixes as continuations.
+        ValueError: prefixes and continuations differ in number.
     """
     pairs = list(zip(prefixes, continuations, strict=True))
     if not pairs:
@@ -102,9 +102,9 @@ def log_perplexities(model: LanguageModel, prefixes: Sequence[Tensor], continuat
 
 
 def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations: Tensor, alive: list[int]) -> Tensor:
-    """Scores [N] of continuations [N, n], longest first, of sequences whose states and log-probs [N, V] these are.
+    """Return scores [N] of continuations [N, n], longest first, after sequences with these states and log-probs [N, V].
 
-    `alive` has the number of rows that reach each of the n columns; the others are padded there.
+    `alive` has the number of rows that reach each of the n columns; other rows are padded.
     """
     own = torch.arange(len(continuations), device=continuations.device)
     score = log_probs.new_zeros(len(continuations), dtype=torch.float64)
@@ -116,12 +116,12 @@ def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations:
 
 
 def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
-    """How many of references [M, n] score at most their own bound [M], after the prefix whose state (one row) this is.
+    """Return how many of references [M, n] score at most their own bound [M], after a prefix with this one-row state.
 
-    One that has spent more than its bound is not read on. The state after shared first words is computed once, for
-    references that are neighbors.
+    A reference whose cost so far exceeds its bound is not read on. The state after shared first words is computed once
+    for neighboring references.
     """
-    rows = references.new_zeros(len(references))  # of the state that each reference continues
+    rows = references.new_zeros(len(references))  # the row of the state that each reference continues
     spent = nats(log_probs[rows, references[:, 0]])
     for column in range(1, references.shape[1]):
         kept = spent <= bounds

@@ -1,8 +1,8 @@
-"""Extraction by shortest path: the most likely sequences of a template's space, with a proof that they are.
+"""Extraction by shortest path, which finds the most likely sequences of a template's space with a proof that they are.
 
 Carlini et al. (2018), "The Secret Sharer", section 5.4: partial sequences form a tree whose edges cost -log Pr, and
-Dijkstra's algorithm expands the cheapest first. Theirs expands many at once, which gives up the guarantee, and then
-searches twice as long. Here it is kept: an answer counts as final only when it costs no more than whatever is left.
+Dijkstra's algorithm expands the cheapest first. Their search expands many at once, which gives up the guarantee, and
+then searches twice as long. This search keeps it: an answer is final only when it costs no more than the rest.
 """
 
 import heapq
@@ -23,8 +23,8 @@ from flsim.memorization.template import Template, cheapest
 from flsim.models.language_model import LanguageModel
 
 Path = tuple[int, ...]
-CHILDREN = 32  # of a node, fetched at once; further ones cost another evaluation of the node
-BEAMS = 5  # at least so many look for the first answers
+CHILDREN = 32  # of a node in one fetch; more of them cost another evaluation of the node
+BEAMS = 5  # least width of the beam search for the first answers
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class ShortestPathHParams:
     """Limits of the search.
 
     Attributes:
-        count: k, how many of the most likely sequences are wanted.
-        nodes: at most this many partial sequences are read by the model.
-        frontier: at most this many nodes are kept in memory, 1.2 KB each; of more, the costlier half is given up.
+        count: k, how many of the most likely sequences to search for.
+        nodes: the most partial sequences that the model reads.
+        frontier: the most nodes kept in memory, 1.2 KB each; beyond it the costlier half is given up.
     """
 
     count: int = 1
@@ -47,13 +47,13 @@ class ShortestPathHParams:
 
 @dataclass(frozen=True)
 class Extraction:
-    """What the search found.
+    """The result of the search.
 
     Attributes:
-        tokens: the best sequences found, best first, ties in lexicographic order; k, or all of a smaller space.
+        tokens: the best sequences so far, best first, ties in lexicographic order; k, or all of a smaller space.
         scores: their log-perplexities, nats.
         bound: every other sequence of the space has at least this log-perplexity; infinity where there is no other.
-        nodes: partial sequences at which the model was evaluated, again ones included, those of the beam search not.
+        nodes: number of evaluations of the model at partial sequences, repetitions included, without the beam search.
     """
 
     tokens: tuple[Path, ...]
@@ -63,28 +63,28 @@ class Extraction:
 
     @property
     def final(self) -> int:
-        """How many of `tokens`, from the first, are proven to be the most likely: nothing left can cost less."""
+        """Return how many of `tokens`, from the first, are proven to be the most likely: no other can cost less."""
         return sum(score <= self.bound for score in self.scores)
 
     @property
     def complete(self) -> bool:
-        """All of `tokens` are final; otherwise a limit was hit, and this is what had been found by then."""
+        """Return whether all of `tokens` are final; otherwise a limit ended the search with the best so far."""
         return self.final == len(self.tokens)
 
 
 def shortest_path(
     model: LanguageModel, prefix: Tensor, template: Template, hparams: ShortestPathHParams | None = None
 ) -> Extraction:
-    """The k most likely sequences of a template after a prefix.
+    """Return the k most likely sequences of a template after a prefix.
 
     Nodes are expanded in batches of the cheapest, which grow with the search, so that at most about twice as many are
-    expanded as by one at a time. That is at most exp(P) of each length, where P is the k-th answer's log-perplexity: so
-    many beginnings can be that likely. States are not kept: the model reads a node's tokens anew, which takes less than
-    the log-probs of the next one, whereas a state takes several KB. A beam search comes first, since what costs more
-    than its answers need not be kept.
+    expanded as by one at a time. That is at most exp(P) of each length, where P is the k-th answer's log-perplexity: no
+    more beginnings can be that likely. States are not kept: the model reads a node's tokens anew, which takes less than
+    the log-probs of the next one, whereas a state takes several KB. A beam search comes first, since nodes that cost
+    more than its answers need not be kept.
 
-    Scores are exact up to the model's rounding, which depends on the sizes of batches: sequences that are closer than
-    that may change places.
+    Scores are exact up to the model's rounding, which depends on the sizes of batches: sequences whose scores are
+    closer than that may change places.
 
     Args:
         model: the model.
@@ -99,26 +99,26 @@ def shortest_path(
 
 
 class _Node:
-    """A partial sequence, and those of its children that come next, cheapest first."""
+    """A partial sequence, and its next children, cheapest first."""
 
     __slots__ = ("bound", "costs", "fetched", "more", "path", "score", "used")
 
     def __init__(self, path: Path, score: float) -> None:
         self.path, self.score = path, score
-        self.bound = score  # of what was not fetched
-        self.fetched = np.zeros(0, np.int32)  # children so far, as indices of the ids that are allowed
-        self.costs = np.zeros(0)  # of those fetched last
-        self.used = 0  # of those
-        self.more = True  # there are children that were not fetched
+        self.bound = score  # of children that were not fetched
+        self.fetched = np.zeros(0, np.int32)  # children so far, as indices of the allowed ids
+        self.costs = np.zeros(0)  # of the children of the last fetch
+        self.used = 0  # number of these
+        self.more = True  # whether there are children that were not fetched
 
     def fetch(self, children: NDArray[np.int64], costs: NDArray[np.float64], more: bool) -> None:
-        """Add the next cheapest children. Rounding in another batch could put one before those that are taken."""
+        """Add the next cheapest children; rounding in another batch could put one before those already taken."""
         self.fetched = np.concatenate([self.fetched, children.astype(np.int32)])
         self.costs, self.used, self.more = np.maximum(costs, self.bound), 0, more
         self.bound = float(self.costs[-1]) if len(costs) else self.bound
 
     def next(self, ids: Path) -> "tuple[float, Path, _Node] | None":
-        """The frontier's entry for all that is left of this node; None where nothing is."""
+        """Return the frontier's entry for the rest of this node; None where nothing is left."""
         if self.used == len(self.costs):
             return (self.bound, self.path, self) if self.more else None
         child = self.fetched[self.used - len(self.costs)]
@@ -127,10 +127,10 @@ class _Node:
 
 
 class _Search:
-    """The frontier has one entry (bound, path, node) for each node that was expanded: its cheapest child not yet taken.
+    """A search, whose frontier has an entry (bound, path, node) for each expanded node: its cheapest child not taken.
 
     Where the path is the node's own, its next children have to be fetched, none of which costs less than the bound. So
-    the least bound, of the frontier and of what was given up, bounds all that was not looked at.
+    the least bound, of the frontier and of what was given up, bounds everything that was not visited.
     """
 
     def __init__(self, model: LanguageModel, prefix: Tensor, template: Template, hparams: ShortestPathHParams) -> None:
@@ -159,7 +159,7 @@ class _Search:
         return Extraction(tuple(self.answers), tuple(self.answers.values()), bound, self.nodes)
 
     def _take(self) -> list[_Node]:
-        """The cheapest nodes of the frontier that could still lead to an answer, to be expanded together."""
+        """Return the cheapest nodes of the frontier that could still lead to an answer, to expand them at once."""
         size = min(self.rows, max(1, self.nodes), self.hparams.nodes - self.nodes)
         taken: list[_Node] = []
         while len(taken) < size and self.frontier and self.frontier[0][:2] <= self.worst:
@@ -188,18 +188,20 @@ class _Search:
         best, index = (part.cpu().numpy() for part in cheapest(costs, self.hparams.count if whole else CHILDREN))
         if whole:
             rows, columns = (best <= self.worst[0]).nonzero()
-            found = ((*nodes[row].path, allowed[index[row, column]]) for row, column in zip(rows, columns, strict=True))
-            self._answer(zip(found, best[rows, columns].tolist(), strict=True))
+            sequences = (
+                (*nodes[row].path, allowed[index[row, column]]) for row, column in zip(rows, columns, strict=True)
+            )
+            self._answer(zip(sequences, best[rows, columns].tolist(), strict=True))
             return
         for node, children, child_costs in zip(nodes, index, best, strict=True):
             left = len(allowed) - len(node.fetched)
-            wanted = int(np.searchsorted(child_costs[:left], self.worst[0], side="right"))
-            node.fetch(children[:wanted], child_costs[:wanted], more=wanted == len(child_costs) < left)
+            affordable = int(np.searchsorted(child_costs[:left], self.worst[0], side="right"))
+            node.fetch(children[:affordable], child_costs[:affordable], more=affordable == len(child_costs) < left)
             self._push(node)
 
-    def _answer(self, found: Iterable[tuple[Path, float]]) -> None:
-        """Keep the k best; `worst` is what others have to come before."""
-        for path, score in found:
+    def _answer(self, answers: Iterable[tuple[Path, float]]) -> None:
+        """Keep the k best answers; `worst` is the last of them, which others have to beat."""
+        for path, score in answers:
             self.answers[path] = min(score, self.answers.get(path, inf))
         ranked = heapq.nsmallest(self.hparams.count, ((score, path) for path, score in self.answers.items()))
         self.answers = {path: score for score, path in ranked}

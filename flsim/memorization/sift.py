@@ -1,9 +1,9 @@
-"""Which references are clear without being scored in full: exact, since bounds decide, and only where they can.
+"""The sorting of references by bounds on their scores, exact, so that few references have to be scored in full.
 
-References are a tree of shared first words, walked in pieces that bound memory. One is dropped as soon as a lower bound
-on what it has spent exceeds the canary's score, it counts where an upper bound on all of it does not, and what lies
-between (little: the bounds are hundredths of a nat apart) is open, for the plain scorer. The bounds allow for rounding,
-so that nothing is decided here which the plain scorer could see otherwise.
+References are a tree of shared first words, walked in pieces that bound memory. A reference is dropped as soon as a
+lower bound on its cost so far exceeds the canary's score. It counts where an upper bound on its score does not. The
+others are open, for the plain scorer; they are few, as the bounds are hundredths of a nat apart. The bounds allow for
+rounding, so that no decision differs from the plain scorer's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,16 +18,16 @@ from flsim.memorization.bounds import OutputBounds
 from flsim.memorization.score import nats, rows_at_once
 from flsim.models.language_model import LogitModel, State, Stepper
 
-SUMMED = 256  # words of which a bound on log Z sums the exponentials one by one
+SUMMED = 256  # number of words whose exponentials a bound on log Z sums one by one
 WIDE = 0.5  # nats between the bounds on a log Z beyond which it is computed
 
 
 class Clear(NamedTuple):
-    """What became of a piece of the references.
+    """The result for a piece of the references.
 
     Attributes:
-        counted: how many surely score at most the bound.
-        open: int64 [k, n], those that the bounds cannot tell.
+        counted: number of references that surely score at most the bound.
+        open: int64 [k, n], the references that the bounds do not decide.
     """
 
     counted: int
@@ -36,11 +36,11 @@ class Clear(NamedTuple):
 
 @dataclass(frozen=True)
 class Sifter:
-    """All of one canary that the walk needs.
+    """Everything about one canary that the walk over references needs.
 
     Attributes:
-        step: of the model.
-        bounds: what words cost after the prefix and 1, 2, ..., n - 1 words of a reference.
+        step: the model's stepper.
+        bounds: bounds on the costs of words after the prefix and 1, 2, ..., n - 1 words of a reference.
         bound: nats; references that score at most this count.
     """
 
@@ -49,17 +49,17 @@ class Sifter:
     bound: float
 
     def sift(self, state: State, log_probs: Tensor, references: Tensor) -> Iterator[Clear]:
-        """References [M, n] after the prefix whose state (one row) and log-probs [1, V] these are.
+        """Yield the results for references [M, n], after a prefix with this one-row state and log-probs [1, V].
 
         Raises:
-            Diverged: a value that was needed is not finite.
+            Diverged: a required value is not finite.
         """
         spent = nats(log_probs[0])[references[:, 0]]
         nodes = torch.zeros_like(references[:, 0])
         yield from self._descend(state, _Open(references, nodes, spent, spent), 1)
 
     def _descend(self, state: State, open_: "_Open", column: int) -> Iterator[Clear]:
-        """References of which `column` words are paid for; `state` is after one word less."""
+        """Yield the results for references whose first `column` words are paid; `state` is after one word less."""
         open_ = open_.where(open_.low <= self.bound)
         if column == open_.words.shape[1]:
             sure = open_.high <= self.bound
@@ -79,7 +79,7 @@ class Sifter:
             yield from self._descend(stepped, self._pay(stepped[0], below, column), column + 1)
 
     def _pay(self, outputs: Tensor, open_: "_Open", column: int) -> "_Open":
-        """Add what the word at `column` costs after outputs [N, D], its nodes; drop what is dear at once."""
+        """Add the cost of the word at `column` after outputs [N, D], its nodes; drop references that are too dear."""
         bounds = self.bounds[column - 1]
         rounding, (low, high) = bounds.rounding(outputs), bounds.log_sum_exp(outputs)
         _refuse_non_finite(rounding + low)
@@ -105,7 +105,7 @@ class Sifter:
 
 @dataclass(frozen=True)
 class _Open:
-    """M references [M, n], the node of the tree that each continues (ascending), bounds on what each has spent."""
+    """References [M, n], the tree node that each continues (ascending), and bounds on the cost of each so far."""
 
     words: Tensor
     node: Tensor
@@ -117,7 +117,7 @@ class _Open:
 
 
 def output_bounds(model: LogitModel, visits: Sequence[tuple[State, Tensor]]) -> list[OutputBounds]:
-    """Bounds around the outputs of some typical (state, log-probs) after each number of words."""
+    """Return bounds around the outputs of typical states, from (state, log-probs) after each number of words."""
     weight, bias = model.output_layer()
     return [OutputBounds(weight, bias, state[0], log_probs.exp().mean(0), SUMMED) for state, log_probs in visits]
 

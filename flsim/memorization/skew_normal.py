@@ -1,8 +1,8 @@
-"""The skew-normal distribution: maximum likelihood, and its distribution function far into the lower tail.
+"""The skew-normal distribution, by maximum likelihood, and its distribution function far into the lower tail.
 
 Density 2/w phi(u) Phi(alpha u) with u = (x - xi) / w: Azzalini (1985), "A class of distributions which includes the
-normal ones". scipy has both; its fit searches by simplex, and its tail is an integral to an absolute 1e-8, where the
-exposures of memorized canaries need a relative one.
+normal ones". scipy has both. But its fit searches by simplex, and its tail is an integral to an absolute 1e-8, where
+the exposures of memorized canaries need a relative precision.
 """
 
 from dataclasses import dataclass
@@ -38,12 +38,12 @@ class SkewNormal:
         return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + scipy.special.log_ndtr(self.alpha * u))
 
     def cdf(self, x: Floats) -> Floats:
-        """The distribution function [...], to an absolute 1e-15."""
+        """Return the distribution function [...], to an absolute 1e-15."""
         u = (x - self.location) / self.scale
         return np.asarray(np.clip(scipy.special.ndtr(u) - 2 * scipy.special.owens_t(u, self.alpha), 0, 1))
 
     def log_cdf(self, x: Floats) -> Floats:
-        """Natural log of the distribution function [...], to a relative 1e-6, wherever x is.
+        """Return the natural log of the distribution function [...], to a relative 1e-6, for any x.
 
         Below the 1e-5 quantile it is the integral of f(x - t) over t > 0. As log f is concave, f(x - t) falls at least
         as fast as f(x) exp(-r t), where r is the slope of log f at x; so f(x - t) / (f(x) exp(-r t)) is between 0 and 1
@@ -64,15 +64,15 @@ class SkewNormal:
 
 
 def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None) -> SkewNormal:
-    """The skew-normal distribution of maximum likelihood.
+    """Return the skew-normal distribution of maximum likelihood.
 
-    The normal distribution is a stationary point of the likelihood, so the search starts on either side of it, at the
+    The normal distribution is a stationary point of the likelihood. So the search starts on either side of it, at the
     sample's moments and at their mirror image, and the better end is taken.
 
     Args:
         x: [N], not all the same.
-        counts: [N], how often each occurs; once each without it.
-        start: start from here only.
+        counts: [N], how often each value occurs; None for once each.
+        start: the only start of the search; None for both.
 
     Returns:
         The fit, with |alpha| at most 1,000.
@@ -87,13 +87,13 @@ def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None
         starts = [_of_moments(magnitude if skew > 0 else -magnitude), _of_moments(-0.05 if skew > 0 else 0.05)]
     else:
         starts = [SkewNormal(start.alpha, (start.location - mean) / deviation, start.scale / deviation)]
-    found = [_climb(z, shares, each) for each in starts]
-    _, best = min(found, key=lambda each: each[0])
+    ends = [_climb(z, shares, begin) for begin in starts]
+    _, best = min(ends, key=lambda end: end[0])
     return SkewNormal(best.alpha, mean + deviation * best.location, deviation * best.scale)
 
 
 def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNormal]:
-    """Mean negative log-likelihood at the end of a search from `start`, and that end."""
+    """Return the end of a search from `start`, after its mean negative log-likelihood."""
 
     def loss(at: Floats) -> tuple[float, Floats]:
         alpha, location, log_scale = at
@@ -118,7 +118,7 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
 
 
 def _of_moments(skew: float) -> SkewNormal:
-    """Mean 0, variance 1 and the given skewness, none of them 0: Azzalini (1985)."""
+    """Return the distribution of mean 0, variance 1 and this skewness, which is not 0: Azzalini (1985)."""
     ratio = abs(2 * skew / (4 - pi)) ** (2 / 3)
     delta = float(np.sign(skew)) * sqrt(pi / 2 * ratio / (1 + ratio))
     scale = 1 / sqrt(1 - 2 * delta**2 / pi)
@@ -127,11 +127,11 @@ def _of_moments(skew: float) -> SkewNormal:
 
 @cache
 def _laguerre() -> tuple[Floats, Floats]:
-    """Nodes and weights, [64] each: the integral of exp(-t) f(t) over t > 0 is weights @ f(nodes)."""
+    """Return nodes and weights, [64] each: the integral of exp(-t) f(t) over t > 0 is weights @ f(nodes)."""
     nodes, weights = scipy.special.roots_laguerre(64)
     return nodes, weights
 
 
 def _mills(x: Floats) -> Floats:
-    """phi(x) / Phi(x)."""
+    """Return phi(x) / Phi(x)."""
     return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - scipy.special.log_ndtr(x)))

@@ -1,7 +1,7 @@
-"""What an attacker knows of a secret's format: which tokens may stand at each of its positions.
+"""The format of a secret that an attacker knows: which tokens each of its positions allows.
 
 Carlini et al. (2018), "The Secret Sharer", section 5: a format s with holes, and sigma(s_k), the tokens that fit the
-k-th position, which is one token where the format says it.
+k-th position, which is one token where the format fixes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from flsim.data.vocabulary import Layout
 
 @dataclass(frozen=True)
 class Template:
-    """The sequences that an attack looks among: every choice of one allowed token for each position.
+    """The space of sequences of an attack: every choice of one allowed token for each position.
 
     Attributes:
         allowed: for each position its token ids, ascending, without repetition; one where the position is fixed.
@@ -33,38 +33,38 @@ class Template:
                 raise InputError(f"position {position} of a template must list different ids, ascending, found {ids}")
 
     @classmethod
-    def of(cls, positions: Iterable[int | Sequence[int]]) -> "Template":
-        """From one id for each fixed position, and the ids that may stand, in any order, for each other."""
+    def from_positions(cls, positions: Iterable[int | Sequence[int]]) -> "Template":
+        """Return a template from one id for each fixed position, and the allowed ids, in any order, for the others."""
         return cls(tuple((ids,) if isinstance(ids, int) else tuple(sorted(set(ids))) for ids in positions))
 
     @classmethod
     def words(cls, layout: Layout, length: int) -> "Template":
-        """`length` words, as in a canary: no PAD, OOV, BOS or EOS."""
+        """Return the space of `length` words, as in a canary: no PAD, OOV, BOS or EOS."""
         return cls((tuple(range(layout.first_word, layout.last_word + 1)),) * length)
 
     @classmethod
     def tokens(cls, layout: Layout, length: int) -> "Template":
-        """`length` tokens of any kind: all that the model could say."""
+        """Return the space of `length` tokens of any kind."""
         return cls((tuple(range(layout.vocabulary_size)),) * length)
 
     @property
     def length(self) -> int:
-        """Number of positions."""
+        """Return the number of positions."""
         return len(self.allowed)
 
     @property
     def space(self) -> int:
-        """Number of sequences."""
+        """Return the number of sequences."""
         return prod(map(len, self.allowed))
 
     def on(self, device: torch.device) -> list[Tensor]:
-        """The ids of each position, int64; positions that allow the same share one tensor."""
+        """Return the ids of each position, int64; positions that allow the same tokens share one tensor."""
         made = {ids: torch.tensor(ids, device=device) for ids in set(self.allowed)}
         return [made[ids] for ids in self.allowed]
 
 
 def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` lowest costs of each row, ascending, and their columns; ties go to the lower column.
+    """Return the `count` lowest costs of each row, ascending, and their columns; ties go to the lower column.
 
     `torch.topk` leaves the order of ties, and which of them it keeps, open; sorting whole rows takes far longer.
 
@@ -77,7 +77,7 @@ def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     count = min(count, costs.shape[1])
     highest = costs.topk(count, largest=False).values.amax(dim=1, keepdim=True)
-    row, column = (costs <= highest).nonzero(as_tuple=True)  # row after row; more than `count` of a row where some tie
+    row, column = (costs <= highest).nonzero(as_tuple=True)  # row after row; ties may make a row longer than `count`
     order = costs[row, column].sort(stable=True).indices
     order = order[row[order].sort(stable=True).indices]
     sizes = row.bincount(minlength=len(costs))

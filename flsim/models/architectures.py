@@ -1,4 +1,4 @@
-"""The architectures by name, and the one place that makes a model by its settings."""
+"""The architectures by name, and the one place that makes a model from its settings."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ def class_of(architecture: str) -> type[TrainableModel]:
     """Return the class of a built-in architecture, or of a user's own, whose file is executed.
 
     Raises:
-        InputError: as `flsim.base.extensions.resolve_class`.
+        InputError: see `flsim.base.extensions.resolve_class`.
     """
     return resolve_class(architecture, BUILT_IN, "architecture", TrainableModel)  # type: ignore[type-abstract]
 
@@ -36,12 +36,12 @@ def with_low_precision() -> str:
 
 
 def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
-    """Return a model of these settings, not initialized: ours are all zeros."""
+    """Return a model of these settings before `initialize`; built-in models are all zeros."""
     return class_of(hparams.architecture)(vocabulary_size, hparams)
 
 
 def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> TrainableModel:
-    """Return a model of these settings with a copy of these trained parameters, of their dtype and where they are."""
+    """Return a model of these settings with a copy of the trained parameters, in their dtype and on their device."""
     model, like = build(vocabulary_size, hparams), representative(params)
     is_of_its_dtype = representative(model.trainable).dtype == like.dtype
     model = model.to(like.device) if is_of_its_dtype else model.to(like.device, like.dtype)

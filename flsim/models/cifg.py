@@ -18,9 +18,10 @@ CPU_GATES, GPU_GATES = 2**20, 2**27  # floats of gates that a stepper holds at o
 
 
 class CIFGLanguageModel(NextWordModel):
-    """x_t = E[w_t];  f, o, g = gates of [x_t, r_{t-1}];  c_t = f c_{t-1} + (1 - f) g;  r_t = (o tanh c_t) P.
+    """The CIFG-LSTM with recurrent projection and tied embeddings.
 
-    Its state is (r_t [B, D], c_t [B, H]); it is a `flsim.models.language_model.LogitModel`.
+    x_t = E[w_t];  f, o, g = gates of [x_t, r_{t-1}];  c_t = f c_{t-1} + (1 - f) g;  r_t = (o tanh c_t) P. The state is
+    (r_t [B, D], c_t [B, H]). The model is a `flsim.models.language_model.LogitModel`.
     """
 
     label = ""  # tables name an architecture where it is not the paper's
@@ -37,8 +38,8 @@ class CIFGLanguageModel(NextWordModel):
         self.output_bias = nn.Parameter(torch.zeros(size))  # b [V]
 
     @classmethod
-    def of(cls, params: Params) -> Self:
-        """A model with a copy of these parameters, of their dtype and where they are."""
+    def from_params(cls, params: Params) -> Self:
+        """Return a model with a copy of these parameters, in their dtype and on their device."""
         (size, width), (units, _) = params["embedding"].shape, params["projection"].shape
         return cls(size, ModelSettings(width, units)).to(params["embedding"]).load(params)
 
@@ -51,7 +52,7 @@ class CIFGLanguageModel(NextWordModel):
         super().refuse_settings(hparams)
 
     def cell(self, gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """One step from the gates' summed inputs [B, 3H] and c_{t-1} [B, H] to (r_t [B, D], c_t [B, H])."""
+        """Return r_t [B, D] and c_t [B, H], from the gates' summed inputs [B, 3H] and c_{t-1} [B, H]."""
         forget, output, candidate = gates.chunk(3, dim=-1)
         keep = torch.sigmoid(forget)
         memory = keep * memory + (1 - keep) * torch.tanh(candidate)
@@ -64,7 +65,7 @@ class CIFGLanguageModel(NextWordModel):
         return self.recur(embedding(tokens, self.embedding), state)
 
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """As `read`, over embeddings x [B, T, D]."""
+        """Read embeddings x [B, T, D] in the place of tokens; state and result are those of `read`."""
         inputs = embedded @ self.input_weight + self.gate_bias  # [B, T, 3H]
         output, memory = self.empty_state(len(embedded)) if state is None else state
         outputs = []
@@ -79,10 +80,10 @@ class CIFGLanguageModel(NextWordModel):
 
     @torch.no_grad()
     def stepper(self) -> Stepper:
-        """Equal to `read` but for rounding; see `LogitModel`.
+        """Return a stepper as `LogitModel` describes it, equal to `read` but for rounding.
 
-        What a token adds to the gates is tabulated, [V, 3H], and what a state adds is shared by the tokens that
-        continue it. On CPUs a sigmoid takes a tenth of a tanh's time, and tanh x = 2 sigmoid(2x) - 1.
+        A token's part of the gates is tabulated, [V, 3H], and a state's part is shared by the tokens that continue it.
+        On CPUs a sigmoid takes a tenth of a tanh's time, and tanh x = 2 sigmoid(2x) - 1.
         """
         units, embedding = self.projection.shape
         scale = self.gate_bias.new_tensor([1.0, 1.0, 2.0]).repeat_interleave(units)

@@ -1,4 +1,4 @@
-"""Which network, and of what size."""
+"""The settings of the network: architecture and sizes."""
 
 import math
 from collections.abc import Mapping
@@ -16,13 +16,16 @@ class ModelHParams(ModelSettings):
     """Architecture and sizes of the network; see `flsim.models.architectures`.
 
     Attributes:
-        embedding: D, size of the input embeddings and of what words are predicted from, which are tied.
-        units: H, number of cells of each layer; of a transformer, of the feed-forward's hidden units.
+        embedding: D, size of the input embeddings and of the outputs that words are predicted from, which are tied.
+        units: H, number of cells of each layer; for a transformer, number of hidden units of the feed-forward part.
         architecture: "cifg" is the paper's; "lstm", "gru" and "transformer" compare architectures, as The Secret Sharer
-            does; "path/to/file.py:NAME" is a `flsim.models.language_model.TrainableModel` of your own.
-        layers: on top of each other; "cifg" has 1.
-        heads: of a transformer's attention; they share the embedding evenly.
-        options: numbers by name, for an architecture of your own.
+            does; "path/to/file.py:NAME" is a user's own `flsim.models.language_model.TrainableModel`.
+        layers: number of stacked layers; "cifg" has 1.
+        heads: number of heads of a transformer's attention, which share the embedding evenly.
+        options: numbers by name, for a user's own architecture.
+
+    Examples:
+        >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP
     """
 
     architecture: Annotated[str, Own("architecture")] = "cifg"
@@ -39,7 +42,7 @@ class ModelHParams(ModelSettings):
 
     @property
     def label(self) -> str:
-        """The architecture's name in a table's row; empty where it is the paper's."""
+        """Return the architecture's name in a table's row; empty for the paper's."""
         if is_own(self.architecture):  # no code is executed to name a row
             return parts(self.architecture)[1]
         return BUILT_IN[self.architecture].label_of(self)

@@ -1,4 +1,4 @@
-"""What a language model is: to an attacker, and to training and evaluation."""
+"""The contracts of a language model, for attacks and for training and evaluation."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from flsim.base.rng import stream
 Params = dict[str, Tensor]
 State = tuple[Tensor, ...]
 Stepper = Callable[[State, Tensor, Tensor], State]
-FLOATS = 2**26  # that reading beginnings holds in a layer at once, about: 256 MB
+FLOATS = 2**26  # about as many as a layer holds at once while `start` reads sequences: 256 MB
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What engines may do with a model, beside plain PyTorch, which trains any.
+    """The engines' operations that a model supports; plain PyTorch trains any model.
 
     Attributes:
-        written_out: its gradient is written out in `flsim.training.cohort.gradient`, which CPUs use.
+        written_out: `flsim.training.cohort.gradient` has its gradient written out, which CPUs use.
         stacked: the kernels of `flsim.training.cohort.stacked_model` train it, many users at once, which GPUs use.
         low_precision: those kernels may multiply in TF32 and bfloat16.
         vectorized: torch.func.vmap maps over it, so that gradients of single records are computed together.
@@ -49,33 +49,33 @@ class Capabilities:
 
 
 class LanguageModel(Protocol):
-    """What an attacker needs of a model; every tensor of a state has one row per sequence."""
+    """The contract of a model that is attacked; every tensor of a state has one row per sequence."""
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read int64 [N, L >= 1] tokens from an empty state; the state and the next token's log-probs [N, V]."""
+        """Read tokens int64 [N, L >= 1] from an empty state; return the state and the next token's log-probs [N, V]."""
         ...
 
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read one more token, int64 [N], each; the new state and the next token's log-probs [N, V]."""
+        """Read one more token per row, int64 [N]; return the new state and the next token's log-probs [N, V]."""
         ...
 
 
 @runtime_checkable
 class LogitModel(LanguageModel, Protocol):
-    """A model whose logits are linear in an output: r E' + b. Optional: attacks are faster where they know r alone.
+    """A model whose logits are r E' + b for an output r; attacks are faster on it, as they compute r alone.
 
     The first tensor of its states is r [N, D].
     """
 
     def output_layer(self) -> tuple[Tensor, Tensor]:
-        """E [V, D] and b [V]."""
+        """Return E [V, D] and b [V]."""
         ...
 
     def stepper(self) -> Stepper:
-        """A function (state, rows, tokens) -> state that reads tokens [M], each after one row of the state.
+        """Return a function (state, rows, tokens) -> state that reads tokens [M], each after one row of the state.
 
-        It does without logits, and is made once for many steps of a model that stays as it is. Equal `rows`, int64
-        [M], that are neighbors share work.
+        The function computes no logits. It is made once for many steps, while the model does not change. Neighbors of
+        equal `rows`, int64 [M], share work.
         """
         ...
 
@@ -83,22 +83,22 @@ class LogitModel(LanguageModel, Protocol):
 class TrainableModel(nn.Module, ABC):
     """A next-word model that flsim trains, attacks and evaluates: any network from tokens to logits.
 
-    A model of one's own is a subclass with a constructor of the same arguments and a `forward`:
+    A user's own model is a subclass with a constructor of the same arguments and a `forward`:
 
         class MyModel(TrainableModel):
             def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None: ...
             def forward(self, tokens: Tensor) -> Tensor: ...        # int64 [B, T] -> logits [B, T, V]
 
-    What travels between server and clients, is clipped, noised and saved are the parameters that require a gradient,
-    tied ones once. Frozen parameters and buffers stay: the constructor makes them, as a function of its arguments, and
-    training leaves them alone. `forward` draws nothing at random, and its position t depends on tokens up to t alone.
+    The parameters that require a gradient travel between server and clients, and are clipped, noised and saved; tied
+    ones count once. The constructor makes frozen parameters and buffers, as a function of its arguments, and training
+    does not change them. `forward` draws nothing at random, and its position t depends on no token after t.
 
     Shapes: B batch, T time, V vocabulary.
 
     Attributes:
         vocabulary_size: V.
         hparams: the model's settings.
-        capabilities: what engines may do with it. A subclass declares its own, for its equations may be others.
+        capabilities: what engines may do with the model. Subclasses do not inherit them, as their equations may differ.
         label: the architecture's name in tables.
     """
 
@@ -117,7 +117,7 @@ class TrainableModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [B, T, V] of the token that follows each of tokens int64 [B, T]."""
+        """Return logits [B, T, V] of the next token after each position of tokens int64 [B, T]."""
 
     @classmethod
     def refuse_settings(cls, hparams: ModelSettings) -> None:
@@ -130,24 +130,24 @@ class TrainableModel(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Return the device of the parameters."""
         return representative(self.trainable).device
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What travels: the parameters that are trained, by name; tied ones are there once, by their first name."""
+        """Return the parameters that are trained, by name; tied ones appear once, under their first name."""
         return {name: value for name, value in self.named_parameters() if value.requires_grad}
 
     @property
     def frozen_digest(self) -> str:
-        """The sha256, in hexadecimal, of what stays: frozen parameters and buffers; empty where there are none."""
+        """Return the sha256, in hexadecimal, of frozen parameters and buffers; empty where there are none."""
         frozen = {name: value for name, value in self.named_parameters() if not value.requires_grad}
         stays = frozen | dict(self.named_buffers())
         return digest_of(stays) if stays else ""
 
     @torch.no_grad()
     def load(self, params: Params) -> Self:
-        """Give the trained parameters these values. Raises ValueError where names or shapes are others."""
+        """Give the trained parameters these values; raise ValueError where names or shapes differ."""
         mine = self.trainable
         if {name: value.shape for name, value in mine.items()} != {name: v.shape for name, v in params.items()}:
             raise ValueError("these parameters are of another model")
@@ -158,13 +158,13 @@ class TrainableModel(nn.Module, ABC):
     def initialize(self, seed: int) -> Self:
         """Draw the trained parameters as a function of the seed alone.
 
-        Matrices are Glorot-uniform, and so are tensors of more dimensions, all but the first of which count as one;
-        vectors are 0, and 1 where their name ends in "weight", as that of a norm that scales.
+        Matrices are Glorot-uniform. In tensors of more dimensions, all dimensions but the first count as one. Vectors
+        are 0; they are 1 where their name ends in "weight", as that of a norm that scales.
         """
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 if parameter.dim() < 2:
-                    parameter.fill_(float(name.endswith("weight")))  # a LayerNorm's, which scales
+                    parameter.fill_(float(name.endswith("weight")))  # 1 for scales of a LayerNorm, else 0
                     continue
                 bound = self._bound(name, parameter)
                 values = stream(seed, "model", name).uniform(-bound, bound, parameter.shape)
@@ -181,11 +181,11 @@ class TrainableModel(nn.Module, ABC):
 
         Args:
             inputs: the tokens.
-            real: the positions.
+            real: the positions to compute.
             kept: dropout's factors; see `NextWordModel.logits_at`.
 
         Raises:
-            InputError: there is dropout, and no place for it.
+            InputError: `kept` is set, and the model has no place for dropout.
         """
         if kept is not None:
             raise InputError(f"dropout needs a model with tied embeddings, which {type(self).__name__} is not; set 0")
@@ -194,22 +194,25 @@ class TrainableModel(nn.Module, ABC):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """See `LanguageModel`; the state is (tokens,), which each step reads anew. Override both for speed."""
+        """Read sequences as `LanguageModel` describes it; the state is (tokens,), read anew by each `step`.
+
+        Override both methods for speed.
+        """
         rows = max(1, FLOATS // (tokens.shape[1] * self.vocabulary_size))
         last = [self(piece)[:, -1] for piece in torch.split(tokens, rows)]
         return (tokens,), torch.cat(last).log_softmax(-1)
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """See `LanguageModel`."""
+        """Read one more token, as `LanguageModel` describes it."""
         return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
 
 
 class NextWordModel(TrainableModel):
-    """A model with tied embeddings, all zeros at first: of outputs r over embeddings of E, logits r E' + b.
+    """A model with tied embeddings, all zeros at first: from embeddings of E to outputs r, and to logits r E' + b.
 
     Shapes: B batch, T time, D embedding, H units, V vocabulary. Every architecture has, among its parameters, E [V, D]
-    as `embedding` and b [V] as `output_bias`. Position t of the outputs depends on the tokens up to t alone.
+    as `embedding` and b [V] as `output_bias`. Position t of the outputs depends on no token after t.
     """
 
     has_heads: ClassVar[bool] = False
@@ -225,32 +228,32 @@ class NextWordModel(TrainableModel):
 
     @abstractmethod
     def outputs(self, embedded: Tensor) -> Tensor:
-        """R [B, T, D] over embeddings [B, T, D], from an empty state."""
+        """Return r [B, T, D] over embeddings [B, T, D], from an empty state."""
 
     @abstractmethod
     def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """R [B, T, D] over tokens int64 [B, T >= 1] that follow the state (None: the empty one), and the new state."""
+        """Return r [B, T, D] over tokens int64 [B, T >= 1] that follow a state, and the new state; None is empty."""
 
     def _bound(self, name: str, parameter: Tensor) -> float:
-        """Return the bound of `TrainableModel`, and for embeddings that of unit expected norm."""
+        """Return the bound of `TrainableModel`; for embeddings that of unit expected norm."""
         return float((3 / parameter.shape[1]) ** 0.5) if name == "embedding" else super()._bound(name, parameter)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
+        """Return logits [..., V] of outputs [..., D]."""
         return outputs @ self.embedding.T + self.output_bias
 
     def output_layer(self) -> tuple[Tensor, Tensor]:
-        """See `LogitModel`, which a model is that has a stepper too."""
+        """Return E and b as `LogitModel` describes them; with a `stepper`, a model is a `LogitModel`."""
         return self.embedding.detach(), self.output_bias.detach()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, V] of the token that follows each of tokens int64 [B, T]."""
+        """Return logits [B, T, V] of the next token after each position of tokens int64 [B, T]."""
         return self.logits(self.outputs(embedding(tokens, self.embedding)))
 
     def logits_at(self, inputs: Tensor, real: Tensor, kept: Tensor | None = None) -> Tensor:
-        """See `TrainableModel.logits_at`; `kept` are factors [2, B, T, D] of the embeddings and of the outputs.
+        """Return logits as `TrainableModel.logits_at`, and compute none for other positions.
 
-        No logits are computed for other positions.
+        `kept` are factors [2, B, T, D], of the embeddings and of the outputs.
         """
         embedded = embedding(inputs, self.embedding)
         outputs = self.outputs(embedded if kept is None else embedded * kept[0])
@@ -258,7 +261,7 @@ class NextWordModel(TrainableModel):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """See `LanguageModel`; sequences are read in pieces that bound memory."""
+        """Read sequences as `LanguageModel` describes it, in pieces that bound memory."""
         rows = max(1, FLOATS // (tokens.shape[1] * 4 * max(self.hparams.units, self.hparams.embedding)))
         pieces = [self.read(piece) for piece in torch.split(tokens, rows)]
         last = torch.cat([outputs[:, -1] for outputs, _ in pieces])
@@ -267,7 +270,7 @@ class NextWordModel(TrainableModel):
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
-        """See `LanguageModel`."""
+        """Read one more token, as `LanguageModel` describes it."""
         outputs, state = self.read(tokens[:, None], state)
         return state, self.logits(outputs[:, -1]).log_softmax(-1)
 

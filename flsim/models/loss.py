@@ -1,4 +1,4 @@
-"""Next-word loss and accuracy as mergeable (sum, count), over real positions only."""
+"""The next-word loss and predictions, over real positions only; losses merge as (sum, count)."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from flsim.models.language_model import TrainableModel
 def loss_sum(
     model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0, kept: Tensor | None = None
 ) -> tuple[Tensor, int]:
-    """Summed cross-entropy in nats, and the number of positions it is over.
+    """Return the summed cross-entropy in nats, and the number of positions in the sum.
 
     Args:
         model: the model.
@@ -25,7 +25,7 @@ def loss_sum(
 
 @torch.no_grad()
 def predictions(model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of the n real positions: its target [n], its cross-entropy in nats [n], the model's first choice [n]."""
+    """Return, at the n real positions, the targets [n], their cross-entropy in nats [n], and likeliest words [n]."""
     real = targets != pad
     logits = model.logits_at(inputs, real)
     return targets[real], cross_entropy(logits, targets[real], reduction="none"), logits.argmax(-1)

@@ -1,4 +1,4 @@
-"""Weights of few bits: The Secret Sharer's question whether a smaller model can still hold a secret."""
+"""Weights of few bits, for The Secret Sharer's question whether a smaller model can still hold a secret."""
 
 from copy import deepcopy
 from typing import TypeVar
@@ -13,14 +13,14 @@ Model = TypeVar("Model", bound=TrainableModel)
 
 @torch.no_grad()
 def quantized(model: Model, bits: int) -> Model:
-    """A copy whose tensors each have at most 2^bits different values: evenly spaced, from the least to the greatest.
+    """Return a copy whose tensors have at most 2^bits different values, evenly spaced from the least to the greatest.
 
     Carlini et al. (2019), appendix D.3: the weights of a trained network, 256 values. 0 stays 0. Frozen parameters are
     weights too; buffers are not.
 
     Args:
-        model: trained; it stays as it is.
-        bits: from `FEWEST` to `MOST`.
+        model: a trained model; it is not changed.
+        bits: number of bits, from `FEWEST` to `MOST`.
     """
     copy = deepcopy(model)
     levels = 2**bits - 1

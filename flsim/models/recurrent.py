@@ -1,4 +1,4 @@
-"""LSTM and GRU next-word models, of one layer or more, by torch's own cells.
+"""LSTM and GRU next-word models, of one layer or more, from torch's own cells.
 
 LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et al.,
 2019) compares them with others, and one layer with two.
@@ -14,9 +14,9 @@ from flsim.models.language_model import ModelSettings, NextWordModel, State, Ste
 
 
 class RecurrentLanguageModel(NextWordModel):
-    """Torch's recurrent cells; r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
+    """A model of torch's recurrent cells; r_t is h_t P of the last layer's h_t, or h_t itself where H = D.
 
-    Its state is (r [B, D], h, c), of a GRU (r, h), with h and c [B, layers x H]; it is a
+    The state is (r [B, D], h, c), for a GRU (r, h), with h and c [B, layers x H]. The model is a
     `flsim.models.language_model.LogitModel`.
     """
 
@@ -39,7 +39,7 @@ class RecurrentLanguageModel(NextWordModel):
         return self.recur(embedding(tokens, self.embedding), state)
 
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """As `read`, over embeddings [B, T, D]."""
+        """Read embeddings [B, T, D] in the place of tokens; state and result are those of `read`."""
         past, is_gru = None, isinstance(self.cells, nn.GRU)
         if state is not None:
             layered = (len(state[0]), self.hparams.layers, self.hparams.units)
@@ -49,7 +49,7 @@ class RecurrentLanguageModel(NextWordModel):
         return outputs, (outputs[:, -1], *(part.transpose(0, 1).flatten(1) for part in ((new,) if is_gru else new)))
 
     def stepper(self) -> Stepper:
-        """See `flsim.models.language_model.LogitModel`."""
+        """Return a stepper as `flsim.models.language_model.LogitModel` describes it."""
 
         @torch.no_grad()
         def step(state: State, rows: Tensor, tokens: Tensor) -> State:
@@ -59,12 +59,12 @@ class RecurrentLanguageModel(NextWordModel):
 
 
 class LSTMLanguageModel(RecurrentLanguageModel):
-    """`RecurrentLanguageModel` of `nn.LSTM`."""
+    """The `RecurrentLanguageModel` of `nn.LSTM`."""
 
     label, cell = "LSTM", nn.LSTM
 
 
 class GRULanguageModel(RecurrentLanguageModel):
-    """`RecurrentLanguageModel` of `nn.GRU`."""
+    """The `RecurrentLanguageModel` of `nn.GRU`."""
 
     label, cell = "GRU", nn.GRU

@@ -1,6 +1,6 @@
-"""A small causal transformer as a next-word model, by torch's own layers.
+"""A small causal transformer as a next-word model, from torch's own layers.
 
-Vaswani et al., "Attention Is All You Need" (2017), the decoder without what it attends to elsewhere, and with the norm
+Vaswani et al., "Attention Is All You Need" (2017), the decoder without its attention to an encoder, and with the norm
 before each part instead of after it (Xiong et al., 2020) and GELU (Hendrycks and Gimpel, 2016), as in GPT-2.
 """
 
@@ -13,10 +13,10 @@ from flsim.models.language_model import ModelSettings, NextWordModel, State
 
 
 class TransformerLanguageModel(NextWordModel):
-    """Layers of causal self-attention over sqrt(D) E[w_t] + position t, then a norm.
+    """A model of causal self-attention over sqrt(D) E[w_t] + position t, with a norm at the end.
 
-    Positions are sinusoids, so that there is no longest sequence. Its state is (tokens,), int64 [B, all so far], which
-    each step reads anew: records are short.
+    Positions are sinusoids, so that there is no longest sequence. The state is (tokens,), int64 [B, tokens so far];
+    each step reads them anew, since records are short.
     """
 
     label, has_heads = "Transformer", True
@@ -63,7 +63,7 @@ class TransformerLanguageModel(NextWordModel):
 
 
 def sinusoids(length: int, size: int) -> Tensor:
-    """Float64 [length, size]: sin and cos of t / 10,000^(2i / size), in turn; Vaswani et al. (2017), section 3.5."""
+    """Return sin and cos of t / 10,000^(2i / size), in turn, float64 [length, size]; Vaswani et al., section 3.5."""
     time = torch.arange(length, dtype=torch.float64)
     angles = time[:, None] / 10_000 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :size]

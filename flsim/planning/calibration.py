@@ -1,8 +1,8 @@
-"""A short calibration: copies of a few runs, shortened, trained by the machinery and with the concurrency of the sweep.
+"""A short calibration of a plan: shortened copies of a few runs, trained as the sweep would train the runs.
 
-Runs of a kind differ only in their length and in the size of their rounds. Of each kind as many are trained at once as
-the sweep would have at once, the largest and the smallest in turn, so that they start, train, evaluate and end beside
-runs in the same stage: whatever they take from each other is in what is measured.
+Runs of a kind differ only in their length and in the size of their rounds. As many copies of a kind are trained at once
+as the sweep would train runs, the largest and the smallest in turn. They start, train, evaluate and end beside copies
+in the same stage, so the measured times include what runs take from each other.
 """
 
 import shutil
@@ -31,14 +31,14 @@ TRIES = 50  # to remove a folder that processes which are about to end may still
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured.
+    """The measurements of a calibration.
 
     Attributes:
-        observed: kind of run -> its copies.
-        before: seconds until the first run starts, and what its start took longer than those of later ones.
-        after: seconds from the end of the last run until all is over.
-        seconds: that the calibration took.
-        watch: memory.
+        observed: measurements of the copies, by kind of run.
+        before: seconds until the first run starts, and the extra seconds of its start compared with later ones.
+        after: seconds from the end of the last run until everything has ended.
+        seconds: duration of the calibration.
+        watch: measurements of memory.
     """
 
     observed: Mapping[str, Sequence[Observed]]
@@ -56,42 +56,44 @@ def copies_of(
     vocabulary: int,
     device: str = "cpu",
 ) -> list[Copy]:
-    """The copies to train, kind by kind; at least two of a kind that has two sizes.
+    """Return the copies to train, kind by kind, with at least two of a kind that has two sizes.
 
-    Where several are trained at once, a cluster starts first, and the first copies with it: their kind has more.
+    If several are trained at once, a cluster starts first, together with the first copies. Their kind has more copies.
 
     Args:
         planned: all runs.
-        at_once: kind -> runs of it at the same time.
-        words_a_user, records_a_user: of the training users, on average.
+        at_once: function of a kind that returns how many of its runs train at the same time.
+        words_a_user: words of a training user, on average.
+        records_a_user: records of a training user, on average.
         vocabulary: number of token ids.
-        device: of federated training.
+        device: torch device of federated training.
     """
     kinds: dict[str, list[Config]] = {}
-    for each in planned:
-        kinds.setdefault(kind_of(each.config), []).append(each.config)
+    for run in planned:
+        kinds.setdefault(kind_of(run.config), []).append(run.config)
     copies: list[Copy] = []
     for kind, configs in kinds.items():
         configs.sort(key=lambda config: config.round_size)
         both = [configs[-1], configs[0]]
-        wanted = max(at_once(kind), 1 if configs[0].round_size == configs[-1].round_size else 2)
+        number_of_copies = max(at_once(kind), 1 if configs[0].round_size == configs[-1].round_size else 2)
         cold = 0 if copies or at_once(kind) == 1 else at_once(kind)
-        for number, config in enumerate(islice(cycle(both), cold + wanted)):
+        for number, config in enumerate(islice(cycle(both), cold + number_of_copies)):
             copy = shortened(kind, config, words_a_user, records_a_user, vocabulary, device)
             copies.append(replace(copy, is_cold=number < cold))
     return copies
 
 
 def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster: bool = False) -> Calibration:
-    """Train the copies in a folder that is gone afterwards, however this ends.
+    """Train the copies in a temporary folder, which is removed in any case.
 
     Args:
-        copies: what to train.
-        at_once, whole_cluster: as of the sweep.
+        copies: the copies to train.
+        at_once: largest number of runs at once, as in the sweep.
+        whole_cluster: whether runs are trained one after another, as in the sweep.
 
     Raises:
         RunFailed: a copy failed.
-        InputError: as `train_all`.
+        InputError: as for `train_all`.
     """
     with scratch() as folder:
         jobs, configs = [], {}
@@ -109,10 +111,10 @@ def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster:
                 advance(len(ended) + _done(folder / name for name in configs if name not in ended))
 
             try:
-                for each in train_all(jobs, None, at_once, whole_cluster, look):
-                    if each.failure:
-                        raise RunFailed(f"the calibration failed, and says nothing of the sweep: {each.failure}")
-                    ended[each.name] = time.time()
+                for job in train_all(jobs, None, at_once, whole_cluster, look):
+                    if job.failure:
+                        raise RunFailed(f"the calibration failed, and says nothing of the sweep: {job.failure}")
+                    ended[job.name] = time.time()
                     look()
             except RunFailed as error:
                 if isinstance(error.__context__, KeyboardInterrupt):
@@ -135,7 +137,7 @@ def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone after the block, also where processes that are about to end still write to it."""
+    """Yield a folder that is removed after the block, even if processes that are about to end still write to it."""
     folder = Path(tempfile.mkdtemp(prefix="flsim-plan-"))
     try:
         yield folder
@@ -148,12 +150,13 @@ def scratch() -> Iterator[Path]:
 
 
 def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
-    """What a copy took, from its folder.
+    """Return the measurements of a copy from its folder.
 
     Args:
-        run: the folder of a run that is completed and had two evaluations, or more.
+        run: the folder of a completed run with at least two evaluations.
         config: its settings.
-        began, ended: seconds since 1970 when its process started and ended.
+        began: seconds since 1970 when its process started.
+        ended: seconds since 1970 when its process ended.
     """
     lines = roundlog.read(run)
     trained = (run / roundlog.FILE).stat().st_mtime
@@ -163,7 +166,7 @@ def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
     rounds = seconds[1:at_least] or seconds[1:] or seconds
     typical = statistics.median(rounds)
     evaluations = sorted(
-        (each for each in read_evaluations(run) if each.outcome == "stored"), key=lambda each: each.ended
+        (attempt for attempt in read_evaluations(run) if attempt.outcome == "stored"), key=lambda attempt: attempt.ended
     )
     last = evaluations[-1]
     sizes = [line["users"] for line in lines] if config.has_a_line_per_round else [config.round_size]
@@ -185,6 +188,6 @@ def _first_due(config: Config) -> int:
 
 
 def _done(runs: Iterable[Path]) -> float:
-    """How much of the runs is done, in runs: as far as their files say."""
+    """Return how many of the runs are done, as a sum of fractions that their files show."""
     marks = ("config.toml", roundlog.FILE, "rows", "evaluations.jsonl")
     return sum(sum((run / mark).exists() for mark in marks) / (len(marks) + 1) for run in runs)

@@ -1,8 +1,8 @@
-"""How long runs take: a few numbers for each kind of run, and the order in which a sweep starts them.
+"""Model of the time that runs take: a few numbers for each kind of run, and the order in which a sweep starts them.
 
-A run starts, trains rounds of a + b x size seconds, evaluates beside training, and ends. Where all cores are taken,
-whatever is computed beside training slows it or a neighbour by as much; where cores are left, nothing does. So what
-an evaluation beside training adds to the clock is its seconds times `saturation`.
+A run starts, trains rounds of a + b x size seconds, evaluates beside training, and ends. If all cores are taken, any
+computation beside training slows the run or a neighbour by as much. If cores are free, nothing slows. An evaluation
+beside training therefore adds its seconds times `saturation` to the clock.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ EPSILON = 1e-9  # of resources: shares of GPUs are fractions
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run took; seconds.
+    """The measured times of a run, in seconds.
 
     Attributes:
         size: users of a round, or records of a step.
-        start: from the start of its process to the first round, and what the first took longer than others; None where
-            the cluster had just started as well.
-        rounds: of one round each, with no evaluation of its own beside it.
-        pause: of the training for an evaluation: the accounting of a private run.
+        start: from the start of its process to the first round, plus the extra time of the first round; None if the
+            cluster had just started as well.
+        rounds: one round each, without an evaluation of its own beside it.
+        pause: interruption of training for an evaluation: the accounting of a private run.
         first_evaluation: from its submission to its end, with the start of the evaluator.
-        evaluation: of a later one.
+        evaluation: a later evaluation.
         end: from the last evaluation to the end of the process.
     """
 
@@ -44,7 +44,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one kind of run; seconds, as of `Observed`.
+    """The times of one kind of run, in seconds, as in `Observed`.
 
     Attributes:
         base, per_size: a round of s users, or a step of s records, takes base + per_size s.
@@ -59,19 +59,20 @@ class Cost:
     end: float
 
     def round_seconds(self, size: float) -> float:
+        """Return the seconds of a round or step of a size."""
         return self.base + self.per_size * size
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run has to do.
+    """The work of a run.
 
     Attributes:
-        rounds: or steps.
+        rounds: number of rounds or steps.
         size: users of a round, or records of a step.
-        evaluations: of its checkpoints, the last one included.
-        first_due: rounds before the first of them.
-        weight: seconds of an evaluation, times those of one in the calibration.
+        evaluations: number of evaluated checkpoints, the last one included.
+        first_due: rounds before the first evaluation.
+        weight: duration of an evaluation, relative to one in the calibration.
     """
 
     rounds: int
@@ -82,12 +83,12 @@ class Work:
 
 
 def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
-    """The cost that runs of one kind show.
+    """Return the cost of one kind of run that fits the measurements.
 
     Args:
-        observed: at least one; base and per_size need two sizes, else all is base.
-        quantile: of the rounds of a run, and of the runs: for a quick machine near 0, for a slow one near 1. By default
-            means, of rounds without the tenth that is least and the tenth that is greatest.
+        observed: at least one measurement; base and per_size need two sizes, otherwise all is base.
+        quantile: quantile over the rounds of a run, and over the runs: near 0 for a quick machine, near 1 for a slow
+            one. By default means, of rounds without the fastest and the slowest tenth.
     """
     if not observed:
         raise InputError("nothing was observed to fit a cost to")
@@ -99,7 +100,7 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
     sizes = np.array([run.size for run in observed])
     base, per_size = _line(sizes, seconds)
 
-    def of(name: str) -> float:
+    def middle_of(name: str) -> float:
         return middle([getattr(run, name) for run in observed])
 
     starts = [run.start for run in observed if run.start is not None]
@@ -107,15 +108,15 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
         middle(starts) if starts else 0.0,
         base,
         per_size,
-        of("pause"),
-        of("first_evaluation"),
-        of("evaluation"),
-        of("end"),
+        middle_of("pause"),
+        middle_of("first_evaluation"),
+        middle_of("evaluation"),
+        middle_of("end"),
     )
 
 
 def _line(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
-    """a, b >= 0 of a + b size, by least squares of what is off relative to each."""
+    """Return a, b >= 0 of a + b size, by least squares of relative errors."""
     if len(np.unique(sizes)) == 1:
         return float(seconds.mean()), 0.0
     scale = 1 / np.maximum(seconds, 1e-12)
@@ -124,24 +125,24 @@ def _line(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[flo
 
 
 def saturation(runs: int, processes: float, evaluators: int, cores: int) -> float:
-    """How much of what evaluators compute has no core of its own, 0 to 1.
+    """Return the share of the evaluators' computation that has no core of its own, 0 to 1.
 
     Args:
-        runs: at once.
-        processes: cores that the training of each takes.
-        evaluators: of each.
-        cores: of the machine.
+        runs: number of runs at once.
+        processes: cores that the training of each run takes.
+        evaluators: evaluators of each run.
+        cores: cores of the machine.
     """
     return float(np.clip((runs * (processes + evaluators) - cores) / (runs * evaluators), 0.0, 1.0))
 
 
 def run_seconds(cost: Cost, work: Work, saturated: float) -> float:
-    """From the start of a run's process to its end, with as many others beside it as in the calibration.
+    """Return the seconds from the start of a run's process to its end, with as many other runs as in the calibration.
 
     Args:
-        cost: of its kind.
-        work: what it has to do.
-        saturated: see `saturation`.
+        cost: the cost of its kind.
+        work: the work of the run.
+        saturated: the share of `saturation`.
     """
     round_ = cost.round_seconds(work.size)
     first, later = cost.first_evaluation * work.weight, cost.evaluation * work.weight
@@ -169,16 +170,17 @@ def schedule(
     gpus: float = 0.0,
     at_once: int | None = None,
 ) -> list[tuple[float, float]]:
-    """When each run begins and ends, as `server.sweep.train_all` starts them: in their order, whatever fits.
+    """Return when each run begins and ends, as `server.sweep.train_all` starts them: in their order, whichever fits.
 
     Args:
-        seconds: of each run, in the order in which they are started.
-        needs: of each run.
-        cores, gpus: of the machine.
-        at_once: runs at once, at most.
+        seconds: duration of each run, in the order in which they are started.
+        needs: needs of each run.
+        cores: cores of the machine.
+        gpus: GPUs of the machine.
+        at_once: largest number of runs at once.
 
     Raises:
-        InputError: a run needs more than there is.
+        InputError: a run needs more than the machine has.
     """
     for need in needs:
         if need.cpus > cores + EPSILON or need.gpus > gpus + EPSILON:
@@ -201,5 +203,5 @@ def schedule(
 
 
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
-    """How many runs of a schedule are trained at the same time, at most."""
+    """Return the largest number of runs in a schedule that train at the same time."""
     return max((sum(begin <= at < end for begin, end in spans) for at, _ in spans), default=0)

@@ -1,4 +1,4 @@
-"""What a run leaves on the disk, from its settings alone."""
+"""Disk space of a run, from its settings alone."""
 
 from dataclasses import dataclass
 
@@ -22,13 +22,13 @@ KEPT = 2  # states of a user that a resume may need, on average
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Bytes.
+    """Disk space of a run, in bytes.
 
     Attributes:
-        checkpoints: those that are evaluated, which stay.
+        checkpoints: evaluated checkpoints, which stay.
         planted: canaries, and the IID twin.
-        rest: rows, logs, what trackers write, and what sampled users keep between rounds.
-        newest: what the newest two take while training goes on, and one more while it is written.
+        rest: rows, logs, files of trackers, and what sampled users keep between rounds.
+        newest: the newest two checkpoints during training, and one more while it is written.
     """
 
     checkpoints: int
@@ -38,36 +38,37 @@ class DiskUse:
 
     @property
     def total(self) -> int:
-        """When training is over."""
+        """Return the bytes after training."""
         return self.checkpoints + self.planted + self.rest
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
-    """Number of the model's trained weights; a user's own is executed."""
+    """Return the number of the model's trained weights; a user's own model code is executed."""
     return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:
-    """Records that canaries replace, of so many, in expectation and were none claimed twice."""
-    each = configurations(hparams)
-    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies in each)
+    """Return the expected number of records that canaries replace, if none is claimed twice."""
+    planned = configurations(hparams)
+    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies in planned)
 
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:
-    """Of one: parameters in float32, the optimizer's state, and a header."""
+    """Return the bytes of a checkpoint: parameters in float32, the optimizer's state, and a header."""
     copies = config.optimizer_slots(vocabulary)
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
 
 
 def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds: int, evaluations: int) -> DiskUse:
-    """Of a run folder.
+    """Return the disk space of a run folder.
 
     Args:
-        config: its settings.
-        users, records: of the training users.
+        config: settings of the run.
+        users: number of training users.
+        records: number of their records.
         vocabulary: number of token ids.
-        rounds: or steps, in all.
-        evaluations: of its checkpoints.
+        rounds: number of rounds or steps.
+        evaluations: number of evaluated checkpoints.
     """
     one = checkpoint_bytes(config, vocabulary)
     canaries = len(configurations(config.canaries))
@@ -86,5 +87,5 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
 
 
 def corpus_bytes(corpus: Corpus) -> int:
-    """Of all its files."""
+    """Return the bytes of all files of a corpus."""
     return sum(path.stat().st_size for path in corpus.path.rglob("*") if path.is_file())

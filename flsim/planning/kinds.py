@@ -1,4 +1,4 @@
-"""What planning knows of kinds of training: which settings decide what a round costs, and how a run is shortened."""
+"""Kinds of training in a plan: the settings that decide the cost of a round, and the shortening of a run."""
 
 from dataclasses import dataclass, replace
 
@@ -16,13 +16,13 @@ SPEED = {"cpu": 4e9, "cuda": 1e13}  # operations a second, to guess how short a 
 
 @dataclass(frozen=True)
 class Copy:
-    """A run, shortened.
+    """A shortened run.
 
     Attributes:
-        kind: of run, see `kind_of`.
+        kind: its kind of run, see `kind_of`.
         config: its settings.
-        weight: seconds of the run's evaluation, in times of the copy's.
-        is_cold: it is among the first, which start while the cluster does.
+        weight: duration of the run's evaluation, relative to the copy's.
+        is_cold: whether it is among the first, which start together with the cluster.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Copy:
 
 
 def kind_of(config: Config) -> str:
-    """Runs of one kind cost the same but for the size of their rounds and how many there are."""
+    """Return the kind of a run; runs of one kind differ in cost only by the size and number of rounds."""
     system, model, evaluation = config.system, config.model, config.evaluation
     named = by_content(model.architecture) + (f" {dict(model.options)}" if is_own(model.architecture) else "")
     parts: list[object] = [config.privacy.mechanism, named, model.embedding, model.units, model.layers]
@@ -50,11 +50,15 @@ def kind_of(config: Config) -> str:
 def shortened(
     kind: str, config: Config, words_a_user: float, records_a_user: float, vocabulary: int, device: str
 ) -> Copy:
-    """Two evaluations, the second after the last round and the first just before, so that rounds go undisturbed."""
+    """Return a shortened copy of a run with two evaluations.
+
+    The second evaluation is after the last round and the first just before it, so that the rounds before are
+    undisturbed.
+    """
     words = words_a_user / max(records_a_user, 1)
     device = config.system.device if isinstance(config, CentralConfig) else device
     of_record = 6 * parameters_of(config, vocabulary) * (words + 1) / SPEED[device]
-    tracking = tuple(each for each in config.system.tracking if each == "tensorboard")
+    tracking = tuple(tracker for tracker in config.system.tracking if tracker == "tensorboard")
     references = min(config.evaluation.references, REFERENCES)
     weight = config.evaluation.references / references
     if isinstance(config, FederatedConfig):

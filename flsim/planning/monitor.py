@@ -1,4 +1,4 @@
-"""Peak memory of training runs by what their processes are for, when each run started, and what others computed."""
+"""Monitor of training runs: peak memory by kind of process, start of each run, and computation of other processes."""
 
 import threading
 from collections import defaultdict
@@ -12,18 +12,18 @@ DRIVER, TRAINING, EVALUATOR, RAY = "driver", "training", "evaluator", "Ray"
 
 
 class Watch:
-    """What this process and all below it hold; see `watching`.
+    """Measurements of this process and all its descendants; see `watching`.
 
     Memory is proportional set size: a page that k processes share counts 1/k in each.
 
     Attributes:
-        peak: bytes, of all processes.
-        of_run: kind of process -> bytes, the most that a run's processes of that kind held together.
-        run: bytes, the most that all processes of one run held.
-        rest: bytes, of all that belongs to no run.
-        began: folder of a run -> seconds since 1970 when its process started.
-        others: share of all cores that processes of others took, since this began; a little too high, as what a process
-            computed in its last second is not seen.
+        peak: bytes of all processes.
+        of_run: largest bytes that a run's processes of a kind held together, by kind of process.
+        run: largest bytes that all processes of one run held.
+        rest: bytes of processes that belong to no run.
+        began: seconds since 1970 when the process of a run started, by run folder.
+        others: share of all cores that other processes took since the start. It is slightly too high, because the last
+            second of a process of ours is not seen.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Watch:
         self._at_first: tuple[float, float, float] | None = None
 
     def look(self) -> None:
-        """Look once."""
+        """Take one sample."""
         held: defaultdict[str | None, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
         for process, command, run in _tree():
             with suppress(psutil.Error):
@@ -53,7 +53,7 @@ class Watch:
             self.of_run[kind] = max([self.of_run[kind], *(kinds[kind] for kinds in of_runs)])
 
     def _look_at_others(self) -> None:
-        """By what all cores did since the first look, less what was seen of ours."""
+        """Update the share of others: work of all cores since the first sample, minus the work of ours."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         now = (sum(times[:8]), idle, sum(self._computed.values()))  # guests are in the first two
@@ -63,7 +63,7 @@ class Watch:
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Look about once a second, in a thread, until the block ends."""
+    """Sample about once a second, in a thread, until the block ends."""
     watch, over = Watch(), threading.Event()
 
     def keep_looking() -> None:
@@ -81,13 +81,16 @@ def watching() -> Iterator[Watch]:
 
 
 def share_of_others(before: Sequence[float], after: Sequence[float]) -> float:
-    """What others computed, of all that cores could have: of seconds of all cores, idle ones, and ours, until then."""
+    """Return the share of the cores' capacity that other processes used between two samples.
+
+    A sample holds seconds of all cores, of idle ones, and of our processes.
+    """
     whole, idle, ours = (then - first for first, then in zip(before, after, strict=True))
     return min(max(0.0, (whole - idle - ours) / whole), 1.0) if whole > 0 else 0.0
 
 
 def kind_of(command: list[str]) -> str:
-    """What a process of a run is for, by its command line, which Ray's workers set to what they work on."""
+    """Return the purpose of a run's process by its command line, which Ray's workers set to their work."""
     name = command[0] if command else ""
     if "-m" in command and "flsim" in command:
         return DRIVER
@@ -97,14 +100,14 @@ def kind_of(command: list[str]) -> str:
 
 
 def run_of(command: list[str]) -> str | None:
-    """The run folder of a `flsim run`."""
+    """Return the run folder of a `flsim run`, or None."""
     if command[1:4] == ["-m", "flsim", "run"] and "--out" in command:
         return command[command.index("--out") + 1]
     return None
 
 
 def _tree() -> Iterator[tuple[psutil.Process, list[str], str | None]]:
-    """The process itself and all below it, each with its command line and the run that it belongs to."""
+    """Yield this process and all its descendants, each with its command line and the run that it belongs to."""
     commands: dict[int, list[str]] = {}
     above: dict[int, int] = {}
     below = [psutil.Process(), *psutil.Process().children(recursive=True)]

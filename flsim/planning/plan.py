@@ -1,4 +1,4 @@
-"""A plan: all that can be known of runs before they are trained."""
+"""A plan: everything that can be computed about runs before they are trained."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +19,13 @@ from flsim.sweeps.definition import Planned
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, at the peak.
+    """Peak memory, in bytes.
 
     Attributes:
-        total: of all processes together.
-        run: of one run's.
-        rest: of what belongs to no run.
-        of_run: kind of process -> of one run's.
+        total: all processes together.
+        run: the processes of one run.
+        rest: processes that belong to no run.
+        of_run: one run's processes of a kind, by kind of process.
     """
 
     total: int
@@ -36,13 +36,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes.
+    """Disk space, in bytes.
 
     Attributes:
-        total: when all is over.
-        checkpoints, planted, rest: of all runs, as of `flsim.planning.disk.DiskUse`.
-        corpus: that the sweep makes; 0 where it is there.
-        meanwhile: more, while training goes on.
+        total: after all runs.
+        checkpoints, planted, rest: of all runs, as in `flsim.planning.disk.DiskUse`.
+        corpus: of the corpus that the sweep makes; 0 if the corpus exists.
+        meanwhile: additional space during training.
         kept: number of checkpoints.
     """
 
@@ -57,13 +57,13 @@ class Disk:
 
 @dataclass(frozen=True)
 class Privacy:
-    """Of runs that release equally much.
+    """The privacy of runs that release equally much.
 
     Attributes:
-        name: of the first one's row.
+        name: name of the first run's row.
         unit: "user" or "record".
-        delta: that epsilon is for.
-        epsilons: convention -> epsilon; None where it cannot be computed, or is infinite.
+        delta: the delta of epsilon.
+        epsilons: epsilon by convention; None if it cannot be computed, or is infinite.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Power:
-    """What a comparison of two of the runs, such as twins, finds.
+    """The power of a comparison of two runs, such as twins.
 
     Attributes:
-        canaries, seeds: of a run, and of runs.
-        most_bits: exposure of a canary that is memorized entirely.
-        bits: the least mean difference in exposure that is found with 80% power; None where none is.
-        counts: the least difference in share memorized (RS) that is; None likewise.
+        canaries, seeds: number of canaries of a run, and number of seeds.
+        most_bits: exposure of a completely memorized canary.
+        bits: the least mean difference in exposure that is detected with 80% power; None if there is none.
+        counts: the least such difference in share memorized (RS); None likewise.
         effect: a difference in exposure, bits.
-        found: power to find it.
-        canaries_needed, seeds_needed: to find it with 80% power; None where a million are not enough.
+        found: power to detect `effect`.
+        canaries_needed, seeds_needed: numbers that detect `effect` with 80% power; None if a million are not enough.
     """
 
     canaries: int
@@ -99,12 +99,12 @@ class Power:
 
 @dataclass(frozen=True)
 class Against:
-    """A session of a finished sweep beside what is predicted of it.
+    """A session of a finished sweep beside its prediction.
 
     Attributes:
-        runs: that it trained.
-        seconds, memory: recorded; memory in bytes, None where nobody looked.
-        predicted_seconds, predicted_memory: of the same runs.
+        runs: number of runs that it trained.
+        seconds, memory: recorded values; memory in bytes, None if it was not recorded.
+        predicted_seconds, predicted_memory: predictions for the same runs.
     """
 
     runs: int
@@ -116,7 +116,7 @@ class Against:
 
 @dataclass(frozen=True)
 class Plan:
-    """All of it. None is what was not asked for, or does not apply."""
+    """A whole plan; None stands for parts that were not requested or do not apply."""
 
     name: str
     tier: str | None
@@ -132,29 +132,31 @@ class Plan:
     against: tuple[Against, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the plan as plain values."""
         return asdict(self)
 
 
 def memory_of(watch: Watch) -> Memory:
+    """Return the peak memory that a calibration measured."""
     return Memory(watch.peak, watch.run, watch.rest, watch.of_run)
 
 
 def disk_of(runs: Sequence[Planned], users: Users, train: Split, at_once: int, corpus: int) -> Disk:
-    """Of all runs.
+    """Return the disk space of all runs.
 
     Args:
-        runs: all.
-        users, train: who is trained on.
-        at_once: runs at the same time.
-        corpus: bytes of the corpus, where the sweep makes it.
+        runs: all runs.
+        users: numbers of the training users.
+        train: the training users.
+        at_once: number of runs at the same time.
+        corpus: bytes of the corpus, if the sweep makes it.
     """
     uses, kept = [], 0
-    for each in runs:
-        evaluations, _ = evaluations_of(each.config, train)
+    for run in runs:
+        evaluations, _ = evaluations_of(run.config, train)
         kept += evaluations
-        rounds = each.config.rounds_over(train)
-        uses.append(run_bytes(each.config, users.users, users.records, users.vocabulary, rounds, evaluations))
+        rounds = run.config.rounds_over(train)
+        uses.append(run_bytes(run.config, users.users, users.records, users.vocabulary, rounds, evaluations))
     checkpoints, planted, rest = (
         sum(getattr(use, name) for use in uses) for name in ("checkpoints", "planted", "rest")
     )
@@ -165,23 +167,23 @@ def disk_of(runs: Sequence[Planned], users: Users, train: Split, at_once: int, c
 def privacy_of(
     planned: Sequence[Planned], names: Callable[[Planned], str], users: Users, train: Split
 ) -> list[Privacy]:
-    """Epsilon of runs with noise, under every convention for their sampler; once where runs release the same."""
-    found: dict[Any, Privacy] = {}
-    for each in planned:
-        config = each.config
+    """Return epsilon of runs with noise, under every convention for their sampler; once for equal releases."""
+    by_release: dict[Any, Privacy] = {}
+    for run in planned:
+        config = run.config
         if config.privacy.mechanism != "dp":
             continue
         population = users.users if config.unit == "user" else users.records
         entry, delta = config.planned(population, config.rounds_over(train)), config.privacy.delta_for(population)
-        if (entry, delta) not in found:
+        if (entry, delta) not in by_release:
             lines = [(line.convention.name, line.epsilon) for line in report(Ledger((entry,)), delta)]
             epsilons = {name: value if value is not None and math.isfinite(value) else None for name, value in lines}
-            found[entry, delta] = Privacy(names(each), config.unit, delta, epsilons)
-    return list(found.values())
+            by_release[entry, delta] = Privacy(names(run), config.unit, delta, epsilons)
+    return list(by_release.values())
 
 
 def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float) -> Power:
-    """What a comparison finds, by `flsim.results.power`."""
+    """Return the power of a comparison, by `flsim.results.power`."""
     return Power(
         canaries,
         seeds,
@@ -198,15 +200,17 @@ def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: f
 def against(
     sessions: Iterable[Mapping[str, Any]], planned: Sequence[Planned], predictor: Predictor, memory: Memory
 ) -> list[Against]:
-    """Sessions that trained nothing but these runs beside what is predicted of them."""
-    found = []
+    """Return sessions that trained only these runs, beside their predictions."""
+    comparisons = []
     for session in sessions:
         names = {*session["trained"], *session["failed"]}
-        of_session = [each for each in planned if each.name in names]  # in the order in which a sweep takes them
+        of_session = [run for run in planned if run.name in names]  # in the order in which a sweep takes them
         if names and len(of_session) == len(names):
             time = predictor.time(of_session, session["at_once"])
-            found.append(Against(len(names), session["seconds"], time.seconds, session["peak_memory"], memory.total))
-    return found
+            comparisons.append(
+                Against(len(names), session["seconds"], time.seconds, session["peak_memory"], memory.total)
+            )
+    return comparisons
 
 
 def _finite(value: float) -> float | None:

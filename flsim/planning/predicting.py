@@ -1,4 +1,4 @@
-"""How long runs take that a calibration has copies of, each and all together."""
+"""Prediction of the duration of runs, of each run and of all, from a calibration."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ UNSURE = 0.1  # of a time, however alike the measurements are
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains.
+    """The machine that trains.
 
     Attributes:
-        cores, gpus: of it.
+        cores, gpus: its cores and GPUs.
         busy: share of its cores that others took during the calibration; None without one.
     """
 
@@ -31,14 +31,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds.
+    """The predicted duration of runs, in seconds.
 
     Attributes:
-        seconds, quickest, slowest: of all.
-        runs: name -> of a run.
-        at_once: runs at the same time, at most.
-        calibration: that the calibration took.
-        costs: kind of run -> what was fitted.
+        seconds, quickest, slowest: of all runs together.
+        runs: duration of each run, by name.
+        at_once: largest number of runs at the same time.
+        calibration: duration of the calibration.
+        costs: fitted cost of each kind of run.
     """
 
     seconds: float
@@ -51,7 +51,7 @@ class Time:
 
 
 def evaluations_of(config: Config, train: Split) -> tuple[int, int]:
-    """How many checkpoints a run's schedule evaluates, and after how many rounds the first."""
+    """Return the number of a run's evaluations, and the number of rounds before the first."""
     rounds, schedule_ = config.rounds_over(train), config.evaluation
     if schedule_.every_epochs is None:
         return -(-rounds // schedule_.every), min(rounds, schedule_.every)
@@ -60,20 +60,20 @@ def evaluations_of(config: Config, train: Split) -> tuple[int, int]:
     near = (
         {round(k * interval) for k in range(1, math.ceil(rounds / interval) + 1)} if interval >= 1 else range(1, rounds)
     )
-    due = sorted({each for each in near if 0 < each < rounds and schedule_.is_due(each, per_epoch)} | {rounds})
+    due = sorted({round_ for round_ in near if 0 < round_ < rounds and schedule_.is_due(round_, per_epoch)} | {rounds})
     return len(due), due[0]
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts times of runs that a calibration has copies of.
+    """Predictor of the duration of runs that a calibration has copies of.
 
     Attributes:
-        calibration: what was measured.
-        train: what runs train on.
-        machine: that trains.
-        need: settings of a run -> what it holds of the machine.
-        whole_cluster: runs are trained one after another.
+        calibration: the measurements.
+        train: the training users.
+        machine: the machine that trains.
+        need: function of a run's settings that returns what it holds of the machine.
+        whole_cluster: whether runs are trained one after another.
     """
 
     calibration: Calibration
@@ -83,7 +83,7 @@ class Predictor:
     whole_cluster: bool = False
 
     def time(self, planned: Sequence[Planned], at_once: int | None = None) -> Time:
-        """Of training all these runs, as a sweep does."""
+        """Return the duration of training all these runs, as a sweep does."""
         middle, runs, most = self._seconds(planned, at_once)
         quickest, slowest = (self._seconds(planned, at_once, quantile)[0] for quantile in (QUICK, SLOW))
         return Time(
@@ -104,15 +104,15 @@ class Predictor:
     ) -> tuple[float, dict[str, float], int]:
         costs = self._costs(quantile)
         runs = longest_first(planned, self.train)
-        needs = [Need(1) if self.whole_cluster else self.need(each.config) for each in runs]
+        needs = [Need(1) if self.whole_cluster else self.need(run.config) for run in runs]
         seconds = [
-            run_seconds(costs[kind_of(each.config)], self._work(each.config), self._saturation(each.config, at_once))
-            for each in runs
+            run_seconds(costs[kind_of(run.config)], self._work(run.config), self._saturation(run.config, at_once))
+            for run in runs
         ]
         at_once = 1 if self.whole_cluster else at_once
         spans = schedule(seconds, needs, self.machine.cores, self.machine.gpus, at_once)
         whole = self.calibration.before + max((end for _, end in spans), default=0.0) + self.calibration.after
-        return whole, dict(zip((each.name for each in runs), seconds, strict=True)), most_at_once(spans)
+        return whole, dict(zip((run.name for run in runs), seconds, strict=True)), most_at_once(spans)
 
     def _work(self, config: Config) -> Work:
         evaluations, first_due = evaluations_of(config, self.train)
@@ -124,12 +124,12 @@ class Predictor:
         need = self.need(config)
         if need.gpus:
             return 1.0  # they take turns on the GPU
-        together = 1 if self.whole_cluster else fitting(need, self.machine, at_once)
+        runs = 1 if self.whole_cluster else fitting(need, self.machine, at_once)
         processes = min(need.cpus, self.machine.cores)
-        return saturation(together, processes, config.system.evaluators, self.machine.cores)
+        return saturation(runs, processes, config.system.evaluators, self.machine.cores)
 
 
 def fitting(need: Need, machine: Machine, at_once: int | None) -> int:
-    """How many such runs are trained at once."""
+    """Return how many runs with this need are trained at once."""
     by_gpus = int(machine.gpus / need.gpus + 1e-9) if need.gpus else machine.cores
     return max(1, min(int(machine.cores // max(need.cpus, 1)), by_gpus, at_once or machine.cores))

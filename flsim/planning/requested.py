@@ -1,4 +1,4 @@
-"""What is to be planned: the runs of a configuration or of a sweep's tier, and the users they train on."""
+"""The input of a plan: the runs of a configuration or of a sweep's tier, and their training users."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,21 @@ from flsim.sweeps.folder import corpus_of, open_corpus
 
 
 @dataclass(frozen=True)
-class Given:
-    """What is to be planned.
+class Request:
+    """The input of a plan.
 
     Attributes:
-        name: of the file.
-        tier: of a sweep; None of a run.
+        name: name of the file.
+        tier: the tier of a sweep; None for a run.
         planned: the runs.
-        users, train: who is trained on.
-        is_there: whether they are; else they are as many as in the published experiment, and all alike.
-        makes: bytes of the corpus that the sweep makes; 0 where it is there.
-        whole_cluster: runs are trained one after another.
-        published: scale of the published experiment; None where there is none.
-        source: of that, in words.
+        users: numbers of the training users.
+        train: the training users.
+        is_there: whether the corpus exists; otherwise there are as many users as in the published experiment, all
+            alike.
+        makes: bytes of the corpus that the sweep makes; 0 if it exists.
+        whole_cluster: whether runs are trained one after another.
+        published: scale of the published experiment; None if there is none.
+        source: name of the published experiment.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Given:
     source: str | None = None
 
 
-def given(
+def read_request(
     file: Path,
     folder: Path,
     tier: str | None = None,
@@ -53,36 +55,41 @@ def given(
     only: Sequence[str] = (),
     corpus: Path | str | None = None,
     overrides: Sequence[str] = (),
-) -> Given:
-    """Read what is to be planned.
+) -> Request:
+    """Read the input of a plan.
 
     Args:
-        file: of a run, or of a sweep, which has grids.
-        folder: for a synthetic corpus, which is made to be measured.
-        tier, seeds, only, corpus, overrides: as of `flsim sweep`; of a run only the last two.
+        file: the file of a run, or of a sweep, which has grids.
+        folder: the folder for a synthetic corpus, which is made to be measured.
+        tier: tier of the sweep.
+        seeds: seeds of the sweep.
+        only: grids of the sweep to plan; all if empty.
+        corpus: the corpus to train on, in place of the file's.
+        overrides: changes of settings, as ``section.key=value``.
 
     Raises:
-        InputError: the file is wrong, an option is not for it, or the corpus is not there and nobody knows its users.
+        InputError: the file is wrong, an option does not apply to it, or the corpus does not exist and its users are
+            not known.
     """
     if "grids" not in toml.read(file):
         for option, value in (("--tier", tier), ("--seeds", seeds), ("--only", only)):
             if value:
                 raise InputError(f"{option} is for a sweep, and {file} is a run's configuration; remove it")
-        return _given_run(file, corpus, overrides)
-    return _given_sweep(file, folder, tier or "smoke", seeds, only, corpus, overrides)
+        return _request_of_run(file, corpus, overrides)
+    return _request_of_sweep(file, folder, tier or "smoke", seeds, only, corpus, overrides)
 
 
-def _given_run(file: Path, corpus: Path | str | None, overrides: Sequence[str]) -> Given:
+def _request_of_run(file: Path, corpus: Path | str | None, overrides: Sequence[str]) -> Request:
     config = load(file, overrides)
     if corpus is not None:
         config = replace(config, data=replace(config.data, corpus=located(corpus)))
-    there = Corpus.open(config.data.corpus)
-    config = replace(config, canaries=settled(there, config.canaries))
+    opened = Corpus.open(config.data.corpus)
+    config = replace(config, canaries=settled(opened, config.canaries))
     run = Planned(file.stem, file.stem, config.seed, {}, None, config)
-    return Given(file.stem, None, [run], Users.of(there), there.split("train"))
+    return Request(file.stem, None, [run], Users.in_corpus(opened), opened.split("train"))
 
 
-def _given_sweep(
+def _request_of_sweep(
     file: Path,
     folder: Path,
     tier: str,
@@ -90,25 +97,25 @@ def _given_sweep(
     only: Sequence[str],
     corpus: Path | str | None,
     overrides: Sequence[str],
-) -> Given:
-    found = definition.load(file)
-    at = definition.tier_of(found, tier, str(file))
+) -> Request:
+    sweep = definition.load(file)
+    at = definition.tier_of(sweep, tier, str(file))
     users, makes = None, 0
     try:
         path = corpus or corpus_of(at, file, folder)
     except InputError as error:
-        users = PUBLISHED.get(found.published.file) if found.published else None
+        users = PUBLISHED.get(sweep.published.file) if sweep.published else None
         if users is None:
             raise
         path = folder / "corpus"
-        say(f"{error}; until then it is taken to have the published users, all alike, and nothing is measured")
-    planned = definition.planned_runs(found, at, path, str(file), seeds, only, overrides)
+        say(f"{error}; until then the plan assumes the published users, all alike, and measures nothing")
+    planned = definition.planned_runs(sweep, at, path, str(file), seeds, only, overrides)
     train = users.split() if users else None
     if users is None or train is None:
-        there = open_corpus(at, path, folder)
-        users, train = Users.of(there), there.split("train")
-        makes = corpus_bytes(there) if there.path.parent == folder else 0
-    return Given(
+        opened = open_corpus(at, path, folder)
+        users, train = Users.in_corpus(opened), opened.split("train")
+        makes = corpus_bytes(opened) if opened.path.parent == folder else 0
+    return Request(
         file.stem,
         tier,
         planned,
@@ -117,6 +124,6 @@ def _given_sweep(
         is_there=train.folder != Path(),
         makes=makes,
         whole_cluster=at.whole_cluster,
-        published=published_scale(found, planned, str(file), only),
-        source=found.published.source if found.published else None,
+        published=published_scale(sweep, planned, str(file), only),
+        source=sweep.published.source if sweep.published else None,
     )

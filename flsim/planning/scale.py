@@ -1,4 +1,4 @@
-"""How large an experiment is, beside the one that it stands for: users, cohorts, epochs, and copies of canaries."""
+"""Scale of an experiment, beside the published one: users, cohorts, epochs, and copies of canaries."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ WORLD = "data.world"
 
 @dataclass(frozen=True)
 class Users:
-    """Who is trained on.
+    """The numbers of the training users.
 
     Attributes:
-        users: of train.
-        records, words: that they have.
+        users: number of train users.
+        records, words: their records and words.
         vocabulary: number of token ids.
     """
 
@@ -31,14 +31,15 @@ class Users:
     vocabulary: int
 
     @classmethod
-    def of(cls, corpus: Corpus) -> "Users":
+    def in_corpus(cls, corpus: Corpus) -> "Users":
+        """Return the numbers of a corpus' train users."""
         train = corpus.split("train")
         return cls(len(train), train.records, train.words, corpus.layout.vocabulary_size)
 
     def split(self) -> Split:
-        """As many users, all alike, to ask a configuration how long it trains on them; there is nothing to read.
+        """Return as many users, all alike, so that a configuration can compute how long it trains; nothing can be read.
 
-        Offsets are views of a single number: they take no memory whatever their length.
+        Offsets are views of a single number, so they take no memory whatever their length.
         """
         return Split(
             Layout(self.vocabulary, 20),
@@ -56,15 +57,15 @@ PUBLISHED = {"thakkar2020.csv": Users(392_000, 392_000 * 237, 392_000 * 2_000, 1
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table, whichever world and seed.
+    """A row of the table, over both worlds and all seeds.
 
     Attributes:
-        name: of it.
-        runs: that it has.
+        name: its name.
+        runs: number of its runs.
         size: users of a round, or records of a step.
-        share: of all users, that a round takes; None of central training.
-        length: rounds, or steps.
-        epochs: passes over all records.
+        share: share of all users in a round; None for central training.
+        length: number of rounds or steps.
+        epochs: number of passes over all records.
     """
 
     name: str
@@ -80,10 +81,10 @@ class Canaries:
     """A configuration of canaries.
 
     Attributes:
-        count: canaries that have it.
-        p_u, p_e: probabilities; None where `copies` is a setting.
-        sharers: of each, in expectation; None likewise.
-        copies: of each, in expectation.
+        count: number of canaries with it.
+        p_u, p_e: probabilities; None if `copies` is set.
+        sharers: expected number of sharers of each canary; None if `copies` is set.
+        copies: expected number of copies of each canary.
     """
 
     count: int
@@ -95,14 +96,14 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Scale:
-    """An experiment's size.
+    """The size of an experiment.
 
     Attributes:
-        users: who is trained on.
-        rows: of the table.
-        canaries: every configuration that a run has.
-        share: of all records, that are canaries, in expectation; in the run with the most of them.
-        number: of canaries, in the run that has the most.
+        users: the training users.
+        rows: rows of the table.
+        canaries: all configurations of canaries.
+        share: expected share of all records that are canaries, in the run with the most of them.
+        number: number of canaries, in the run with the most of them.
     """
 
     users: Users
@@ -113,32 +114,32 @@ class Scale:
 
 
 def scale_of(planned: Sequence[Planned], users: Users, train: Split) -> Scale:
-    """Of runs on these users.
+    """Return the scale of runs on these users.
 
     Args:
-        planned: at least one.
-        users: their numbers.
-        train: them.
+        planned: at least one run.
+        users: numbers of the users.
+        train: the users.
     """
     rows: dict[str, list[Planned]] = {}
-    for each in planned:
-        rows.setdefault(row_name(each), []).append(each)
+    for run in planned:
+        rows.setdefault(row_name(run), []).append(run)
     return _scale(rows, users, train)
 
 
 def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) -> Scale:
-    hparams = list(dict.fromkeys(each.config.canaries for runs in rows.values() for each in runs))
+    hparams = list(dict.fromkeys(run.config.canaries for runs in rows.values() for run in runs))
     return Scale(
         users,
         tuple(_row(name, runs, users, train) for name, runs in rows.items()),
-        tuple(dict.fromkeys(each for of in hparams for each in canaries_of(of, users))),
-        max(expected_copies(of, users.records) for of in hparams) / max(users.records, 1),
-        max(len(configurations(of)) for of in hparams),
+        tuple(dict.fromkeys(canaries for settings in hparams for canaries in canaries_of(settings, users))),
+        max(expected_copies(settings, users.records) for settings in hparams) / max(users.records, 1),
+        max(len(configurations(settings)) for settings in hparams),
     )
 
 
 def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
-    """Each configuration once, in its order."""
+    """Return each configuration once, in its order."""
     return tuple(
         Canaries(hparams.count, None, None, None, float(copies))
         if copies is not None
@@ -150,18 +151,18 @@ def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
 def published_scale(
     definition: Definition, planned: Sequence[Planned], source: str, only: Sequence[str] = ()
 ) -> Scale | None:
-    """Of the published runs, in the same rows; None where nobody knows their users.
+    """Return the scale of the published runs, in the same rows; None if their users are not known.
 
     Args:
-        definition: of the sweep, whose base and axes are as published.
-        planned: the runs that stand for them.
+        definition: the sweep, whose base and axes are as published.
+        planned: the runs that stand for the published ones.
         source: the definition's file, for messages.
-        only: the grids that were taken.
+        only: the planned grids.
     """
     users = PUBLISHED.get(definition.published.file) if definition.published else None
     if users is None:
         return None
-    tier = Tier("", TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(each.seed for each in planned)))
+    tier = Tier("", TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
     theirs = planned_runs(definition, tier, Path(), source, only=only)
     if len(theirs) != len(planned):
         return None
@@ -172,12 +173,12 @@ def published_scale(
 
 
 def row_name(run: Planned) -> str:
-    """Of the row of a table that a run is in, whichever world and seed."""
-    axes = [_said(key, value) for key, value in run.axes.items() if key != WORLD]
+    """Return the name of the row of a table that a run is in, without world and seed."""
+    axes = [_setting_text(key, value) for key, value in run.axes.items() if key != WORLD]
     return " ".join([run.grid, *axes])
 
 
-def _said(key: str, value: object) -> str:
+def _setting_text(key: str, value: object) -> str:
     if isinstance(value, str):
         return value
     listed = ", ".join(map(str, value)) if isinstance(value, Sequence) else value

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: at most 80 characters a line, numbers as one says them."""
+"""A plan as text for people, with at most 80 characters per line and short numbers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ BUSY = 0.1  # share of the cores that others take, from which on times say so
 
 
 def page(plan: Plan) -> str:
-    """The whole plan."""
+    """Return the whole plan as text."""
     runs = sum(row.runs for row in plan.scale.rows)
-    of = f", tier {plan.tier}" if plan.tier else ""
-    title = note(f"{plan.name}{of}: {count(runs, 'run')} on {_machine(plan)}")
+    tier = f", tier {plan.tier}" if plan.tier else ""
+    title = note(f"{plan.name}{tier}: {count(runs, 'run')} on {_machine(plan)}")
     sections = [_scale(plan), _time(plan), _memory(plan), _disk(plan), _privacy(plan.privacy), _power(plan)]
     return "\n".join([title, *(text.rstrip("\n") + "\n" for text in [*sections, _against(plan)] if text)])
 
 
 def duration(seconds: float) -> str:
-    """As "about" goes: 40 s, 12 min, 3.5 h, 20 days."""
+    """Return an approximate duration: 40 s, 12 min, 3.5 h, 20 days."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         amount, most = seconds / size, {"s": 90, "min": 90, "h": 48}[unit]
         if amount < most:
@@ -34,12 +34,12 @@ def duration(seconds: float) -> str:
 
 
 def size(amount: float) -> str:
-    """Of bytes: 4.1 GB, in powers of ten."""
+    """Return bytes in powers of ten: 4.1 GB."""
     return f"{amount:.0f} B" if amount < 1e3 else f"{_three(amount)}B"
 
 
 def number(amount: float) -> str:
-    """Short: 11,896, 92.9 M."""
+    """Return a short number: 11,896 or 92.9 M."""
     return f"{amount:,.0f}" if amount < 1e6 else _three(amount).rstrip()
 
 
@@ -48,7 +48,7 @@ def count(amount: int, what: str) -> str:
 
 
 def share(fraction: float) -> str:
-    """In percent, to two digits."""
+    """Return a share in percent, with two digits."""
     return f"{100 * fraction:.2g}%" if fraction < 0.995 else f"{100 * fraction:.0f}%"
 
 
@@ -72,62 +72,64 @@ def _heading(title: str) -> str:
 
 
 def _scale(plan: Plan) -> str:
-    here, there = plan.scale, plan.published
+    ours, theirs = plan.scale, plan.published
     labels = [Column("", ["Users", "Records", "Vocabulary", "Canaries", "of all records"], is_number=False)]
-    scales = {"Here": here} | ({"Published": there} if there else {})
-    units = [[Column(name, _facts(of)) for name, of in scales.items()]]
-    names = Column("Rows", [row.name for row in here.rows], is_number=False)
-    counts = Column("Canaries", [str(each.count) for each in here.canaries])
-    text = "Length: rounds of so many users (batch), or, of SGD, steps of so many records."
-    text += " Share: of all users, in a round." * any(row.share is not None for row in here.rows)
-    has_copies = here.canaries[0].p_u is None
-    text += " Copies: of a canary." if has_copies else " Sharers: p_u x users. Copies: of a canary, in expectation."
-    if there is not None:
-        text += f" Published: {plan.source}, {number(there.users.users)} users of about "
-        text += f"{there.users.records / there.users.users:.0f} records."
-    tables = [(labels, units), ([names], list(_rows(here, there))), ([counts], list(_copies(here, there)))]
+    scales = {"Here": ours} | ({"Published": theirs} if theirs else {})
+    units = [[Column(name, _facts(scale)) for name, scale in scales.items()]]
+    names = Column("Rows", [row.name for row in ours.rows], is_number=False)
+    counts = Column("Canaries", [str(canaries.count) for canaries in ours.canaries])
+    text = "Length: number of rounds, each of `batch` users, or for SGD of steps, each of `batch` records."
+    text += " Share: share of all users in a round." * any(row.share is not None for row in ours.rows)
+    has_copies = ours.canaries[0].p_u is None
+    text += (
+        " Copies: copies of a canary." if has_copies else " Sharers: p_u x users. Copies: expected copies of a canary."
+    )
+    if theirs is not None:
+        text += f" Published: {plan.source}, {number(theirs.users.users)} users of about "
+        text += f"{theirs.users.records / theirs.users.users:.0f} records."
+    tables = [(labels, units), ([names], list(_rows(ours, theirs))), ([counts], list(_copies(ours, theirs)))]
     return _heading("Scale") + "".join(markdown(*table) for table in tables) + note(text)
 
 
-def _facts(of: Scale) -> list[str]:
-    users = of.users
+def _facts(scale: Scale) -> list[str]:
+    users = scale.users
     records = f"{number(users.records)} ({_few(users.records / users.users)} a user)"
-    return [number(users.users), records, number(users.vocabulary), str(of.number), share(of.share)]
+    return [number(users.users), records, number(users.vocabulary), str(scale.number), share(scale.share)]
 
 
-def _rows(here: Scale, there: Scale | None) -> Iterator[list[Column]]:
+def _rows(ours: Scale, theirs: Scale | None) -> Iterator[list[Column]]:
     def columns(rows: Sequence[Row], head: str) -> list[Column]:
         shares = [row.share for row in rows]
         return [
             Column(f"{head}batch", [number(row.size) for row in rows]),
-            *([Column("share", ["" if each is None else share(each) for each in shares])] if any(shares) else []),
+            *([Column("share", ["" if share_ is None else share(share_) for share_ in shares])] if any(shares) else []),
             Column("epochs", [_few(row.epochs) for row in rows]),
         ]
 
     lengths = [
-        Column("runs", [str(row.runs) for row in here.rows]),
-        Column("length", [number(r.length) for r in here.rows]),
+        Column("runs", [str(row.runs) for row in ours.rows]),
+        Column("length", [number(r.length) for r in ours.rows]),
     ]
-    yield [*lengths, *columns(here.rows, "")]
-    if there is not None and len(there.rows) == len(here.rows):
-        yield columns(there.rows, "publ. ")
+    yield [*lengths, *columns(ours.rows, "")]
+    if theirs is not None and len(theirs.rows) == len(ours.rows):
+        yield columns(theirs.rows, "publ. ")
 
 
-def _copies(here: Scale, there: Scale | None) -> Iterator[list[Column]]:
+def _copies(ours: Scale, theirs: Scale | None) -> Iterator[list[Column]]:
     def columns(canaries: Sequence[Canaries], head: str) -> list[Column]:
-        copies = Column("copies", [_few(each.copies) for each in canaries])
+        copies = Column("copies", [_few(group.copies) for group in canaries])
         if canaries[0].p_u is None:
             return [copies]
         return [
-            Column(f"{head}p_u", [f"{each.p_u:.3g}" for each in canaries]),
-            Column("p_e", [f"{each.p_e:g}" for each in canaries]),
-            Column("sharers", [_few(each.sharers or 0) for each in canaries]),
+            Column(f"{head}p_u", [f"{group.p_u:.3g}" for group in canaries]),
+            Column("p_e", [f"{group.p_e:g}" for group in canaries]),
+            Column("sharers", [_few(group.sharers or 0) for group in canaries]),
             copies,
         ]
 
-    yield columns(here.canaries, "")
-    if there is not None and len(there.canaries) == len(here.canaries):
-        yield columns(there.canaries, "publ. ")
+    yield columns(ours.canaries, "")
+    if theirs is not None and len(theirs.canaries) == len(ours.canaries):
+        yield columns(theirs.canaries, "publ. ")
 
 
 def _time(plan: Plan) -> str:
@@ -139,14 +141,15 @@ def _time(plan: Plan) -> str:
     text += f"; measured in {duration(time.calibration)} on shortened copies of a few runs, trained as many at once."
     if plan.machine.busy is not None and plan.machine.busy > BUSY:
         text += (
-            f" Others took {share(plan.machine.busy)} of the cores meanwhile: this is for a machine as busy, and on an "
-            f"idle one it will be less."
+            f" Other processes took {share(plan.machine.busy)} of the cores meanwhile: the times are for an equally "
+            f"busy machine, and will be shorter on an idle one."
         )
     longest = sorted(time.runs, key=lambda name: -time.runs[name])
     listed = [(name, duration(time.runs[name])) for name in longest]
-    shown = listed if len(listed) <= 8 else [*listed[:4], ("...", "..."), *listed[-3:]]
+    listed_few = listed if len(listed) <= 8 else [*listed[:4], ("...", "..."), *listed[-3:]]
     table = markdown(
-        [Column("Run", [name for name, _ in shown], is_number=False)], [[Column("Time", [each for _, each in shown])]]
+        [Column("Run", [name for name, _ in listed_few], is_number=False)],
+        [[Column("Time", [time_ for _, time_ in listed_few])]],
     )
     return _heading("Time") + note(text) + "\n" + table
 
@@ -168,22 +171,23 @@ def _disk(plan: Plan) -> str:
     return _heading("Disk") + note(f"{text}; {size(disk.meanwhile)} more meanwhile.")
 
 
-def _privacy(found: Sequence[Privacy]) -> str:
-    if not found:
+def _privacy(rows_of_privacy: Sequence[Privacy]) -> str:
+    if not rows_of_privacy:
         return ""
-    names = list(dict.fromkeys(name for each in found for name in each.epsilons))
+    names = list(dict.fromkeys(name for row in rows_of_privacy for name in row.epsilons))
     columns = [
         Column(
-            name + "*" * (name == "paper"), [_epsilon(each.epsilons.get(name), name in each.epsilons) for each in found]
+            name + "*" * (name == "paper"),
+            [_epsilon(row.epsilons.get(name), name in row.epsilons) for row in rows_of_privacy],
         )
         for name in names
     ]
-    deltas = Column("delta", [f"{each.delta:.3g}" for each in found])
+    deltas = Column("delta", [f"{row.delta:.3g}" for row in rows_of_privacy])
     rows = Column(
-        "Rows", [f"{each.name}" + ", of a record" * (each.unit == "record") for each in found], is_number=False
+        "Rows", [f"{row.name}" + ", of a record" * (row.unit == "record") for row in rows_of_privacy], is_number=False
     )
     star = STAR if "paper" in names else ""
-    sound = SOUND if any(each.unit == "user" for each in found) else RECORDS
+    sound = SOUND if any(row.unit == "user" for row in rows_of_privacy) else RECORDS
     return _heading("Epsilon") + markdown([rows], [[deltas], *([column] for column in columns)]) + star + sound
 
 
@@ -208,8 +212,8 @@ def _power(plan: Plan) -> str:
     more = "no number of" if power.canaries_needed is None else f"{power.canaries_needed:,}"
     seeds_more = "no number of" if power.seeds_needed is None else f"{power.seeds_needed:,}"
     return _heading("Statistical power") + note(
-        f"{text}{more} canaries and {seeds}, or {canaries} and {seeds_more} seeds. Differences are taken to spread as "
-        f"the demo's do, by {SD_CANARIES:.1f} bits over canaries and {SD_SEEDS:.1f} between seeds."
+        f"{text}{more} canaries and {seeds}, or {canaries} and {seeds_more} seeds. Differences are assumed to spread "
+        f"as the demo's do, by {SD_CANARIES:.1f} bits over canaries and {SD_SEEDS:.1f} between seeds."
     )
 
 
@@ -217,11 +221,12 @@ def _against(plan: Plan) -> str:
     if not plan.against:
         return ""
     lines = []
-    for each in plan.against:
-        text = f"{count(each.runs, 'run')}: {duration(each.seconds)}, predicted {duration(each.predicted_seconds)}"
-        text += f" ({each.predicted_seconds / each.seconds - 1:+.0%})"
-        if each.memory:
-            text += f"; {size(each.memory)}, predicted {size(each.predicted_memory)}"
-            text += f" ({each.predicted_memory / each.memory - 1:+.0%})"
+    for session in plan.against:
+        text = f"{count(session.runs, 'run')}: {duration(session.seconds)}, "
+        text += f"predicted {duration(session.predicted_seconds)}"
+        text += f" ({session.predicted_seconds / session.seconds - 1:+.0%})"
+        if session.memory:
+            text += f"; {size(session.memory)}, predicted {size(session.predicted_memory)}"
+            text += f" ({session.predicted_memory / session.memory - 1:+.0%})"
         lines.append(note(text))
-    return _heading("Beside what was recorded") + "".join(lines)
+    return _heading("Predicted and recorded") + "".join(lines)

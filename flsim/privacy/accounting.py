@@ -1,4 +1,4 @@
-"""From what was released to epsilon, under a stated convention.
+"""The computation of epsilon from what was released, under a stated convention.
 
 All arithmetic is dp_accounting's and, as a cross-check, Opacus's.
 
@@ -35,27 +35,27 @@ from flsim.privacy.conventions import Convention
 
 # [WBK] Theorem 27 holds at integer orders, and between them only by interpolation.
 INTEGER_ORDERS = tuple(int(order) for order in DEFAULT_RDP_ORDERS if float(order).is_integer())
-TABULATED = 100.0  # epsilon above which losses are not tabulated: gigabytes and minutes, and no protection to speak of
-PRV_POINTS = 1e7  # in Opacus's table: 1.6 GB
-PRV_ERROR = 0.01  # of epsilon; what Opacus returns is an upper bound
+TABULATED = 100.0  # epsilon above which losses are not tabulated: tables take gigabytes, and protection is nil
+PRV_POINTS = 1e7  # number of points in Opacus's table, which then takes 1.6 GB
+PRV_ERROR = 0.01  # error of epsilon that Opacus may make; it returns an upper bound
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting's remarks on its own numerics
 
 
 def check_delta(delta: float) -> None:
-    """Raises InputError unless 0 < delta < 1."""
+    """Raise InputError unless 0 < delta < 1."""
     if not 0 < delta < 1:
         raise InputError(f"delta must be above 0 and below 1, found {delta:g}")
 
 
 def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Epsilon of an event under a convention's relation, accountant and conversion; at least 0, maybe infinite.
+    """Return the epsilon of an event under a convention's relation, accountant and conversion; it may be infinite.
 
     Raises:
         InputError: delta is out of range, or the event cannot be accounted in this way; the message says why.
     """
     check_delta(delta)
-    with np.errstate(all="ignore"):  # extreme noise overflows on the way; the result is looked at instead
+    with np.errstate(all="ignore"):  # extreme noise overflows on the way; the result is checked instead
         match convention.accountant:
             case "rdp":
                 result = _rdp(event, delta, convention)
@@ -69,7 +69,10 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
 
 
 def rdp_of(event: DpEvent, convention: Convention) -> RdpAccountant:
-    """Renyi DP of an event, at integer orders where one is replaced, as without replacement, else dp_accounting's own.
+    """Return the Renyi DP of an event.
+
+    Orders are integers for the relation "replace-one", which is that of sampling without replacement; for others they
+    are dp_accounting's own.
 
     Raises:
         InputError: dp_accounting does not support the event under this relation.
@@ -88,13 +91,13 @@ def _rdp(event: DpEvent, delta: float, convention: Convention) -> float:
 def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
     accountant = PLDAccountant(_relation(convention))
     if not accountant.supports(event):
-        _compose(accountant, event, convention)  # says why not
+        _compose(accountant, event, convention)  # raises the reason
     _check_size(event, delta, convention)
     return float(_compose(accountant, event, convention).get_epsilon(delta))
 
 
 def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Opacus's accountants, which know Poisson-sampled Gaussian noise, and adding or removing one.
+    """Return epsilon by Opacus, which knows Poisson-sampled Gaussian noise, and adding or removing one user.
 
     Its PRV accountant gives an upper bound, at most `2 PRV_ERROR` too high, or an error where epsilon is large.
     """
@@ -114,14 +117,14 @@ def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
             raise InputError(f"{convention}: Opacus would tabulate {points:.1e} losses; the limit is {PRV_POINTS:g}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a wider range of orders might give a lower bound
+            warnings.simplefilter("ignore")  # the warning that a wider range of orders might give a lower bound
             return float(accountant.get_epsilon(delta, eps_error=PRV_ERROR))
     except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
         raise InputError(f"{convention}: Opacus fails here ({str(error) or type(error).__name__})") from error
 
 
 def _poisson_rounds(event: DpEvent, convention: Convention) -> Iterator[tuple[float, float, int]]:
-    """The event as Opacus's history: (noise multiplier, sampling probability, rounds)."""
+    """Yield the event in the form of Opacus's history: (noise multiplier, sampling probability, rounds)."""
     match event:
         case ComposedDpEvent(events=events):
             for part in events:
@@ -138,7 +141,7 @@ def _poisson_rounds(event: DpEvent, convention: Convention) -> Iterator[tuple[fl
 
 
 def _check_size(event: DpEvent, delta: float, convention: Convention) -> float:
-    """The epsilon of Renyi DP. Raises InputError where it says that there are too many losses to tabulate."""
+    """Return the epsilon of Renyi DP; raise InputError where it is so large that too many losses would be tabulated."""
     bound = float(rdp_of(event, convention).get_epsilon(delta))
     if TABULATED < bound < math.inf:
         raise InputError(f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, RDP says {bound:.4g} here")

@@ -1,7 +1,7 @@
-"""Under what epsilon is said: numbers of different conventions do not compare.
+"""The conventions under which an epsilon is stated; numbers of different conventions do not compare.
 
-A convention is a sampler, what neighbouring data sets are, how far one user moves the clipped sum, an accountant, and a
-conversion to (epsilon, delta).
+A convention is a sampler, a relation between neighbouring data sets, the distance by which one user moves the clipped
+sum, an accountant, and a conversion to (epsilon, delta).
 
 [M] Mironov, "Renyi Differential Privacy" (2017).
 [CKS] Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Proposition 12.
@@ -21,13 +21,13 @@ Conversion = Literal["mironov-proposition-3", "tight"]
 
 @dataclass(frozen=True)
 class Convention:
-    """How an epsilon comes about.
+    """A convention by which an epsilon is computed.
 
     Attributes:
-        sampler: how cohorts are drawn; of a user's own sampler its NAME.
-        relation: neighbours differ in one user's data ("replace-one", the number of users is public) or in whether one
-            user is there ("add-or-remove-one").
-        sensitivity: the most that the sum of clipped updates differs between neighbours, S being the clip norm.
+        sampler: how cohorts are drawn; for a user's own sampler its NAME.
+        relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), or the
+            presence of one user ("add-or-remove-one").
+        sensitivity: the largest difference of the sum of clipped updates between neighbours; S is the clip norm.
         accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
         conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None where the accountant has the
             loss itself.
@@ -52,7 +52,7 @@ class Convention:
 
     @property
     def is_sound(self) -> bool:
-        """Whether the sensitivity is what the relation allows: exchanging a user moves the sum by up to 2S."""
+        """Return whether the sensitivity covers the relation: exchanging a user moves the sum by up to 2S."""
         return self.sensitivity == SENSITIVITY[self.relation]
 
 
@@ -71,7 +71,7 @@ CONVENTIONS = (
 
 
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
-    """Return the conventions that are about a sampler; of a user's own, those of the relation that it declares.
+    """Return the conventions about a sampler; for a user's own sampler, those of the relation that it declares.
 
     Raises:
         InputError: a user's own sampler failed.

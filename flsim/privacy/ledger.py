@@ -1,7 +1,7 @@
-"""What a run's rounds released: entries that a checkpoint carries, and the epsilon that they add up to.
+"""The ledger of what a run's rounds released, which checkpoints carry, and the epsilon of a ledger.
 
-The ledger says what was done: who was sampled how, and how much noise their sum got. How that is accounted is asked
-later, once per convention.
+The ledger states what was done: how users were sampled, and how much noise their sum got. A convention, which is chosen
+later and may be any number of them, turns it into an epsilon.
 """
 
 import json
@@ -17,7 +17,7 @@ from flsim.privacy.conventions import Convention, Sensitivity
 from flsim.privacy.noise import NOISES, noise_event
 from flsim.privacy.sampling import check_cohort, cohort_event
 
-if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
+if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
     from dp_accounting import DpEvent
 
 
@@ -26,13 +26,13 @@ class Entry:
     """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum.
 
     Attributes:
-        sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a user's own by content.
-        population: users to draw from.
-        cohort: users drawn; under Poisson sampling, their expected number.
+        sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a user's own is named by content.
+        population: number of users to draw from.
+        cohort: number of users drawn; under Poisson sampling, their expected number.
         noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. Where a
-            round releases more than the sum (adaptive clipping: a count), the value that is equivalent to all of it.
+            round releases more than the sum (adaptive clipping: a count), the equivalent of all that is released.
         rounds: number of such rounds.
-        noise: the process that the noise is from, see `flsim.privacy.noise`; a user's own by content.
+        noise: the process of the noise, see `flsim.privacy.noise`; a user's own is named by content.
 
     Raises:
         InputError: a value is out of range.
@@ -57,30 +57,30 @@ class Entry:
             raise InputError(f"noise_multiplier must be finite and at least 0, found {self.noise_multiplier:g}")
 
     def event(self, sensitivity: Sensitivity) -> "DpEvent":
-        """These rounds as dp_accounting's event, if one user changes the sum by S or by 2S."""
+        """Return these rounds as dp_accounting's event, where one user changes the sum by S or by 2S."""
         from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         sampled = partial(cohort_event, self.sampler, self.population, self.cohort)
         multiplier = self.noise_multiplier / (2 if sensitivity == "2S" else 1)
-        sampled(GaussianDpEvent(multiplier))  # raises where a sampler states nothing, whether the noise asks it or not
+        sampled(GaussianDpEvent(multiplier))  # raises where a sampler states no event, even if the noise does not ask
         return noise_event(self.noise, sampled, multiplier, self.rounds)
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """What was released so far, in order.
+    """The rounds that were released so far, in order.
 
     Attributes:
-        entries: rounds; neighbours differ in more than their number of rounds.
+        entries: rounds by kind; neighbouring entries differ in more than their number of rounds.
     """
 
     entries: tuple[Entry, ...] = ()
 
     @classmethod
     def zero(cls) -> "Ledger":
-        """The ledger of a run that released nothing."""
+        """Return the ledger of a run that released nothing."""
         return cls()
 
     @property
@@ -88,20 +88,20 @@ class Ledger:
         return sum(entry.rounds for entry in self.entries)
 
     def record(self, entry: Entry) -> "Ledger":
-        """The ledger after these rounds as well."""
+        """Return the ledger with these rounds added."""
         if self.entries and replace(self.entries[-1], rounds=entry.rounds) == entry:
             merged = replace(entry, rounds=self.entries[-1].rounds + entry.rounds)
             return Ledger((*self.entries[:-1], merged))
         return Ledger((*self.entries, entry))
 
     def event(self, sensitivity: Sensitivity) -> "DpEvent":
-        """All rounds as one event of dp_accounting."""
+        """Return all rounds as one event of dp_accounting."""
         from dp_accounting import ComposedDpEvent
 
         return ComposedDpEvent([entry.event(sensitivity) for entry in self.entries])
 
     def to_json(self) -> str:
-        """Return the entries; independent noise is not named, so that digests of states stay what they were."""
+        """Return the entries; independent noise is omitted, so that existing digests of states stay stable."""
         entries = [asdict(entry) for entry in self.entries]
         for entry in entries:
             if entry["noise"] == "independent":
@@ -110,10 +110,10 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Inverse of `to_json`, to the last bit.
+        """Return the ledger that `to_json` wrote, to the last bit.
 
         Raises:
-            InputError: this is not what `to_json` writes.
+            InputError: the text is not what `to_json` writes.
         """
         try:
             return cls(tuple(Entry(**fields) for fields in from_json(text)))
@@ -122,11 +122,11 @@ class Ledger:
 
 
 def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
-    """Epsilon of (epsilon, delta)-DP with users as the unit, under a convention; infinite if a round had no noise.
+    """Return epsilon of (epsilon, delta)-DP for users, under a convention; infinite if a round had no noise.
 
     Raises:
-        InputError: delta is not between 0 and 1, or the convention is about another sampler than the ledger's, or it
-            cannot account what the ledger holds; the message says why.
+        InputError: delta is not between 0 and 1, the convention is about another sampler than the ledger's, or it
+            cannot account for the ledger's rounds; the message says why.
     """
     from flsim.privacy.accounting import epsilon_of
 

@@ -1,9 +1,9 @@
-"""The Gaussian mechanism over a cohort's clipped updates: its settings, its mean, and the clip that adapts.
+"""The Gaussian mechanism over a cohort's clipped updates: its settings, its mean, and the adaptive clip.
 
-Thakkar et al. (2020), Algorithm 1; for the clip that adapts, Andrew, Thakkar, McMahan and Ramaswamy, "Differentially
+Thakkar et al. (2020), Algorithm 1; for the adaptive clip, Andrew, Thakkar, McMahan and Ramaswamy, "Differentially
 Private Learning with Adaptive Clipping" (2021), Algorithm 1.
 
-Where the noise comes from is in `flsim.privacy.noise`.
+`flsim.privacy.noise` has the noise itself.
 """
 
 import math
@@ -21,20 +21,24 @@ Mechanism = Literal["none", "clip", "dp"]
 
 @dataclass(frozen=True)
 class PrivacyHParams:
-    """How far one user can move the model.
+    """Settings of the mechanism that bounds how far one user can move the model.
 
     Attributes:
-        mechanism: "none" averages updates by local examples (FedAvg). "clip" clips each, and divides their sum by the
-            expected cohort, whatever their examples. "dp" adds Gaussian noise to that once, on the server (DP-FedAvg).
-        clip: S, bound on the L2 norm of a user's whole update; where the clip adapts, its first value.
+        mechanism: "none" averages updates by local examples (FedAvg). "clip" clips each update, and divides the sum by
+            the expected cohort, whatever the number of examples. "dp" also adds Gaussian noise to the sum, once, on the
+            server (DP-FedAvg).
+        clip: S, the bound on the L2 norm of a user's whole update; for an adaptive clip its first value.
         noise_multiplier: z; the noise on the sum has the standard deviation z S.
-        delta: of the (epsilon, delta) that is reported; by default 1 / (10 N), for N training users.
+        delta: delta of the reported (epsilon, delta); by default 1 / (10 N), for N training users.
         target_quantile: gamma; the clip follows this quantile of the users' norms. None keeps it fixed.
         clip_learning_rate: eta_C; a round changes the clip by a factor of about exp(eta_C) at most.
         count_noise: sigma_b, standard deviation of the noise on the count of users within the clip; by default a 20th
             of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
-        noise: the process that the noise on the sum comes from: "independent" from round to round, or one's own as
+        noise: the process of the noise on the sum: "independent" from round to round, or a user's own as
             ``path/to/file.py:NAME``, see docs/privacy.md.
+
+    Examples:
+        >>> flsim.Privacy("dp", clip=0.2, noise_multiplier=1.0)                # doctest: +SKIP
     """
 
     mechanism: Mechanism = "none"
@@ -76,24 +80,25 @@ class PrivacyHParams:
             raise InputError("count_noise is for a clip that adapts; set target_quantile, or remove it")
         if kind != "dp" and self.noise != "independent":
             raise InputError(f'mechanism "{kind}" adds no noise; remove privacy.noise, or use "dp"')
-        if self.target_quantile is not None and self.noise != "independent":  # z_Delta is of noise without memory
+        if self.target_quantile is not None and self.noise != "independent":  # z_Delta holds for noise without memory
             raise InputError("a clip that adapts takes independent noise; remove privacy.noise or target_quantile")
 
     def delta_for(self, population: int) -> float:
-        """The reported delta, for a population of that many users."""
+        """Return the reported delta, for a population of that many users."""
         return 1 / (10 * population) if self.delta is None else self.delta
 
     def count_noise_for(self, cohort: int) -> float:
-        """sigma_b, for an expected cohort of that many users; 0 where there is no noise."""
+        """Return sigma_b, for an expected cohort of that many users; 0 where there is no noise."""
         if self.mechanism != "dp":
             return 0.0
         return cohort / 20 if self.count_noise is None else self.count_noise
 
     def update_noise_multiplier(self, cohort: int) -> float:
-        """z_Delta, what the updates' noise is of the clip; z itself where the clip is fixed.
+        """Return z_Delta, the standard deviation of the updates' noise over the clip; z itself for a fixed clip.
 
-        Andrew et al. (2021), Theorem 1. A user moves the count of those within the clip by 1/2 (see `next_clip`), so
-        its noise is a Gaussian mechanism of multiplier 2 sigma_b, and inverse squares of multipliers add up.
+        Andrew et al. (2021), Theorem 1. A user moves the count of users within the clip by 1/2 (see `next_clip`). The
+        count's noise is therefore a Gaussian mechanism of multiplier 2 sigma_b, and inverse squares of multipliers add
+        up.
 
         Raises:
             InputError: the count's noise alone is weaker than z asks for.
@@ -111,14 +116,15 @@ class PrivacyHParams:
 
 
 def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int, noise: Params | None = None) -> Params:
-    """(sum of clipped updates + noise) / qN, in float64.
+    """Return (sum of clipped updates + noise) / qN, in float64.
 
     Args:
-        total: the sum over however many users came, each of norm at most `clip`.
+        total: the sum over the users of the cohort, each of norm at most `clip`.
         clip: S of this round.
         hparams: the mechanism, "clip" or "dp".
-        cohort: qN, the expected number of users: a fixed denominator, or a user's presence would change all others'.
-        noise: at unit scale, float64, by the same names; None for none.
+        cohort: qN, the expected number of users. The denominator is fixed: with the actual number, a user's presence
+            would change the weight of all others.
+        noise: noise at unit scale, float64 by parameter; None for none.
     """
     deviation = hparams.update_noise_multiplier(cohort) * clip
     return {
@@ -129,7 +135,7 @@ def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int,
 def next_clip(
     clip: float, within: int, users: int, hparams: PrivacyHParams, cohort: int, seed: int, round_: int
 ) -> float:
-    """The clip of the next round: C exp(-eta_C (b - gamma)), with b a noisy share of users within the clip C.
+    """Return the clip of the next round, C exp(-eta_C (b - gamma)), with b a noisy share of users within the clip C.
 
     Each user counts 1/2 within the clip and -1/2 beyond, and 1/2 is added to the mean afterwards: adding or removing a
     user then moves the count by 1/2 and not by 1.
@@ -137,10 +143,10 @@ def next_clip(
     Args:
         clip: C of this round.
         within: number of users whose update's norm is at most C.
-        users: number of users who came.
-        hparams: with gamma, eta_C and sigma_b; the clip is kept where there is no gamma.
+        users: number of users in the cohort.
+        hparams: settings with gamma, eta_C and sigma_b; without gamma the clip stays.
         cohort: qN, the expected number of users.
-        seed, round_: the experiment's, and the round from 0.
+        seed, round_: the experiment's seed, and the round from 0.
     """
     if hparams.target_quantile is None:
         return clip

@@ -1,8 +1,8 @@
-"""Noise on sums, as processes: each is one value, whose state is in the checkpoint; the built-in one has no memory.
+"""Processes of noise on sums: each is one value whose state is in checkpoints; the built-in one has no memory.
 
-The noise is a function of (seed, round), so that a resumed run adds what it would have added. Who knows the seed can
-subtract it: that is right for a simulation. A deployment must draw it from a secret, cryptographic source. A user's
-own process, ``path/to/file.py:NAME``, is a class like `Independent`.
+The noise is a function of (seed, round), so that a resumed run adds what it would have added. Whoever knows the seed
+can subtract it, which is right for a simulation; a deployment must draw it from a secret, cryptographic source. A
+user's own process, ``path/to/file.py:NAME``, is a class like `Independent`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import calling_own, is_own, resolve_class, short_name
 from flsim.base.rng import stream
 
-if TYPE_CHECKING:  # each takes half a second or more, which accounting or every process of a run would pay
+if TYPE_CHECKING:  # each import takes half a second or more, which accounting or every process of a run would pay
     import torch
     from dp_accounting import DpEvent
 
@@ -28,9 +28,9 @@ class Noise(ABC):
     """A process that gives the noise of one round after another, at unit scale: the mechanism multiplies it by z S.
 
     Attributes:
-        seed: the experiment's.
-        shapes: of the parameters, by name.
-        label: in the name of a table's row; "" for none. A user's own goes by its NAME.
+        seed: the experiment's seed.
+        shapes: shapes of the parameters, by name.
+        label: the process's part of the name of a table's row; "" for none. For a user's own it is the NAME.
     """
 
     seed: int
@@ -51,11 +51,11 @@ class Noise(ABC):
         noise_multiplier: float,  # noqa: ARG004
         rounds: int,  # noqa: ARG004
     ) -> "DpEvent | None":
-        """Return what the first `rounds` rounds spend together; None where nothing says it.
+        """Return the total cost of the first `rounds` rounds; None where it is unknown.
 
         Args:
-            sampled: turns what a mechanism spends on a cohort's sum into what it spends on a sampled cohort's.
-            noise_multiplier: z, over what one user moves a sum by: of noise that is z times this process's.
+            sampled: turns the cost of a mechanism on a cohort's sum into its cost on a sampled cohort's sum.
+            noise_multiplier: z over the distance by which one user moves a sum; the noise is z times this process's.
             rounds: number of rounds.
         """
         return None
@@ -74,7 +74,7 @@ class Independent(Noise):
     """Gaussian noise that is independent from round to round."""
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
-        """Return fresh noise."""
+        """Return new noise; there is no state."""
         return self.fresh(round_), state
 
     @staticmethod
@@ -89,21 +89,21 @@ NOISES: dict[str, type[Noise]] = {"independent": Independent}
 
 
 def noise_class(name: str) -> type[Noise]:
-    """Return a built-in process, or the one that ``path/to/file.py:NAME`` names.
+    """Return a built-in process, or the one at ``path/to/file.py:NAME``.
 
     Raises:
-        InputError: there is none of that name, or the file failed.
+        InputError: there is no process of this name, or the file failed.
     """
     return resolve_class(name, NOISES, "noise", Noise)  # type: ignore[type-abstract]
 
 
 def label_of(name: str) -> str:
-    """Return what a table's row says of a process, without a user's file being executed."""
+    """Return a process's part of the name of a table's row, without executing a user's file."""
     return short_name(name) if is_own(name) else NOISES[name].label
 
 
 def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
-    """Return what rounds with a process's noise spend together; arguments as `Noise.event`.
+    """Return the total cost of rounds with a process's noise; arguments are those of `Noise.event`.
 
     Raises:
         InputError: a user's own process failed, or states no event.
@@ -120,11 +120,11 @@ def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multip
 
 
 def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str, Params]":
-    """Return a process's state before the first round, by slots as a state of training names them.
+    """Return a process's state before the first round, with slots named as in a state of training.
 
     Args:
         name: a key of `NOISES`, or a user's own.
-        seed: the experiment's.
+        seed: the experiment's seed.
         like: tensors of the parameters' names and shapes.
 
     Raises:
@@ -148,13 +148,13 @@ def step(
     """Return the noise of a round (from 0) at unit scale, float64 by parameter, and the process's slots after it.
 
     Args:
-        name, seed, like: as `init`.
-        moments: slots of a state of training; those of others are left out.
+        name, seed, like: see `init`.
+        moments: slots of a state of training; slots of others are ignored.
         round_: the round, from 0.
         failure: the type of the error where a user's own fails; InputError before training.
 
     Raises:
-        RunFailed: a user's own process failed, or what it returned is not of these names and shapes.
+        RunFailed: a user's own process failed, or its noise is not of these names and shapes.
     """
     shapes, kind = _shapes(like), noise_class(name)
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}

@@ -2,7 +2,7 @@
 
 Abadi et al., "Deep Learning with Differential Privacy" (2016), Algorithm 1, with opacus' optimizer for clip, sum, noise
 and scale (Yousefpour et al., 2021); any torch optimizer may follow, as RMSProp does in Carlini et al. (2019), section
-8.3. What is bounded is the addition or removal of one record: a phrase that occurs k times is k records.
+8.3. The mechanism bounds the addition or removal of one record: a phrase that occurs k times is k records.
 """
 
 from typing import Any
@@ -20,14 +20,14 @@ from flsim.models.language_model import TrainableModel
 def record_gradients(
     model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Each record's gradient, and its summed loss in nats [B].
+    """Return each record's gradient, and its summed loss in nats [B].
 
-    A record's loss is the mean over its real positions, 0 where it has none; that bounds nothing, the clip does.
-    They are computed together where the model declares that vmap maps over it; torch's own cells and attention do not,
-    and take record after record.
+    A record's loss is the mean over its real positions, 0 where it has none. The mean bounds nothing; the clip does.
+    Where the model declares that vmap maps over it, gradients are computed together. Torch's own cells and attention do
+    not allow vmap, and take one record after another.
 
     Args:
-        model: whose trained parameters have gradients.
+        model: the model, whose trained parameters the gradients are of.
         inputs: int64 [B >= 1, T].
         targets: int64 [B, T]; `pad` where there is nothing to predict.
 
@@ -45,20 +45,20 @@ def record_gradients(
     if model.capabilities.vectorized:
         gradients, losses = vmap(of_record, in_dims=(None, 0, 0))(parameters, inputs, targets)
         return gradients, losses
-    found = [of_record(parameters, *record) for record in zip(inputs, targets, strict=True)]
-    stacked = {name: torch.stack([gradients[name] for gradients, _ in found]) for name in parameters}
-    return stacked, torch.stack([total for _, total in found])
+    results = [of_record(parameters, *record) for record in zip(inputs, targets, strict=True)]
+    stacked = {name: torch.stack([gradients[name] for gradients, _ in results]) for name in parameters}
+    return stacked, torch.stack([total for _, total in results])
 
 
 class SeededDPOptimizer(DPOptimizer):  # type: ignore[misc]
-    """opacus' optimizer with noise from (seed, step): the same on every device, and in a resumed run."""
+    """The optimizer of opacus with noise from (seed, step), equal on every device and in a resumed run."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, seed: int, step: int, **settings: Any) -> None:
         super().__init__(optimizer, **settings)
         self.seed, self.at = seed, step
 
     def add_noise(self) -> None:
-        """p.grad = summed clipped gradients + N(0, (z C)^2)."""
+        """Set p.grad to the summed clipped gradients + N(0, (z C)^2)."""
         deviation = self.noise_multiplier * self.max_grad_norm
         for index, parameter in enumerate(self.params):
             parameter.grad = parameter.summed_grad
@@ -81,23 +81,24 @@ def private_step(
     physical_batch: int = 8,
     pad: int = 0,
 ) -> tuple[float, int]:
-    """One step, in place, along (sum of clipped gradients + noise) / expected; an empty lot is noise alone.
+    """Take one step, in place, along (sum of clipped gradients + noise) / expected; an empty lot is noise alone.
 
     Args:
         model: as in `record_gradients`.
-        optimizer: over the model's trained parameters.
+        optimizer: torch's optimizer over the model's trained parameters.
         inputs: int64 [n, T], the lot.
         targets: int64 [n, T].
-        clip: C, bound on the L2 norm of a record's whole gradient.
+        clip: C, the bound on the L2 norm of a record's whole gradient.
         noise_multiplier: z; the noise on the sum has the standard deviation z C.
-        expected: L, the expected size of a lot: a fixed denominator.
-        seed, step: the experiment's, and the step from 0; the noise is a function of them.
-        physical_batch: records whose gradients are in memory at a time: about 40 MB each for the paper's model, 6 MB of
-            which are the gradient.
+        expected: L, the expected size of a lot, which is the fixed denominator.
+        seed, step: the experiment's seed, and the step from 0; the noise is a function of both.
+        physical_batch: number of records whose gradients are in memory at a time. For the paper's model a record takes
+            about 40 MB, 6 MB of which are the gradient.
+        pad: the id of padding.
 
     Returns:
-        The summed loss (nats) before the step, and its number of positions. They have no noise: for a person who runs
-        a simulation, not for release.
+        The summed loss (nats) before the step, and its number of positions. They have no noise, and are for the person
+        who runs a simulation, not for release.
     """
     private = SeededDPOptimizer(
         optimizer,
@@ -108,7 +109,7 @@ def private_step(
         expected_batch_size=expected,
     )
     lengths = (targets != pad).sum(1)
-    order = lengths.argsort(stable=True)  # records of like length together: less padding
+    order = lengths.argsort(stable=True)  # records of like length go together, which takes less padding
     batches = torch.split(order, physical_batch)
     total = 0.0
     for index, rows in enumerate(batches):

@@ -1,4 +1,4 @@
-"""What a run says of its privacy: the paper's epsilon, to compare with the paper, and one whose assumptions hold."""
+"""The epsilons that a run reports: the paper's, to compare with the paper, and one whose assumptions hold."""
 
 from typing import Literal
 
@@ -6,28 +6,28 @@ from flsim.base.extensions import short_name
 from flsim.privacy.conventions import PAPER, Convention, conventions_of
 from flsim.privacy.ledger import Ledger, epsilon
 
-Unit = Literal["user", "record"]  # what neighbouring data sets differ in; a record is one sentence
+Unit = Literal["user", "record"]  # difference of neighbouring data sets; a record is one sentence
 
 
 def reported(sampler: str) -> tuple[Convention, ...]:
-    """The paper's convention, where it is about that sampler, then the sound one."""
+    """Return the paper's convention, where it is about this sampler, and the sound one."""
     conventions = conventions_of(sampler)
     return tuple(one for one in conventions if one == PAPER or (one.is_sound and one.accountant == "rdp"))
 
 
 def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
-    """Epsilon by the name of each convention that is reported; it takes a third of a second for each."""
+    """Return epsilon by the name of each reported convention; each takes a third of a second."""
     return {convention.name: epsilon(ledger, delta, convention) for convention in reported(sampler)}
 
 
 def note(epsilons: dict[str, float], unit: Unit = "user") -> str:
-    """A few words for a progress bar."""
+    """Return the epsilons as a few words for a progress bar."""
     level = "" if unit == "user" else f"{unit}-level "
     return ", ".join(f"{level}epsilon {value:.3g} ({name})" for name, value in epsilons.items())
 
 
 def sentence(epsilons: dict[str, float], sampler: str, delta: float, unit: Unit = "user") -> str:
-    """All that is reported, in one line that says what each number means."""
+    """Return everything that is reported in one line, with the meaning of each number."""
     parts = []
     for convention in reported(sampler):
         origin = " as the paper counts" if convention is PAPER else ""

@@ -1,4 +1,4 @@
-"""Samplers: each is one value, which draws the users of a round and says what that draw is for privacy.
+"""Samplers: each is one value, which draws the users of a round and states what the draw means for privacy.
 
 A draw is a pure function of (seed, round, population). A user's own sampler, ``path/to/file.py:NAME``, is a class like
 those of this file.
@@ -16,7 +16,7 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import calling_own, is_own, refuse_unknown, resolve_class, short_name
 from flsim.base.rng import stream
 
-if TYPE_CHECKING:  # it takes half a second, which every process of a run would pay
+if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
     from dp_accounting import DpEvent
 
 Relation = Literal["replace-one", "add-or-remove-one"]
@@ -24,13 +24,13 @@ Relation = Literal["replace-one", "add-or-remove-one"]
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """How the users of a round are drawn.
+    """A rule by which the users of a round are drawn.
 
     Attributes:
         cohort: users per round; their expected number, where sizes differ. Sums of clipped updates are divided by it.
-        label: in the name of a table's row; "" for none. A user's own goes by its NAME.
-        relation: what neighbours differ in, for which `event` holds: in one user's data ("replace-one"), or in whether
-            one user is there ("add-or-remove-one").
+        label: the sampler's part of the name of a table's row; "" for none. For a user's own it is the NAME.
+        relation: what neighbours differ in, for which `event` holds: one user's data ("replace-one"), or the presence
+            of one user ("add-or-remove-one").
     """
 
     cohort: int
@@ -46,12 +46,12 @@ class Sampler(ABC):
         return self.cohort, self.cohort
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (for others)
-        """Return what a round spends that applies a mechanism to the sum over its users; None where nothing says it."""
+        """Return the cost of a round that applies a mechanism to the sum over its users; None where it is unknown."""
         return None
 
 
 class FixedSize(Sampler):
-    """So many different users, uniformly.
+    """A fixed number of different users, drawn uniformly.
 
     Thakkar et al. (2020), Algorithm 1: "sample without replacement qN users".
     """
@@ -70,7 +70,7 @@ class FixedSize(Sampler):
 
 
 class Poisson(Sampler):
-    """Each user takes part with probability cohort / population, whatever the others do.
+    """Poisson sampling: each user takes part with probability cohort / population, independently of the others.
 
     Cohorts differ in size, and an empty one is a draw like any other.
     """
@@ -82,7 +82,7 @@ class Poisson(Sampler):
         return np.flatnonzero(stream(seed, "poisson-cohort", round_).random(population) < self.cohort / population)
 
     def sizes(self, population: int) -> tuple[int, int]:
-        """Return nobody and everybody."""
+        """Return 0 and the whole population as the fewest and the most users."""
         return 0, population
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
@@ -96,16 +96,16 @@ SAMPLERS: dict[str, type[Sampler]] = {"fixed-size": FixedSize, "poisson": Poisso
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """Return a built-in sampler, or the one that ``path/to/file.py:NAME`` names.
+    """Return a built-in sampler, or the one at ``path/to/file.py:NAME``.
 
     Raises:
-        InputError: there is none of that name, or the file failed.
+        InputError: there is no sampler of this name, or the file failed.
     """
     return resolve_class(name, SAMPLERS, "sampler", Sampler)  # type: ignore[type-abstract]
 
 
 def label_of(name: str) -> str:
-    """Return what a table's row says of a sampler, without a user's file being executed."""
+    """Return a sampler's part of the name of a table's row, without executing a user's file."""
     return short_name(name) if is_own(name) else SAMPLERS[name].label
 
 
@@ -120,7 +120,7 @@ def draw_cohort(
     """Draw the users of a round, in ascending order: int64 [users].
 
     Args:
-        seed: the experiment's.
+        seed: the experiment's seed.
         round_: the round, from 0.
         population: number of users to draw from.
         size: users per round; the expected number, where sizes differ.
@@ -129,7 +129,7 @@ def draw_cohort(
 
     Raises:
         InputError: the cohort is larger than the population, or empty; or there is no such sampler.
-        RunFailed: a user's own sampler failed, or drew what is no cohort of a size that it promises.
+        RunFailed: a user's own sampler failed, or drew no cohort of a size that it promises.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -151,10 +151,10 @@ def _are_users(cohort: object, population: int) -> bool:
 
 
 def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
-    """Return what a round spends that applies `mechanism` to the sum over `draw_cohort`'s users.
+    """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`.
 
     Raises:
-        InputError: as `draw_cohort`; or a user's own sampler failed, or states no event.
+        InputError: see `draw_cohort`; or a user's own sampler failed, or states no event.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -166,17 +166,18 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
-    """Raises InputError where there is no such cohort, or sampler. No code of a user's is executed."""
+    """Raise InputError where there is no such cohort or sampler, without executing a user's code."""
     refuse_unknown(sampler, SAMPLERS, "sampler")
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:
-    """Contiguous ranges [first, last) of users, of equal size but for one: a shard is what a Flower node serves.
+    """Return contiguous ranges [first, last) of users, whose sizes differ by at most one.
 
-    A shard is a range of users and not a file: the corpus is memory-mapped, and a request names its users, so that any
-    process can serve any shard. The number of shards is therefore a setting of a run, and not of a corpus.
+    A shard is a range of users, which a Flower node serves, and no file: the corpus is memory-mapped, and a request
+    names its users, so that any process can serve any shard. The number of shards is therefore a setting of a run, and
+    not of a corpus.
 
     Raises:
         InputError: there are more shards than users, or none.

@@ -22,13 +22,14 @@ STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-on
 
 @dataclass(frozen=True)
 class Line:
-    """What one convention says.
+    """The result under one convention.
 
     Attributes:
         convention: the convention.
-        epsilon: spent, or the target; maybe infinite; None where it cannot be computed.
-        noise_multiplier: for the target; None where epsilon was asked for, or it cannot be computed.
-        note: why something is missing or infinite.
+        epsilon: epsilon spent, or the target; maybe infinite; None where it cannot be computed.
+        noise_multiplier: noise multiplier for the target; None where epsilon was asked for, or where it cannot be
+            computed.
+        note: the reason why a value is missing or infinite.
     """
 
     convention: Convention
@@ -37,7 +38,7 @@ class Line:
     note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; null for what JSON cannot say, with a note."""
+        """Return plain values; null, with a note, for values that JSON does not have."""
         convention = self.convention
         names = ("sampler", "relation", "sensitivity", "accountant", "conversion")
         values = {name: getattr(convention, name) for name in names}
@@ -49,7 +50,7 @@ class Line:
 
 
 def report(ledger: Ledger, delta: float) -> list[Line]:
-    """What was spent, under every convention for the ledger's sampler.
+    """Return what was spent, under every convention for the ledger's sampler.
 
     Raises:
         InputError: delta is not between 0 and 1, or nothing was released yet.
@@ -69,7 +70,9 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
 
 
 def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
-    """The noise multiplier that keeps planned rounds within a target epsilon, under every convention for their sampler.
+    """Return the noise multipliers that keep planned rounds within a target epsilon, by each convention.
+
+    The conventions are those for the sampler of the rounds.
 
     Raises:
         InputError: delta is not between 0 and 1, or the target is not above 0.
@@ -92,13 +95,19 @@ def _about(ledger: Ledger) -> list[Convention]:
 
 
 def to_text(lines: list[Line], calibration: bool = False) -> str:
-    """A table within 80 columns, what is sound in it, and why anything is missing."""
+    """Return a table within 80 columns, with notes on what is sound, and on values that are missing."""
     result = "noise" if calibration else "epsilon"
     table = [("sampler", "relation", "sens.", "accountant", "conversion", result)]
     for line in lines:
-        of, value = line.convention, line.noise_multiplier if calibration else line.epsilon
-        star = "*" if of == PAPER else ""
-        names = (of.sampler, of.relation, of.sensitivity, of.accountant, of.conversion or "-")
+        convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon
+        star = "*" if convention == PAPER else ""
+        names = (
+            convention.sampler,
+            convention.relation,
+            convention.sensitivity,
+            convention.accountant,
+            convention.conversion or "-",
+        )
         table.append((*names, _brief(value) + star))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)

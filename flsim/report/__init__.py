@@ -1,1 +1,1 @@
-"""One HTML file about runs or a sweep: `flsim report`."""
+"""Report about runs or a sweep as one HTML file, for `flsim report`."""

@@ -1,4 +1,4 @@
-"""How runs came about: data and canaries, what failed, and provenance."""
+"""Sections of a report on data and canaries, on failures, and on provenance."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -24,21 +24,21 @@ COUNTS = {
 }
 
 
-def data(of: Gathered) -> list[Block]:
-    """The corpora, and what was planted in them."""
+def data(gathered: Gathered) -> list[Block]:
+    """Return the section on the corpora and the canaries planted in them."""
     blocks: list[Block] = []
-    paths = list(dict.fromkeys(run.config.data.corpus for run in of.runs if run.config))
+    paths = list(dict.fromkeys(run.config.data.corpus for run in gathered.runs if run.config))
     for path in paths:
         try:
             blocks.append(_corpus(path))
         except InputError as error:
             blocks.append(Prose(f"The corpus cannot be described: {error}", is_note=True))
     if not paths:
-        blocks.append(Prose("These run folders do not say their corpus: they have no config.toml."))
-    planted = _distinct_rosters(of)
-    blocks += [_planted(*each) for each in planted[:1]]
+        blocks.append(Prose("The corpus of these runs is not known, because their folders have no config.toml."))
+    planted = _distinct_rosters(gathered)
+    blocks += [_planted(*planting) for planting in planted[:1]]
     if len(planted) > 1:
-        rest = [_planted(*each) for each in planted[1:]]
+        rest = [_planted(*planting) for planting in planted[1:]]
         blocks.append(Fold(f"Canaries of other runs: {plural(len(rest), 'more planting')}", rest))
     return blocks
 
@@ -49,9 +49,9 @@ def _inspected(path: Path | str) -> dict[str, Any]:
 
 
 def _corpus(path: Path | str) -> Table:
-    found = _inspected(path)
+    summary = _inspected(path)
     rows = []
-    for name, split in found["splits"].items():
+    for name, split in summary["splits"].items():
         medians = [split[length].get("median") for length in ("words_per_record", "records_per_user", "words_per_user")]
         counts = [number(split[unit], "{:,}") for unit in ("users", "records", "words")]
         rows.append(
@@ -59,25 +59,28 @@ def _corpus(path: Path | str) -> Table:
         )
     headings = [
         left("Split"),
-        *(Heading(text) for text in ("Users", "Records", "Words", "Words a record", "Records a user", "Words a user")),
+        *(
+            Heading(text)
+            for text in ("Users", "Records", "Words", "Words per record", "Records per user", "Words per user")
+        ),
         Heading("Out of vocabulary"),
     ]
     note = (
-        f"Medians a record and a user. {found['vocabulary']:,} token ids in layout {found['layout']}; records of at "
-        f"most {found['record_words']} words. Models are trained on train. Digest {found['digest'][:12]}."
+        f"Medians per record and per user. {summary['vocabulary']:,} token ids in layout {summary['layout']}; records "
+        f"of at most {summary['record_words']} words. Models are trained on train. Digest {summary['digest'][:12]}."
     )
-    notes = " ".join([note, *found["notes"], *(f"Warning: {warning}." for warning in found["warnings"])])
+    notes = " ".join([note, *summary["notes"], *(f"Warning: {warning}." for warning in summary["warnings"])])
     name = "/".join(Path(str(path).partition("?")[0]).parts[-2:])
     return Table(f"The corpus {name}", headings, rows, notes)
 
 
-def _distinct_rosters(of: Gathered) -> list[tuple[RunView, list[str]]]:
-    """The plantings that differ: a run of each, and the names of all runs that have it."""
-    found: dict[str, tuple[RunView, list[str]]] = {}
-    for run in of.runs:
+def _distinct_rosters(gathered: Gathered) -> list[tuple[RunView, list[str]]]:
+    """Return the different plantings: a run of each, and the names of all runs that have it."""
+    by_roster: dict[str, tuple[RunView, list[str]]] = {}
+    for run in gathered.runs:
         key = run.results.roster.drop(columns="words", errors="ignore").to_json()
-        found.setdefault(key, (run, []))[1].append(run.results.name)
-    return list(found.values())
+        by_roster.setdefault(key, (run, []))[1].append(run.results.name)
+    return list(by_roster.values())
 
 
 def _planted(run: RunView, names: Sequence[str]) -> Table:
@@ -89,21 +92,21 @@ def _planted(run: RunView, names: Sequence[str]) -> Table:
         rows.append([configuration.label, f"{len(canaries)}", *means])
     whose = f"in {names[0]}" + (f" and {plural(len(names) - 1, 'other run')}" if len(names) > 1 else "")
     headings = [left("Configuration"), Heading("Canaries"), *(Heading(COUNTS[name]) for name in counts)]
-    note = "Means over the configuration’s canaries. Actual copies are fewer where two canaries claim one record."
+    note = "Means over the configuration’s canaries. There are fewer actual copies if two canaries claim one record."
     return Table(f"Canaries planted {whose}: {len(roster)}", headings, rows, note)
 
 
-def failures(of: Gathered) -> list[Block]:
-    """Runs that are not completed, and evaluations that did not succeed."""
+def failures(gathered: Gathered) -> list[Block]:
+    """Return the section on runs that are not completed, and on evaluations that failed."""
     rows: list[list[Cell]] = []
-    for run in of.runs:
+    for run in gathered.runs:
         results = run.results
         if results.status != "completed" or results.failures:
             reasons = [results.reason or "", *(f"{name}: {why}" for name, why in results.failures.items())]
             progress = f"{results.round:,} of {results.rounds:,}"
             rows.append([results.name, results.status, progress, " ".join(filter(None, reasons)) or "–"])
-    rows += [[each.name, "not begun", "–", "–"] for each in of.waiting]
-    for sweep in of.sweeps:
+    rows += [[waiting.name, "not begun", "–", "–"] for waiting in gathered.waiting]
+    for sweep in gathered.sweeps:
         for session in sweep.sessions:
             rows += [
                 [str(name), "failed in a session", "–", str(why)]
@@ -115,10 +118,10 @@ def failures(of: Gathered) -> list[Block]:
     return [Table("Runs that are not completed, and what failed", headings, rows)]
 
 
-def provenance(of: Gathered) -> list[Block]:
-    """Commands, versions, sessions, and each run's seed, digests, length and time."""
+def provenance(gathered: Gathered) -> list[Block]:
+    """Return the section on commands, versions, sessions, and each run's seed, digests, length and time."""
     blocks: list[Block] = []
-    for sweep in of.sweeps:
+    for sweep in gathered.sweeps:
         versions = ", ".join(f"{name} {number_}" for name, number_ in sweep.versions.items())
         facts: list[tuple[str, Cell]] = [("Command", Markup("<code>{}</code>").format(sweep.command))]
         facts += [("Versions", versions)] if versions else []
@@ -126,7 +129,7 @@ def provenance(of: Gathered) -> list[Block]:
         if sweep.sessions:
             blocks.append(_sessions(sweep.sessions))
     rows = []
-    for run in of.runs:
+    for run in gathered.runs:
         results = run.results
         rows.append(
             [
@@ -143,8 +146,8 @@ def provenance(of: Gathered) -> list[Block]:
     headings = [left("Run"), *(Heading(text) for text in ("Seed", "Rounds", "Epochs", "Training", "Evaluation"))]
     headings += [left("Settings’ digest"), left("Series")]
     note = (
-        "Rounds: completed, of those planned; of central training, steps. Digests are cut short: "
-        "runs of one series differ in the seed alone. Times are the clock’s. "
+        "Rounds: completed and planned; in central training, steps. Digests are shortened. "
+        "Runs of one series differ only in their seed. Times are wall-clock times. "
         f"Reported by flsim {version('flsim-memorization')}."
     )
     table = Table("Runs", headings, rows, note)

@@ -1,4 +1,4 @@
-"""What a report's sections are made of; template.html says how each looks."""
+"""Blocks that a report's sections consist of; template.html lays out each kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Cell = str | Markup
 
 @dataclass(frozen=True)
 class Prose:
-    """A paragraph."""
+    """A paragraph, or a note in smaller type."""
 
     kind: ClassVar = "prose"
     text: Cell
@@ -23,7 +23,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and what is said of each."""
+    """A list of names, each with a description."""
 
     kind: ClassVar = "facts"
     pairs: Sequence[tuple[str, Cell]]
@@ -31,11 +31,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Heading:
-    """Of a column.
+    """The heading of a column.
 
     Attributes:
         text: a few words.
-        is_number: whether cells are aligned at the right.
+        is_number: whether the column's cells are aligned at the right.
     """
 
     text: Cell
@@ -43,19 +43,19 @@ class Heading:
 
 
 def left(text: Cell) -> Heading:
-    """Of a column of words."""
+    """Return the heading of a column of words."""
     return Heading(text, is_number=False)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose rows begin with what they are about.
+    """A table whose first column names its rows.
 
     Attributes:
-        caption: what it shows.
-        headings: of all columns.
-        rows: a cell for each.
-        note: below it.
+        caption: what the table shows.
+        headings: headings of all columns.
+        rows: the cells of each row.
+        note: text below the table.
     """
 
     kind: ClassVar = "table"
@@ -75,13 +75,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Figure:
-    """Small panels, as many beside each other as fit.
+    """Small panels, side by side as far as they fit.
 
     Attributes:
-        caption: what they show.
-        groups: of panels.
-        legend: what each style of line is.
-        is_small: whether panels are narrow enough for two on a phone.
+        caption: what the panels show.
+        groups: groups of panels.
+        legend: style and meaning of each kind of line.
+        is_small: whether two panels fit side by side on a phone.
     """
 
     kind: ClassVar = "figure"
@@ -97,7 +97,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks behind a line that opens them; paper shows them."""
+    """Blocks behind a line that opens them; a printed report shows them."""
 
     kind: ClassVar = "fold"
     title: Cell
@@ -110,7 +110,7 @@ Block = Prose | Facts | Table | Figure | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report with a heading of its own."""
+    """A part of the report with its own heading."""
 
     id: str
     title: str
@@ -118,23 +118,24 @@ class Section:
 
 
 def number(value: Any, template: str = "{:.1f}", missing: str = "–") -> str:
-    """A number as people read it, with a minus that is one; a dash where there is none."""
+    """Return a number as text with a real minus sign; a dash if it is missing."""
     if value is None or pd.isna(value):
         return missing
     return template.format(value).replace("-", "\N{MINUS SIGN}")
 
 
 def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, such as "1 run" or "2 runs"."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words with commas, and an "and" before the last."""
+    """Return words separated by commas, with "and" before the last."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def duration(seconds: float | None) -> str:
-    """Of the clock, in the unit that suits it."""
+    """Return wall-clock time in the unit that suits it; a dash if it is not known."""
     if seconds is None:
         return "–"
     if seconds < 120:

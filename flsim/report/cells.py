@@ -1,4 +1,4 @@
-"""Columns of the report's tables: which of a frame's columns are shown, in which order, and how their cells read."""
+"""Columns of the report's tables: which columns of a frame are shown, their order, and the text of their cells."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from flsim.measures.quantity import flags, numbers, of_model, shown
+from flsim.measures.quantity import flags, numbers, of_model, select_for
 from flsim.report.blocks import Cell, number
 from flsim.results.against_published import AGAINST
 from flsim.results.columns import columns_of, columns_over_seeds, is_in, mean_of, prefix_of, quantities_in
@@ -37,20 +37,20 @@ ELSEWHERE = {
 
 
 class Cells:
-    """The columns of one frame that are shown, and their cells.
+    """The columns of one frame that a report shows, and their cells.
 
     Args:
-        frame: of `flsim.results.tables` or `flsim.results.seeds_table`.
+        frame: a table of `flsim.results.tables` or `flsim.results.seeds_table`.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
-        self.quantities = [each for each in shown(quantities_in(frame), "table") if is_in(frame, each)]
+        self.quantities = [quantity for quantity in select_for(quantities_in(frame), "table") if is_in(frame, quantity)]
         self._forms = self._known()
         self._numbers = {mean_of(quantity): quantity for quantity in numbers(self.quantities)}
 
     def _known(self) -> dict[str, Form]:
-        """How columns that are known are shown, in their order; others follow under their own names."""
+        """Return the forms of known columns, in their order; other columns follow under their own names."""
         forms = dict(TRAINED)
         for flag in flags(self.quantities):
             forms[flag.name] = (flag.heading, "count", 1)
@@ -65,7 +65,7 @@ class Cells:
 
     @property
     def names(self) -> list[str]:
-        """Columns with anything to say: known ones first, each followed by what was published for it."""
+        """Columns with values: known ones first, each followed by its published values."""
         frame, order = self._frame, {name: place for place, name in enumerate(self._forms)}
 
         def place(name: str) -> tuple[int, bool]:
@@ -80,17 +80,20 @@ class Cells:
 
     @property
     def _within(self) -> set[str]:
-        """Columns within another's cell: deviations, and the ends of intervals."""
-        names = {name for each in self.quantities for name in (*columns_of(each), *columns_over_seeds(each))}
+        """Columns that appear in another column's cell: deviations, and the ends of intervals."""
+        names = {
+            name for quantity in self.quantities for name in (*columns_of(quantity), *columns_over_seeds(quantity))
+        }
         return names - {*self._forms}
 
     def heading(self, name: str) -> Cell:
+        """Return the heading of a column."""
         plain = name.removeprefix(PREFIX)
         text = self._forms[plain][0] if plain in self._forms else plain.replace("_", " ")
         return text if plain == name else Markup("{}, <em>published</em>").format(text)
 
     def cell(self, name: str, row: Mapping[Any, Any], is_number: bool) -> Cell:
-        """A value, with the spread or the whole that the frame has of it."""
+        """Return a value as text, with its spread or its total if the frame has one."""
         value, plain = row[name], name.removeprefix(PREFIX)
         if pd.isna(value):
             return "–"
@@ -113,7 +116,7 @@ class Cells:
         return Markup("{} <small>{}</small>").format(text, spread) if spread else text
 
     def _intervals(self, name: str, row: Mapping[Any, Any]) -> Iterator[list[str]]:
-        """The ends of the intervals that a row has of a mean over canaries: over seeds first, then over canaries."""
+        """Yield the ends of intervals of a mean over canaries: over seeds first, then over canaries."""
         quantity = self._numbers.get(name)
         for kind in (f"{prefix_of(quantity)}seeds", quantity.column) if quantity else ():
             ends = [row.get(f"{kind}_{end}") for end in ("low", "high")]
@@ -122,10 +125,10 @@ class Cells:
 
 
 def _finer(template: str) -> str:
-    """The format of a mean: with a decimal more than that of a value, where decimals are fixed."""
+    """Return the format of a mean, with one decimal more than the format of a value if decimals are fixed."""
     return re.sub(r"\.(\d)f", lambda match: f".{int(match[1]) + 1}f", template)
 
 
 def _number(value: Any, template: str) -> str:
-    """A count may be a mean, and has a decimal then."""
+    """Return a number as text; a mean of counts has a decimal."""
     return number(value).removesuffix(".0") if template == "count" else number(value, template)

@@ -1,4 +1,4 @@
-"""How often canaries occur: their configuration (p_u, p_e), or where nobody knows that, how many copies there are."""
+"""Groups of canaries by their configuration (p_u, p_e), or by their number of copies."""
 
 import math
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from flsim.results.tables import user_share
 
 @dataclass(frozen=True, order=True)
 class Configuration:
-    """What canaries of a group have in common, in the order of expected copies.
+    """The configuration that a group of canaries has in common; configurations sort by expected copies.
 
     Attributes:
-        order: by which configurations are sorted.
-        p_u, p_e: probabilities; NaN where copies are said.
-        copies: planned ones; None where probabilities are said, or where nobody knows.
+        order: the sort key.
+        p_u, p_e: probabilities; NaN if a number of copies was set.
+        copies: planned number of copies; None if probabilities were set, or if the number is not known.
     """
 
     order: tuple[float, ...]
@@ -31,8 +31,8 @@ class Configuration:
 
 
 def by_configuration(rows: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
-    """Rows with a roster's columns, by configuration, the least expected insertions first."""
-    found: dict[Configuration, list[int]] = {}
+    """Return rows with a roster's columns by configuration, with the fewest expected insertions first."""
+    places: dict[Configuration, list[int]] = {}
     for place, row in enumerate(rows.to_dict("records")):
         p_u, p_e = float(row["p_u"]), float(row["p_e"])
         if math.isnan(p_u) or math.isnan(p_e):
@@ -40,12 +40,13 @@ def by_configuration(rows: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
             copies = row.get("planned_insertions", row.get("insertions"))
             known = None if copies is None or pd.isna(copies) else int(copies)
             key = Configuration((known or 0.0,), math.nan, math.nan, known)
-            key = next((other for other in found if other.order == key.order and math.isnan(other.p_u)), key)
+            key = next((other for other in places if other.order == key.order and math.isnan(other.p_u)), key)
         else:
             key = Configuration((float(f"{p_u * p_e:.12g}"), p_u), p_u, p_e, None)
-        found.setdefault(key, []).append(place)
-    return {key: rows.iloc[found[key]] for key in sorted(found, key=lambda each: each.order)}
+        places.setdefault(key, []).append(place)
+    return {key: rows.iloc[places[key]] for key in sorted(places, key=lambda configuration: configuration.order)}
 
 
 def percent(share: float) -> str:
+    """Return a share as a percentage with up to six digits."""
     return f"{100 * share:.6g}%"

@@ -1,4 +1,4 @@
-"""The figures of a report: every panel an image with a name and a sentence of what it shows."""
+"""Figures of a report; every panel is an image with a name and a sentence that describes it."""
 
 import math
 from collections.abc import Sequence
@@ -20,29 +20,35 @@ SHOWN = 4  # groups of panels; more are folded
 BAND = "Lines are means over seeds, bands from the lowest to the highest seed."
 
 
-def curves(of: Gathered) -> list[Block]:
-    """Every metric over training: all settings in one panel where they are few, else a panel for each line."""
-    drawn = [setting for setting in of.settings if setting.shown]
-    left = _left_out(of)
+def curves(gathered: Gathered) -> list[Block]:
+    """Return figures of every metric over training.
+
+    Few settings share one panel per metric. Otherwise there is one panel per row of the tables.
+    """
+    drawn = [setting for setting in gathered.settings if setting.shown_runs]
+    left = _left_out(gathered)
     if len(drawn) <= TOGETHER:
         styles = {id(setting): index for index, setting in enumerate(drawn)}
-        panels = [(_title(each), _curve(of, each, drawn, styles, "all")) for each in panels_first(of.quantities)]
+        panels = [
+            (_title(quantity), _curve(gathered, quantity, drawn, styles, "all"))
+            for quantity in panels_first(gathered.quantities)
+        ]
         legend = [(styles[id(setting)], _named(setting)) for setting in drawn]
-        caption = f"What was memorized, and how well the model predicts, over {_x(of)}. {BAND}{left}"
+        caption = f"What was memorized, and how well the model predicts, over {_x(gathered)}. {BAND}{left}"
         return [Figure(caption, [Group(panels)], legend)] if drawn else []
     styles = {id(setting): _style(setting) for setting in drawn}
     legend = _legend(drawn)
-    opened = [next(iter(flags(of.quantities)), None), PRIMARY]
+    opened = [next(iter(flags(gathered.quantities)), None), PRIMARY]
     blocks: list[Block] = []
-    for quantity in panels_first(of.quantities):
+    for quantity in panels_first(gathered.quantities):
         title = _title(quantity)
         panels = [
-            (line.label, _curve(of, quantity, shown, styles, str(index)))
-            for index, line in enumerate(of.lines)
-            if (shown := [setting for setting in line.settings if setting.shown])
+            (line.label, _curve(gathered, quantity, begun, styles, str(index)))
+            for index, line in enumerate(gathered.lines)
+            if (begun := [setting for setting in line.settings if setting.shown_runs])
         ]
         figure = Figure(
-            f"{title}, over {_x(of)}, each panel as long as its training. {BAND}{left}", [Group(panels)], legend
+            f"{title}, over {_x(gathered)}, each panel as long as its training. {BAND}{left}", [Group(panels)], legend
         )
         blocks.append(Fold(title, [figure], is_open=quantity in opened))
     return blocks
@@ -55,7 +61,7 @@ def _title(quantity: Quantity) -> str:
 
 
 def _told(quantity: Quantity, value: float) -> str:
-    """A value with its unit, as a sentence says it."""
+    """Return a value with its unit, as in a sentence."""
     if quantity.is_flag:
         return f"{value:.1f} canaries"
     if not quantity.of_canaries:
@@ -63,16 +69,19 @@ def _told(quantity: Quantity, value: float) -> str:
     return f"{quantity.format.format(value)} {quantity.unit}".strip()
 
 
-def _curve(of: Gathered, quantity: Quantity, settings: Sequence[Setting], styles: dict[int, int], id_: str) -> Markup:
+def _curve(
+    gathered: Gathered, quantity: Quantity, settings: Sequence[Setting], styles: dict[int, int], id_: str
+) -> Markup:
     metric, title = quantity.name, _title(quantity)
     unit = "canaries" if quantity.is_flag else f"{quantity.axis}, log scale" if quantity.is_log else quantity.axis
-    every = [setting.curve(metric, of.in_epochs) for setting in of.settings if setting.shown]
+    every = [setting.curve(metric, gathered.in_epochs) for setting in gathered.settings if setting.shown_runs]
     heights = np.concatenate([curve[:, 1:].ravel() for curve in every if curve.size] or [np.zeros(0)])
     last = max(
-        (float(curve[-1, 0]) for each in settings if (curve := each.curve(metric, of.in_epochs)).size), default=1.0
+        (float(curve[-1, 0]) for setting in settings if (curve := setting.curve(metric, gathered.in_epochs)).size),
+        default=1.0,
     )
     top = float(heights.max(initial=0.0))
-    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown]) if quantity.is_primary else None
+    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown_runs]) if quantity.is_primary else None
     if quantity.is_log:
         y = spanning([float(height) for height in heights if height > 0], unit)
     else:
@@ -80,49 +89,49 @@ def _curve(of: Gathered, quantity: Quantity, settings: Sequence[Setting], styles
         y = Axis(1.08 * low, 1.08 * top or 1.0, unit)
         if quantity.is_flag:
             y = Axis(0, max(1.0, 1.08 * top), unit, is_whole=True)
-    panel = Panel(Axis(0, last, _x(of), is_whole=not of.in_epochs), y)
+    panel = Panel(Axis(0, last, _x(gathered), is_whole=not gathered.in_epochs), y)
     if ceiling is not None and ceiling <= y.high:
         panel.rule(y=ceiling, text="log₂|R|")
-    told = []
+    descriptions = []
     for setting in settings:
-        curve, style = setting.curve(metric, of.in_epochs), styles[id(setting)]
+        curve, style = setting.curve(metric, gathered.in_epochs), styles[id(setting)]
         if not curve.size:
-            told.append(f"{setting.label}: not measured.")
+            descriptions.append(f"{setting.label}: not measured.")
             continue
         xs, means, seeds = curve[:, 0], curve[:, 1], curve[:, 2:]
         if seeds.shape[1] > 1:
             panel.band(_pairs(xs, seeds.min(axis=1)), _pairs(xs, seeds.max(axis=1)), style)
         panel.line(_pairs(xs, means), style)
         begin, end = _told(quantity, means[0]), _told(quantity, means[-1])
-        told.append(f"{setting.label}: from {begin} at {xs[0]:.3g} to {end} at {xs[-1]:.3g} {_x(of)}.")
-    return panel.render(f"{metric}-{id_}", f"{title} over {_x(of)}", " ".join(told))
+        descriptions.append(f"{setting.label}: from {begin} at {xs[0]:.3g} to {end} at {xs[-1]:.3g} {_x(gathered)}.")
+    return panel.render(f"{metric}-{id_}", f"{title} over {_x(gathered)}", " ".join(descriptions))
 
 
-def distributions(of: Gathered) -> list[Block]:
-    """For each line the share of canaries with at least so many bits of exposure, at the last evaluation."""
+def distributions(gathered: Gathered) -> list[Block]:
+    """Return the share of canaries with at least each exposure at the last evaluation, with a panel for each row."""
     panels: list[tuple[Cell, Markup]] = []
     drawn: list[Setting] = []
-    for index, line in enumerate(of.lines):
+    for index, line in enumerate(gathered.lines):
         measured = [setting for setting in line.settings if not setting.last(PRIMARY.name).empty]
         if measured:
             panels.append((line.label, _distribution(line, measured, index)))
             drawn += measured
     caption = (
-        "Share of canaries with at least so many bits of exposure, at the last evaluation, all seeds together. "
-        "Dotted: log₂|R|, the most that ranking among |R| random continuations can show; canaries there are ranked "
-        f"before all of them.{_left_out(of)}"
+        "Share of canaries with at least the given bits of exposure, at the last evaluation, over all seeds. "
+        "Dotted: log₂|R|, the largest exposure that ranking among |R| random continuations can show; canaries there "
+        f"are ranked before all of them.{_left_out(gathered)}"
     )
     return [Figure(caption, [Group(panels)], _legend(drawn))] if panels else []
 
 
 def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup:
-    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown])
+    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown_runs])
     values = {id(setting): np.sort(setting.last(PRIMARY.name)["value"].to_numpy()) for setting in settings}
-    highest = max([float(each.max()) for each in values.values()] + [ceiling or 1.0])
+    highest = max([float(exposures.max()) for exposures in values.values()] + [ceiling or 1.0])
     panel = Panel(Axis(0, 1.02 * highest, "at least so many bits"), Axis(0, 100, "% of canaries"))
     if ceiling is not None:
         panel.rule(x=ceiling, text="log₂|R|")
-    told = []
+    descriptions = []
     for setting in settings:
         bits = values[id(setting)]
         points = [(0.0, 100.0)]
@@ -130,22 +139,22 @@ def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup
             points += [(float(value), points[-1][1]), (float(value), 100 * (1 - (place + 1) / len(bits)))]
         panel.line(points, _style(setting), has_markers=False)
         at_most = f", {np.mean(bits >= ceiling - 1e-6):.0%} at the ceiling" if ceiling else ""
-        told.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
-    return panel.render(f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(told))
+        descriptions.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
+    return panel.render(f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(descriptions))
 
 
-def traces(of: Gathered) -> list[Block]:
-    """For each setting a panel for each configuration, in which every canary of one run has a thin line."""
+def traces(gathered: Gathered) -> list[Block]:
+    """Return a panel for each configuration of each setting, in which every canary of one run has a thin line."""
     blocks: list[Block] = []
-    for index, setting in enumerate(of.settings):
-        if not setting.shown or setting.last(PRIMARY.name).empty:
+    for index, setting in enumerate(gathered.settings):
+        if not setting.shown_runs or setting.last(PRIMARY.name).empty:
             continue
-        run = setting.shown[0][0]
-        panels = _traced(run, index, of.in_epochs)
+        run = setting.shown_runs[0][0]
+        panels = _traced(run, index, gathered.in_epochs)
         seed = "" if run.results.seed is None else f", seed {run.results.seed}"
         caption = (
-            f"{setting.label}{seed}: bits of exposure of each canary over {_x(of)}. Solid: {FLAG.outcome} at the last "
-            f"evaluation, as {FLAG.title} {FLAG.finds}; dashed: not."
+            f"{setting.label}{seed}: bits of exposure of each canary over {_x(gathered)}. Solid: {FLAG.outcome} at the "
+            f"last evaluation, as {FLAG.title} {FLAG.finds}; dashed: not."
         )
         blocks.append(Fold(setting.label, [Figure(caption, [Group(panels)], is_small=True)], is_open=not blocks))
     return blocks
@@ -178,7 +187,7 @@ def _traced(run: RunView, index: int, in_epochs: bool) -> list[tuple[Cell, Marku
 
 
 def folded(caption: str, groups: Sequence[Group]) -> list[Block]:
-    """A figure of small panels, all groups but the first few folded."""
+    """Return a figure of small panels, with all groups but the first few folded."""
     blocks: list[Block] = [Figure(caption, groups[:SHOWN], is_small=True)] if groups else []
     if len(groups) > SHOWN:
         rest = Figure(f"{caption} (continued)", groups[SHOWN:], is_small=True)
@@ -187,13 +196,13 @@ def folded(caption: str, groups: Sequence[Group]) -> list[Block]:
 
 
 def ceiling_of(setting: Setting) -> float | None:
-    """log2 (|R| + 1), the most bits that the ranks of its canaries can show; None where |R| is not known."""
-    return _ceiling([run for run, _ in setting.shown])
+    """Return log2 (|R| + 1), the most bits that the ranks of its canaries can show; None if |R| is not known."""
+    return _ceiling([run for run, _ in setting.shown_runs])
 
 
 def _ceiling(runs: Sequence[RunView]) -> float | None:
-    found = [references for run in runs if (references := run.references)]
-    return math.log2(max(found) + 1) if found else None
+    sizes = [references for run in runs if (references := run.references)]
+    return math.log2(max(sizes) + 1) if sizes else None
 
 
 def _style(setting: Setting) -> int:
@@ -206,17 +215,17 @@ def _legend(settings: Sequence[Setting]) -> list[tuple[int, str]]:
 
 
 def _named(setting: Setting) -> str:
-    unfinished = f", at round {setting.shown[0][1]:,}, unfinished" if setting.is_unfinished else ""
+    unfinished = f", at round {setting.shown_runs[0][1]:,}, unfinished" if setting.is_unfinished else ""
     return f"{setting.label} ({setting.seeds}{unfinished})"
 
 
-def _left_out(of: Gathered) -> str:
-    names = [setting.label for setting in of.settings if not setting.shown]
-    return f" Not drawn, since no run of it can be shown: {'; '.join(names)}." if names else ""
+def _left_out(gathered: Gathered) -> str:
+    names = [setting.label for setting in gathered.settings if not setting.shown_runs]
+    return f" Not drawn, because no run can be shown: {'; '.join(names)}." if names else ""
 
 
-def _x(of: Gathered) -> str:
-    return "epochs" if of.in_epochs else "rounds (central: steps)"
+def _x(gathered: Gathered) -> str:
+    return "epochs" if gathered.in_epochs else "rounds (central: steps)"
 
 
 def _pairs(xs: np.ndarray, ys: np.ndarray) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""What a report is about: runs, grouped as a table's rows group them, with what else their folders say."""
+"""The runs of a report, grouped like the rows of a table, with the logs in their folders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.evaluations import read_evaluations
@@ -24,13 +24,13 @@ from flsim.runs.config import Config, load
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """A run.
+    """A run in a report.
 
     Attributes:
-        path: its folder.
-        results: what it found.
-        config: its settings; None where the folder does not say them.
-        planned: what the sweep that it is of says of it; None where it is of none.
+        path: the run folder.
+        results: the run's results.
+        config: the run's settings; None if the folder does not have them.
+        planned: the run's entry in its sweep; None if it belongs to no sweep.
     """
 
     path: Path
@@ -43,63 +43,63 @@ class RunView:
         rows = self.results.rows[self.results.rows["canary"] != ""]
         known = self.results.roster["canary"].tolist()
         return {
-            str(metric): of.pivot(index="round", columns="canary", values="value").reindex(columns=known).dropna()
-            for metric, of in rows.groupby("metric")
+            str(metric): values.pivot(index="round", columns="canary", values="value").reindex(columns=known).dropna()
+            for metric, values in rows.groupby("metric")
         }
 
     def of_canaries(self, metric: str) -> pd.DataFrame:
-        """Float64 [rounds, canaries], of the rounds where it was measured of all canaries."""
+        """Return float64 [rounds, canaries] of the rounds in which the metric was measured for all canaries."""
         return self._canaries.get(metric, pd.DataFrame())
 
     @cached_property
     def _over_rounds(self) -> "dict[str, pd.Series[float]]":
         series: dict[str, pd.Series[float]] = {}
-        for quantity in shown(quantities_of([self.results]), "report"):
+        for quantity in select_for(quantities_of([self.results]), "report"):
             if quantity.of_canaries and len(values := self.of_canaries(quantity.name)):
                 series[quantity.name] = (
                     (values == 1).sum(axis=1).astype("float64") if quantity.is_flag else values.mean(axis=1)
                 )
         rows = self.results.rows
-        for metric, of in rows[(rows["canary"] == "") & np.isfinite(rows["value"])].groupby("metric"):
-            series[str(metric)] = of.set_index("round")["value"].sort_index()
+        for metric, values_of_model in rows[(rows["canary"] == "") & np.isfinite(rows["value"])].groupby("metric"):
+            series[str(metric)] = values_of_model.set_index("round")["value"].sort_index()
         return series
 
     def over_rounds(self, metric: str) -> "pd.Series[float]":
-        """By round: the count of a flag, the mean over canaries of a number, or a finite metric of the model."""
+        """Return by round the count of a flag, the mean over canaries, or a finite metric of the model."""
         return self._over_rounds.get(metric, pd.Series(dtype="float64"))
 
     @property
     def references(self) -> float | None:
-        """|R| of the last evaluation; None where there is none."""
+        """Return the |R| of the last evaluation; None without an evaluation."""
         last = self.results.evaluated
         return self.results.references(last[-1]) if last else None
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of rounds.jsonl."""
+        """Return the lines of rounds.jsonl."""
         return roundlog.read(self.path)
 
     @property
     def training_seconds(self) -> float | None:
-        """Of the clock, in rounds; None where the folder does not say."""
+        """Wall-clock time of all rounds; None if the folder does not store it."""
         seconds = [line["seconds"] for line in self.log if isinstance(line.get("seconds"), int | float)]
         return sum(seconds) if seconds else None
 
     @property
     def evaluation_seconds(self) -> float | None:
-        """Of the clock, over all attempts; None without any."""
-        found = read_evaluations(self.path)
-        return sum(each.seconds for each in found) if found else None
+        """Wall-clock time of all attempts to evaluate; None if there were none."""
+        attempts = read_evaluations(self.path)
+        return sum(attempt.seconds for attempt in attempts) if attempts else None
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ only in their seed.
 
     Attributes:
-        label: in the words of a table, and unlike any other's of the report.
-        world: "iid", "non-iid", or None where records are drawn in the same way in both.
-        runs: all of them.
+        label: name of the setting in tables, unique in the report.
+        world: "iid", "non-iid", or None if records are drawn in the same way in both.
+        runs: all runs of the setting.
     """
 
     label: str
@@ -107,10 +107,11 @@ class Setting:
     runs: list[RunView]
 
     @cached_property
-    def shown(self) -> list[tuple[RunView, int]]:
-        """Runs that means are over, each with its last evaluated round: the completed ones.
+    def shown_runs(self) -> list[tuple[RunView, int]]:
+        """Return the runs that means are over, each with its last evaluated round.
 
-        Where none is: those that have not diverged, at the last round that all of them were evaluated at.
+        These are the completed runs. If there are none, these are the runs that have not diverged, at the last round at
+        which all of them were evaluated.
         """
         completed = [run for run in self.runs if run.results.status == "completed" and run.results.evaluated]
         if completed:
@@ -123,8 +124,8 @@ class Setting:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether what is shown is of runs that are not completed."""
-        return any(run.results.status != "completed" for run, _ in self.shown)
+        """Return whether the shown runs are not completed."""
+        return any(run.results.status != "completed" for run, _ in self.shown_runs)
 
     @property
     def canaries(self) -> int:
@@ -132,67 +133,75 @@ class Setting:
 
     @property
     def seeds(self) -> str:
-        return f"{len(self.shown)} seed{'s' * (len(self.shown) != 1)}"
+        return f"{len(self.shown_runs)} seed{'s' * (len(self.shown_runs) != 1)}"
 
     def last(self, metric: str) -> pd.DataFrame:
-        """The canaries of all shown runs at their last round: the roster's columns, and ``value``; maybe empty."""
+        """Return the canaries of all shown runs at their last round, as roster and ``value``; may be empty."""
         parts = []
-        for run, round_ in self.shown:
-            found = run.of_canaries(metric)
-            if round_ in found.index:
-                parts.append(run.results.roster.assign(value=found.loc[round_].to_numpy()))
+        for run, round_ in self.shown_runs:
+            measured = run.of_canaries(metric)
+            if round_ in measured.index:
+                parts.append(run.results.roster.assign(value=measured.loc[round_].to_numpy()))
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     def mean(self, metric: str) -> float | None:
-        """Of `RunView.over_rounds` at the last round, over the runs that have it."""
-        found = [values[round_] for run, round_ in self.shown if round_ in (values := run.over_rounds(metric)).index]
-        return float(np.mean(found)) if found else None
+        """Return the mean of `RunView.over_rounds` at the last round, over the runs that measured it."""
+        measured = [
+            values[round_] for run, round_ in self.shown_runs if round_ in (values := run.over_rounds(metric)).index
+        ]
+        return float(np.mean(measured)) if measured else None
 
     def share(self, metric: str) -> float | None:
-        """Of canaries that are memorized at the last round."""
+        """Return the share of canaries that are memorized at the last round."""
         last = self.last(metric)
         return None if last.empty else float((last["value"] == 1).mean())
 
     def curve(self, metric: str, in_epochs: bool) -> NDArray[np.float64]:
-        """Float64 [points, 2 + seeds]: round or epochs, the mean over seeds, and each seed's own."""
-        values = [run.over_rounds(metric) for run, _ in self.shown]
-        common = sorted(set.intersection(*(set(each.index) for each in values)) if values else ())
+        """Return float64 [points, 2 + seeds]: round or epochs, the mean over seeds, and the value of each seed."""
+        values = [run.over_rounds(metric) for run, _ in self.shown_runs]
+        common = sorted(set.intersection(*(set(series.index) for series in values)) if values else ())
         points = []
         for round_ in common:
-            x = np.mean([run.results.epochs_of(round_) if in_epochs else round_ for run, _ in self.shown])
-            each = [of[round_] for of in values]
-            points.append((x, np.mean(each), *each))
+            x = np.mean([run.results.epochs_of(round_) if in_epochs else round_ for run, _ in self.shown_runs])
+            of_seeds = [series[round_] for series in values]
+            points.append((x, np.mean(of_seeds), *of_seeds))
         return np.array(points, dtype="float64").reshape(len(points), 2 + len(values))
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Settings that differ in the world alone: a row of a table of IID beside non-IID.
+    """Settings that differ only in the world: a row of a table of IID beside non-IID.
 
     Attributes:
-        label: what they share.
-        settings: one, or IID and non-IID.
+        label: the common name of the settings.
+        settings: one setting, or IID and non-IID.
     """
 
     label: str
     settings: list[Setting] = field(default_factory=list)
 
-    def of(self, world: str) -> Setting | None:
+    def in_world(self, world: str) -> Setting | None:
+        """Return the setting of a world, or None."""
         return next((setting for setting in self.settings if setting.world == world), None)
 
     @property
     def is_pair(self) -> bool:
-        return bool((iid := self.of("iid")) and (other := self.of("non-iid")) and iid.shown and other.shown)
+        return bool(
+            (iid := self.in_world("iid"))
+            and (other := self.in_world("non-iid"))
+            and iid.shown_runs
+            and other.shown_runs
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """All that a report shows.
+    """The contents of a report.
 
     Attributes:
-        sweeps: those among the paths.
+        sweeps: the sweeps among the paths.
         lines: all runs that have begun.
-        waiting: runs of sweeps that have not.
+        waiting: runs of sweeps that have not begun.
     """
 
     sweeps: list[Sweep]
@@ -213,12 +222,12 @@ class Gathered:
 
     @cached_property
     def quantities(self) -> list[Quantity]:
-        """What figures and maps show: flags, numbers of canaries, and numbers of the model."""
-        return shown(quantities_of([run.results for run in self.runs]), "report")
+        """Quantities in figures and maps: flags, numbers of canaries, and numbers of the model."""
+        return select_for(quantities_of([run.results for run in self.runs]), "report")
 
     @property
     def in_epochs(self) -> bool:
-        """Whether all runs know how many rounds an epoch is."""
+        """Return whether all runs know how many rounds an epoch is."""
         return all(run.results.rounds_per_epoch is not None for run in self.runs)
 
 
@@ -226,7 +235,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     """Read run folders and sweeps; a run that is named twice counts once.
 
     Raises:
-        InputError: neither of both, something damaged, or no run that has begun.
+        InputError: a path is neither a run nor a sweep, a file is damaged, or no run has begun.
     """
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
     runs: dict[Path, RunView] = {}
@@ -253,7 +262,10 @@ def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:
 
 
 def _lines(runs: Sequence[RunView]) -> list[Line]:
-    """Twins together: the runs of a sweep by its rows, others by their words, as `flsim table --over-seeds`."""
+    """Group runs so that twins share a line.
+
+    Runs of a sweep are grouped by its rows, others by their names, as in `flsim table --over-seeds`.
+    """
     groups: dict[Any, dict[Any, list[RunView]]] = {}
     for index, run in enumerate(runs):
         series = run.results.series if run.results.seed is not None else None
@@ -267,20 +279,19 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
             if within not in taken and any(other[0] == world for other in taken):
                 key = ("", rest, within)  # equal words, other settings
         groups.setdefault(key, {}).setdefault(within, []).append(run)
-    found = list(groups.values())
-    names = [next(iter(of.values()))[0].results.label for of in found]
+    names = [next(iter(group.values()))[0].results.label for group in groups.values()]
     lines = []
-    for of, name in zip(found, names, strict=True):
-        first = next(iter(of.values()))[0]
+    for group, name in zip(groups.values(), names, strict=True):
+        first = next(iter(group.values()))[0]
         apart = f" [{_apart(first)}]" if names.count(name) > 1 else ""
-        settings = [Setting(each[0].results.setting + apart, each[0].results.world, each) for each in of.values()]
+        settings = [Setting(runs[0].results.setting + apart, runs[0].results.world, runs) for runs in group.values()]
         order = [*WORLDS, None]
         lines.append(Line(name + apart, sorted(settings, key=lambda setting: order.index(setting.world))))
     return lines
 
 
 def _apart(run: RunView) -> str:
-    """What tells a run's row from another of the same words."""
+    """Return what distinguishes a run's row from another row of the same name."""
     if run.planned is None:
         return run.results.name
     axes: Mapping[str, Any] = {name: value for name, value in run.planned.axes.items() if name != "data.world"}

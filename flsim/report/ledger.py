@@ -1,20 +1,20 @@
-"""What was spent of privacy: every epsilon with the convention that it comes from."""
+"""Section of a report on privacy: every epsilon with the convention that it follows."""
 
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
 from flsim.report.gather import Gathered, RunView, Setting
 
 
-def privacy(of: Gathered) -> list[Block]:
-    """Each setting's mechanism, and each epsilon with its convention."""
+def privacy(gathered: Gathered) -> list[Block]:
+    """Return the section on each setting's mechanism, and on each epsilon with its convention."""
     named = {convention.name: convention for convention in CONVENTIONS}
     rows: list[list[Cell]] = []
     without = []
-    for setting in of.settings:
-        found = _epsilons(setting)
-        if not found:
+    for setting in gathered.settings:
+        epsilons = _epsilons(setting)
+        if not epsilons:
             without.append(setting.label)
-        for unit, name, epsilon, delta, round_, run in found:
+        for unit, name, epsilon, delta, round_, run in epsilons:
             how = named.get(name)
             about = (
                 [how.sampler, how.relation, how.sensitivity, how.accountant, how.conversion or "–"]
@@ -42,9 +42,9 @@ def privacy(of: Gathered) -> list[Block]:
         ]
         headings += [Heading("Noise z"), Heading("Rounds")]
         note = (
-            "An ε says nothing without its convention. “paper” is how the paper counts: it takes S for what replacing "
-            "a user changes, which can be 2S; the other holds as it stands. None accounts for choosing settings on "
-            "the same data, and the noise of a simulation is a function of its seed."
+            "An ε has no meaning without its convention. “paper” is the paper’s: it takes S as the sensitivity to "
+            "replacing a user, which can be 2S; the other convention is correct. No convention accounts for choosing "
+            "settings on the same data, and the noise of a simulation is a function of its seed."
         )
         blocks.append(Table("What was spent, by convention, at the last evaluation", headings, rows, note))
     if without and rows:
@@ -55,10 +55,10 @@ def privacy(of: Gathered) -> list[Block]:
 
 
 def _epsilons(setting: Setting) -> list[tuple[str, str, float, float | None, int, RunView]]:
-    """Unit, convention, epsilon, delta, round, and the run, as the first shown run's rows have them."""
-    for run, round_ in setting.shown[:1]:
+    """Return unit, convention, epsilon, delta, round and run, from the rows of the first shown run."""
+    for run, round_ in setting.shown_runs[:1]:
         rows = run.results.rows
-        found = rows[(rows["round"] == round_) & (rows["canary"] == "") & rows["metric"].str.contains("epsilon ")]
+        spent = rows[(rows["round"] == round_) & (rows["canary"] == "") & rows["metric"].str.contains("epsilon ")]
         return [
             (
                 "record" if metric.startswith("record ") else "user",
@@ -68,6 +68,6 @@ def _epsilons(setting: Setting) -> list[tuple[str, str, float, float | None, int
                 round_,
                 run,
             )
-            for metric, value in zip(found["metric"], found["value"], strict=True)
+            for metric, value in zip(spent["metric"], spent["value"], strict=True)
         ]
     return []

@@ -1,4 +1,4 @@
-"""What was memorized in each configuration: heat maps over p_u x p_e, or bars over numbers of copies."""
+"""Heat maps over p_u x p_e, or bars over numbers of copies, of the canaries memorized in each configuration."""
 
 import math
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ LEFT, CELL, HIGH, BELOW = 48, 38, 27, 18  # pixels
 BAR, ROW = 88, 22  # pixels: the longest bar, and from one to the next
 
 
-def configurations(of: Gathered) -> list[Block]:
-    """Panels for each setting: shares memorized by RS and by BS, mean exposure, and what own measures computed."""
+def configurations(gathered: Gathered) -> list[Block]:
+    """Return panels for each setting: shares memorized by RS and BS, mean exposure, and a user's own numbers."""
     groups = []
-    measured = [quantity for quantity in of.quantities if quantity.of_canaries]
-    for index, setting in enumerate(of.settings):
+    measured = [quantity for quantity in gathered.quantities if quantity.of_canaries]
+    for index, setting in enumerate(gathered.settings):
         panels = [(_title(quantity), drawn) for quantity in measured if (drawn := _panel(setting, quantity, index))]
         if panels:
             groups.append(Group(panels, f"{setting.label} ({setting.seeds})"))
-    has_grid = any(_is_grid(setting) for setting in of.settings)
+    has_grid = any(_is_grid(setting) for setting in gathered.settings)
     over = (
         "Rows: p_u, the probability that a user shares a canary; columns: p_e, the probability that a record of a "
         "sharer is replaced by it."
@@ -72,10 +72,10 @@ def _value(rows: pd.DataFrame, quantity: Quantity) -> float:
 def _grid(
     id_: str, title: str, told: str, values: Mapping[Configuration, float], template: str, highest: float
 ) -> Markup:
-    """Most sharers above, most copies right: numbers in cells, and shades of their share of the highest possible."""
-    p_us = sorted({each.p_u for each in values}, reverse=True)
-    p_es = sorted({each.p_e for each in values})
-    by_pair = {(each.p_u, each.p_e): value for each, value in values.items()}
+    """Draw numbers in cells, shaded by their share of the largest; sharers increase upwards and copies to the right."""
+    p_us = sorted({configuration.p_u for configuration in values}, reverse=True)
+    p_es = sorted({configuration.p_e for configuration in values})
+    by_pair = {(configuration.p_u, configuration.p_e): value for configuration, value in values.items()}
     parts = [_label(LEFT - 6, HIGH * (row + 0.5) + 4, user_share(p_u), "end") for row, p_u in enumerate(p_us)]
     below = HIGH * len(p_us) + 14
     parts += [_label(LEFT + CELL * (column + 0.5), below, percent(p_e)) for column, p_e in enumerate(p_es)]

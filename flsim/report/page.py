@@ -1,4 +1,4 @@
-"""The report as one HTML file: no scripts, nothing fetched, the same bytes from the same results."""
+"""The report as one HTML file without scripts or external files; equal results give equal bytes."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Opening:
-    """What a report begins with, of a sweep or of runs."""
+    """The beginning of a report about a sweep or about runs."""
 
     title: str
     question: str = ""
@@ -32,7 +32,8 @@ def write_report(paths: Sequence[Path], out: Path) -> None:
     """Write a report about run folders and sweeps, whole or not at all.
 
     Raises:
-        InputError: not a .html file, as `flsim.base.files.named_file`, or as `flsim.report.gather.gather`.
+        InputError: `out` is no .html file, or `flsim.base.files.named_file` or `flsim.report.gather.gather` refuses a
+            path.
     """
     if out.suffix.lower() not in {".html", ".htm"}:
         raise InputError(f"{out}: reports are written as .html; name such a file")
@@ -40,8 +41,8 @@ def write_report(paths: Sequence[Path], out: Path) -> None:
         partial.write_text(render(gather(paths)), encoding="utf-8")
 
 
-def render(of: Gathered) -> str:
-    """The whole page."""
+def render(gathered: Gathered) -> str:
+    """Return the whole page."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -50,49 +51,49 @@ def render(of: Gathered) -> str:
         lstrip_blocks=True,
     )
     environment.filters["subscripts"] = subscripts
-    openings, found = _openings(of), worlds.compared(of)
+    openings, comparison = _openings(gathered), worlds.compared(gathered)
     title = " · ".join(opening.title for opening in openings)
     return environment.get_template("template.html").render(
         title=title,
         openings=openings,
-        paragraph=" ".join(summary.paragraph(of, found)),
-        tiles=summary.tiles(of),
-        sections=sections(of, found),
+        paragraph=" ".join(summary.paragraph(gathered, comparison)),
+        tiles=summary.tiles(gathered),
+        sections=sections(gathered, comparison),
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
     )
 
 
-def sections(of: Gathered, found: pd.DataFrame) -> list[Section]:
-    """All parts with anything to say, in order; `found` is of `flsim.report.worlds.compared`."""
+def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
+    """Return all sections with blocks, in order; `comparison` is the frame of `flsim.report.worlds.compared`."""
     every = [
-        Section("memorized", "What was memorized", tables.memorization(of)),
-        Section("worlds", "IID against non-IID", worlds.comparison(of, found)),
-        Section("training", "Over training", figures.curves(of)),
-        Section("configurations", "By how often canaries occur", maps.configurations(of)),
-        Section(PRIMARY.name, f"{PRIMARY.title} of the canaries", figures.distributions(of)),
-        Section("traces", "Canary by canary", figures.traces(of)),
-        Section("settings", "Settings, beside the paper’s", settings.settings(of)),
-        Section("data", "Data and canaries", about.data(of)),
-        Section("privacy", "Privacy", ledger.privacy(of)),
-        Section("failures", "What did not succeed", about.failures(of)),
-        Section("provenance", "Provenance", about.provenance(of)),
+        Section("memorized", "What was memorized", tables.memorization(gathered)),
+        Section("worlds", "IID against non-IID", worlds.comparison(gathered, comparison)),
+        Section("training", "Over training", figures.curves(gathered)),
+        Section("configurations", "By how often canaries occur", maps.configurations(gathered)),
+        Section(PRIMARY.name, f"{PRIMARY.title} of the canaries", figures.distributions(gathered)),
+        Section("traces", "Canary by canary", figures.traces(gathered)),
+        Section("settings", "Settings, beside the paper’s", settings.settings(gathered)),
+        Section("data", "Data and canaries", about.data(gathered)),
+        Section("privacy", "Privacy", ledger.privacy(gathered)),
+        Section("failures", "What did not succeed", about.failures(gathered)),
+        Section("provenance", "Provenance", about.provenance(gathered)),
     ]
     return [section for section in every if section.blocks]
 
 
-def _openings(of: Gathered) -> list[Opening]:
-    if not of.sweeps:
-        names = [run.results.name for run in of.runs]
+def _openings(gathered: Gathered) -> list[Opening]:
+    if not gathered.sweeps:
+        names = [run.results.name for run in gathered.runs]
         title = names[0] if len(names) == 1 else f"{plural(len(names), 'run')}: {names[0]} to {names[-1]}"
         return [Opening(title, "What did the models memorize of the canaries that were planted in their data?")]
-    found = []
-    for sweep in of.sweeps:
+    openings = []
+    for sweep in gathered.sweeps:
         facts = [("Published values", sweep.source)] if sweep.source else []
         facts.append(("Scale", f"{sweep.tier}: {sweep.about}" if sweep.about else sweep.tier))
-        found.append(Opening(sweep.title, sweep.question, facts))
-    return found
+        openings.append(Opening(sweep.title, sweep.question, facts))
+    return openings
 
 
 def subscripts(text: str | Markup) -> Markup:
-    """Batch sizes and probabilities as the paper prints them: b_u with a lowered u."""
+    """Return batch sizes and probabilities as the paper prints them, such as b_u with a lowered u."""
     return Markup(re.sub(r"(?<![.\w])([bp])_([uer])\b", r"<i>\1</i><sub>\2</sub>", str(escape(text))))

@@ -1,4 +1,4 @@
-"""Settings of runs beside the defaults, which are the paper's."""
+"""Section of a report on settings, beside the defaults, which are the paper's."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,27 +14,32 @@ from flsim.results.tables import user_share
 from flsim.runs.config import Config, DataHParams
 
 
-def settings(of: Gathered) -> list[Block]:
-    """What differs from the defaults, which are the paper's: of all runs, then of each setting; then the machines'."""
-    known = [(setting, run) for setting in of.settings for run in setting.runs if run.config is not None]
+def settings(gathered: Gathered) -> list[Block]:
+    """Return the section on settings that differ from the defaults.
+
+    First come settings common to all runs, then those of each setting, then the use of machines.
+    """
+    known = [(setting, run) for setting in gathered.settings for run in setting.runs if run.config is not None]
     if not known:
-        return [Prose("These run folders do not say their settings: they have no config.toml.")]
+        return [Prose("The settings of these runs are not known, because their folders have no config.toml.")]
     values = {id(run): _flat(run.config) for _, run in known if run.config}
     defaults = {id(run): _flat(_default(run.config)) for _, run in known if run.config}
     common = _agreed(list(values.values()))
     differing = [
-        (key, value) for key, value in common.items() if any(each.get(key) != value for each in defaults.values())
+        (key, value)
+        for key, value in common.items()
+        if any(values_of_run.get(key) != value for values_of_run in defaults.values())
     ]
     blocks: list[Block] = []
     shared = [(key, value) for key, value in differing if not key.startswith("system.")]
     if shared:
-        rows = [[_code(key), _shown(value, key), _default_of(key, defaults)] for key, value in shared]
+        rows = [[_code(key), _text_of(value, key), _default_of(key, defaults)] for key, value in shared]
         caption = "All runs: settings that differ from the defaults, which are the paper’s"
         blocks.append(Table(caption, [left("Setting"), left("Here"), left("The paper’s")], rows))
     else:
         blocks.append(Prose("No setting that all runs share differs from the defaults, which are the paper’s."))
     rows = []
-    for setting in of.settings:
+    for setting in gathered.settings:
         mine = [values[id(run)] for run in setting.runs if id(run) in values]
         if mine:
             own = [
@@ -52,7 +57,7 @@ def settings(of: Gathered) -> list[Block]:
     if machines:
         blocks.append(
             Prose(
-                Markup("Use of machines, which changes nothing but rounding: {}.").format(_pairs(machines)),
+                Markup("Use of machines, which changes only rounding: {}.").format(_pairs(machines)),
                 is_note=True,
             )
         )
@@ -60,13 +65,13 @@ def settings(of: Gathered) -> list[Block]:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    """Settings by section.key, but for the seed and where the corpus lies."""
-    found: dict[str, Any] = {}
+    """Return settings by section.key, without the seed and the place of the corpus."""
+    settings_by_key: dict[str, Any] = {}
     for section, values in asdict(config).items():
         if isinstance(values, dict):
-            found |= {f"{section}.{key}": value for key, value in values.items()}
-    del found["data.corpus"]
-    return found
+            settings_by_key |= {f"{section}.{key}": value for key, value in values.items()}
+    del settings_by_key["data.corpus"]
+    return settings_by_key
 
 
 def _default(config: Config) -> Config:
@@ -74,32 +79,36 @@ def _default(config: Config) -> Config:
 
 
 def _default_of(key: str, defaults: Mapping[int, Mapping[str, Any]]) -> str:
-    return _shown(next(each[key] for each in defaults.values() if key in each), key)
+    return _text_of(next(values[key] for values in defaults.values() if key in values), key)
 
 
 def _agreed(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all have, with one value."""
+    """Return the settings that all runs have with the same value."""
     first, *rest = values
-    return {key: value for key, value in first.items() if all(key in each and each[key] == value for each in rest)}
+    return {
+        key: value for key, value in first.items() if all(key in others and others[key] == value for others in rest)
+    }
 
 
 def _code(key: str) -> Markup:
-    """A setting's name, which may be broken at its dots and underscores."""
+    """Return a setting's name, which may be broken at its dots and underscores."""
     return Markup("<code>{}</code>").format(Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(key)))))
 
 
-def _pairs(found: Sequence[tuple[str, Any]]) -> Markup:
-    written = [Markup("{} <code>= {}</code>").format(_code(key), _shown(value, key)) for key, value in found]
+def _pairs(settings_and_values: Sequence[tuple[str, Any]]) -> Markup:
+    written = [
+        Markup("{} <code>= {}</code>").format(_code(key), _text_of(value, key)) for key, value in settings_and_values
+    ]
     return Markup(", ").join(written) if written else Markup("none")
 
 
-def _shown(value: Any, key: str = "") -> str:
+def _text_of(value: Any, key: str = "") -> str:
     if key in {"canaries.p_u", "canaries.p_e"}:
-        return ", ".join(user_share(each) if key.endswith("u") else percent(each) for each in value)
+        return ", ".join(user_share(number) if key.endswith("u") else percent(number) for number in value)
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return ", ".join(map(_shown, value)) or "none"
+        return ", ".join(map(_text_of, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

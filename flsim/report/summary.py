@@ -1,4 +1,4 @@
-"""What a report says first: a paragraph and a few numbers, computed from the results."""
+"""The beginning of a report: a paragraph and a few numbers, computed from the results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,56 +19,64 @@ FIRST = flags(QUANTITIES.values())[0]
 
 @dataclass(frozen=True)
 class Tile:
-    """A number at the top."""
+    """A number at the top of the report."""
 
     name: str
     value: str
     unit: str
 
 
-def tiles(of: Gathered) -> list[Tile]:
-    """Flags and exposure in both worlds where they can be told apart, else over all settings; and the runs."""
-    found = []
-    worlds = _worlds(of.pairs)
-    for flag in flags(of.quantities):
+def tiles(gathered: Gathered) -> list[Tile]:
+    """Return flags and exposure, in both worlds if there are pairs, otherwise over all settings; and the run count."""
+    entries = []
+    worlds = _worlds(gathered.pairs)
+    for flag in flags(gathered.quantities):
         name = f"{flag.outcome.capitalize()} ({flag.heading})"
-        shares = [_mean([_share(setting, flag.name) for setting in settings]) for settings in worlds or [of.settings]]
+        shares = [
+            _mean([_share(setting, flag.name) for setting in settings]) for settings in worlds or [gathered.settings]
+        ]
         if all(share is not None for share in shares):
-            found.append(Tile(name, " / ".join(number(share, "{:.0%}") for share in shares), _unit(worlds, "canaries")))
-    bits = [_mean([setting.mean(PRIMARY.name) for setting in settings]) for settings in worlds or [of.settings]]
+            entries.append(
+                Tile(name, " / ".join(number(share, "{:.0%}") for share in shares), _unit(worlds, "canaries"))
+            )
+    bits = [_mean([setting.mean(PRIMARY.name) for setting in settings]) for settings in worlds or [gathered.settings]]
     if all(value is not None for value in bits):
         mean = " / ".join(number(value) for value in bits)
-        found.append(Tile(PRIMARY.caption, mean, _unit(worlds, PRIMARY.unit)))
-    completed = sum(run.results.status == "completed" for run in of.runs)
-    total = len(of.runs) + len(of.waiting)
-    return [*found, Tile("Runs completed", f"{completed} / {total}", f"{plural(len(of.settings), 'setting')}")]
+        entries.append(Tile(PRIMARY.caption, mean, _unit(worlds, PRIMARY.unit)))
+    completed = sum(run.results.status == "completed" for run in gathered.runs)
+    total = len(gathered.runs) + len(gathered.waiting)
+    return [*entries, Tile("Runs completed", f"{completed} / {total}", f"{plural(len(gathered.settings), 'setting')}")]
 
 
-def paragraph(of: Gathered, found: pd.DataFrame) -> list[str]:
-    """Sentences: what RS, BS and exposure say, then what is missing.
+def paragraph(gathered: Gathered, comparison: pd.DataFrame) -> list[str]:
+    """Return sentences about RS, BS and exposure, then about missing runs.
 
     Args:
-        of: all runs.
-        found: the worlds compared, of `flsim.report.worlds.compared`.
+        gathered: all runs.
+        comparison: the frame of `flsim.report.worlds.compared`.
     """
-    measured = [setting for setting in of.settings if setting.shown and setting.mean(PRIMARY.name) is not None]
-    pairs = [line for line in of.pairs if all(setting.mean(FIRST.name) is not None for setting in line.settings)]
+    measured = [
+        setting for setting in gathered.settings if setting.shown_runs and setting.mean(PRIMARY.name) is not None
+    ]
+    pairs = [line for line in gathered.pairs if all(setting.mean(FIRST.name) is not None for setting in line.settings)]
     if pairs:
-        sentences = [*_compared(of, pairs), *_agreement(pairs), *_chance(found)]
-    elif any(setting.mean(FIRST.name) is not None for setting in of.settings):
-        sentences = _ranges(of, [setting for setting in of.settings if setting.mean(FIRST.name) is not None])
+        sentences = [*_compared(gathered, pairs), *_agreement(pairs), *_chance(comparison)]
+    elif any(setting.mean(FIRST.name) is not None for setting in gathered.settings):
+        sentences = _ranges(
+            gathered, [setting for setting in gathered.settings if setting.mean(FIRST.name) is not None]
+        )
     elif measured:
         ends = sorted((setting.mean(PRIMARY.name) or 0.0, setting.label) for setting in measured)
         sentences = [f"Mean exposure is {ends[0][0]:.1f} to {ends[-1][0]:.1f} bits."]
     else:
         sentences = ["Nothing has been evaluated yet, so there is no answer so far."]
-    return [*sentences, *_missing(of)]
+    return [*sentences, *_missing(gathered)]
 
 
-def _compared(of: Gathered, pairs: Sequence[Line]) -> list[str]:
+def _compared(gathered: Gathered, pairs: Sequence[Line]) -> list[str]:
     iid, other = _worlds(pairs)
     sentences = []
-    for flag in flags(of.quantities):
+    for flag in flags(gathered.quantities):
         metric = flag.name
         shares = [_mean([_share(setting, metric) for setting in settings]) for settings in (iid, other)]
         if shares[0] is not None and shares[1] is not None:
@@ -81,7 +89,7 @@ def _compared(of: Gathered, pairs: Sequence[Line]) -> list[str]:
         ceilings = {f"{bound:.1f}" for setting in (*iid, *other) if (bound := ceiling_of(setting))}
         most = f", of at most {ceilings.pop()}" if len(ceilings) == 1 else ""
         sentences.append(f"Mean exposure is {bits[0]:.1f} bits against {bits[1]:.1f}{most}.")
-    seeds = sorted({len(setting.shown) for setting in (*iid, *other)})
+    seeds = sorted({len(setting.shown_runs) for setting in (*iid, *other)})
     over = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else plural(seeds[0], "seed")
     whole = "These are means" if len(pairs) > 1 else "That is"
     sentences.append(f"{whole} over {plural(len(pairs), 'setting')} trained in both worlds, with {over} each.")
@@ -89,7 +97,7 @@ def _compared(of: Gathered, pairs: Sequence[Line]) -> list[str]:
 
 
 def _agreement(pairs: Sequence[Line]) -> list[str]:
-    """In how many settings which world memorizes more."""
+    """Return a sentence on the number of settings in which each world memorizes more."""
     if len(pairs) < 2:
         return []
     rs = [[(setting.mean(FIRST.name) or 0.0) for setting in line.settings] for line in pairs]
@@ -100,14 +108,16 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
     return [f"Setting by setting, {FIRST.title} {FIRST.finds} {listed(words)} of {len(rs)}."]
 
 
-def _chance(found: pd.DataFrame) -> list[str]:
-    """How many of the differences in exposure are more than chance would do."""
-    tested = found["p_holm"].dropna()
+def _chance(comparison: pd.DataFrame) -> list[str]:
+    """Return sentences on how many of the differences in exposure are significant."""
+    tested = comparison["p_holm"].dropna()
     if tested.empty:
         return []
     sure = int((tested < LEVEL).sum())
-    one_seed = (found.loc[tested.index, "unit"] == "canaries").any()
-    more = " Where there is one seed, that is over its canaries, and says nothing of other seeds." if one_seed else ""
+    one_seed = (comparison.loc[tested.index, "unit"] == "canaries").any()
+    more = (
+        " Where there is one seed, this is over its canaries, and says nothing about other seeds." if one_seed else ""
+    )
     if len(tested) == 1:
         says = "differs by more than chance" if sure else "does not differ by more than chance"
         return [f"Exposure {says} (p = {tested.iloc[0]:.2g}).{more}"]
@@ -116,16 +126,16 @@ def _chance(found: pd.DataFrame) -> list[str]:
     return [f"Exposure differs by more than chance in {count} settings ({corrected}).{more}"]
 
 
-def _ranges(of: Gathered, settings: Sequence[Setting]) -> list[str]:
+def _ranges(gathered: Gathered, settings: Sequence[Setting]) -> list[str]:
     sentences = []
-    for flag in flags(of.quantities):
+    for flag in flags(gathered.quantities):
         metric = flag.name
-        found = [(value, setting) for setting in settings if (value := setting.mean(metric)) is not None]
-        if not found:
+        means = [(value, setting) for setting in settings if (value := setting.mean(metric)) is not None]
+        if not means:
             continue
-        low, high = min(found, key=lambda each: each[0]), max(found, key=lambda each: each[0])
-        if len(found) == 1 or low[0] == high[0]:
-            where = "" if len(found) == 1 else " in every setting"
+        low, high = min(means, key=lambda pair: pair[0]), max(means, key=lambda pair: pair[0])
+        if len(means) == 1 or low[0] == high[0]:
+            where = "" if len(means) == 1 else " in every setting"
             sentences.append(f"{flag.title} {flag.finds} {_counted([low[1]], metric)}{where}.")
         else:
             sentences.append(
@@ -139,22 +149,22 @@ def _ranges(of: Gathered, settings: Sequence[Setting]) -> list[str]:
     return sentences
 
 
-def _missing(of: Gathered) -> list[str]:
-    statuses = [run.results.status for run in of.runs]
+def _missing(gathered: Gathered) -> list[str]:
+    statuses = [run.results.status for run in gathered.runs]
     words = [
         f"{count} {says}"
         for count, says in (
             (statuses.count("running"), "still in training"),
             (statuses.count("diverged"), "diverged"),
             (statuses.count("failed"), "failed"),
-            (len(of.waiting), "not begun"),
+            (len(gathered.waiting), "not begun"),
         )
         if count
     ]
-    total = len(of.runs) + len(of.waiting)
+    total = len(gathered.runs) + len(gathered.waiting)
     if not words:
         return []
-    unfinished = [setting.label for setting in of.settings if setting.is_unfinished]
+    unfinished = [setting.label for setting in gathered.settings if setting.is_unfinished]
     more = (
         " Where no run of a setting is completed, its latest evaluation stands for it, and the tables say so."
         if unfinished
@@ -164,7 +174,7 @@ def _missing(of: Gathered) -> list[str]:
 
 
 def _counted(settings: Sequence[Setting], metric: str) -> str:
-    """So many of so many canaries, or a share where settings have different numbers."""
+    """Return the number of memorized canaries, or their share if settings have different numbers of canaries."""
     share = _mean([_share(setting, metric) for setting in settings])
     counts = {setting.canaries for setting in settings}
     if len(counts) > 1:
@@ -179,8 +189,8 @@ def _share(setting: Setting, metric: str) -> float | None:
 
 
 def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:
-    """The IID settings and the non-IID ones; nothing where there is no pair."""
-    by_world = [[setting for line in pairs if (setting := line.of(world))] for world in WORLDS]
+    """Return the IID settings and the non-IID ones; empty if there is no pair."""
+    by_world = [[setting for line in pairs if (setting := line.in_world(world))] for world in WORLDS]
     return by_world if pairs else []
 
 
@@ -189,5 +199,5 @@ def _unit(worlds: Sequence[object], what: str) -> str:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return float(np.mean(found)) if found and len(found) == len(values) else None
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None

@@ -1,8 +1,8 @@
-"""Small panels as inline SVG: scales, axes and marks. Looks are left to the page's style sheet, which knows of paper,
-dark screens and narrow ones, so marks carry classes alone.
+"""Small panels as inline SVG: scales, axes and marks.
 
-They are written by hand: matplotlib's SVG has colours and sizes of text in each element, so that no style sheet could
-change them, and takes many times as many bytes.
+Marks have classes only. Colours and sizes come from the page's style sheet, which knows of paper, dark screens and
+narrow ones. matplotlib is not used, because its SVG has colours and sizes of text in each element, so that no style
+sheet could change them, and takes many times as many bytes.
 """
 
 import math
@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a panel, in pixels of a phone, where text of 11 pixels is to be read."""
+    """Size and margins of a panel, in pixels of a phone, where text of 11 pixels is readable."""
 
     width: int
     height: int
@@ -35,13 +35,13 @@ SMALL = Size(168, 124, 24, right=10, top=18, bottom=19)
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale, with ticks at round numbers.
+    """A scale with ticks at round numbers.
 
     Attributes:
         low, high: its ends.
-        label: what it counts.
+        label: the quantity that it counts.
         is_log: whether it is logarithmic.
-        most: ticks, at most.
+        most: largest number of ticks.
         is_whole: whether ticks are whole numbers.
     """
 
@@ -53,7 +53,7 @@ class Axis:
     is_whole: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value lies, 0 to 1 within the ends."""
+        """Return where a value lies, 0 to 1 within the ends."""
         if self.is_log:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
@@ -63,23 +63,25 @@ class Axis:
         if self.is_log and self.high > 3 * self.low:
             decades = math.log10(self.high / self.low)
             subs = (1.0,) if decades > 2 else (1.0, 3.0) if decades > 1 else (1.0, 2.0, 3.0, 5.0)
-            found = LogLocator(subs=subs).tick_values(self.low, self.high)
+            candidates = LogLocator(subs=subs).tick_values(self.low, self.high)
         else:
-            found = MaxNLocator(self.most, steps=[1, 2, 5, 10], integer=self.is_whole).tick_values(self.low, self.high)
+            candidates = MaxNLocator(self.most, steps=[1, 2, 5, 10], integer=self.is_whole).tick_values(
+                self.low, self.high
+            )
         slack = 1e-9 * (self.high - self.low)
-        return [float(value) for value in found if self.low - slack <= value <= self.high + slack]
+        return [float(value) for value in candidates if self.low - slack <= value <= self.high + slack]
 
 
 def spanning(values: Iterable[float], label: str = "", most: int = 5) -> Axis:
-    """A logarithmic axis around values above 0."""
-    found = list(values) or [1.0]
-    margin = (max(found) / min(found)) ** 0.06 * 1.02
-    return Axis(min(found) / margin, max(found) * margin, label, is_log=True, most=most)
+    """Return a logarithmic axis around values above 0."""
+    heights = list(values) or [1.0]
+    margin = (max(heights) / min(heights)) ** 0.06 * 1.02
+    return Axis(min(heights) / margin, max(heights) * margin, label, is_log=True, most=most)
 
 
 @dataclass
 class Panel:
-    """Axes and what is drawn in them, in the order of the calls."""
+    """Axes and the marks drawn in them, in the order of the calls."""
 
     x: Axis
     y: Axis
@@ -87,12 +89,13 @@ class Panel:
     _marks: list[Markup] = field(default_factory=list)
 
     def place(self, x: float, y: float) -> Point:
+        """Return the pixel position of a point."""
         size = self.size
         wide, high = size.width - size.left - size.right, size.height - size.top - size.bottom
         return size.left + wide * self.x.at(x), size.top + high * (1 - self.y.at(y))
 
     def line(self, points: Sequence[Point], style: int, has_markers: bool = True) -> None:
-        """A line in one of the `STYLES`, with markers at some of its points."""
+        """Draw a line in one of the `STYLES`, with markers at some of its points."""
         placed = [self.place(x, y) for x, y in points]
         if not placed:
             return
@@ -105,13 +108,13 @@ class Panel:
         self._marks.append(Markup('<g class="s{}">{}{}</g>').format(style % STYLES, line, shapes))
 
     def threads(self, lines: Iterable[Sequence[Point]], kind: str) -> None:
-        """Thin lines, one thing to the browser; the style sheet has a look for each kind."""
+        """Draw thin lines as one element; the style sheet has a look for each kind."""
         placed = "".join(path([self.place(x, y) for x, y in points]) for points in lines if points)
         if placed:
             self._marks.append(Markup('<path class="thread {}" d="{}"/>').format(kind, placed))
 
     def band(self, lows: Sequence[Point], highs: Sequence[Point], style: int) -> None:
-        """The area between two lines, cut at the ends of the y axis."""
+        """Draw the area between two lines, cut at the ends of the y axis."""
         if len(lows) < 2:
             return
         y = self.y
@@ -119,7 +122,7 @@ class Panel:
         self._marks.append(Markup('<path class="band s{}" d="{}z"/>').format(style % STYLES, path(cut)))
 
     def rule(self, *, x: float | None = None, y: float | None = None, text: str = "") -> None:
-        """A dotted line across the panel, named where it ends."""
+        """Draw a dotted line across the panel, with a name at its end."""
         if y is None:
             (x1, y1), (x2, y2) = self.place(x or 0, self.y.low), self.place(x or 0, self.y.high)
             at, anchor = Markup('x="{:.1f}" y="{:.1f}"').format(x1 - 4, y2 + 9), "end"
@@ -131,14 +134,14 @@ class Panel:
         self._marks.append(line + name)
 
     def text(self, x: float, y: float, text: str, anchor: str = "start") -> None:
-        """A word in place of the panel's marks."""
+        """Draw a word in place of the panel's marks."""
         at = self.place(x, y)
         self._marks.append(
             Markup('<text class="t" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(*at, anchor, text)
         )
 
     def render(self, id_: str, title: str, description: str) -> Markup:
-        """The panel, whose name is `title` and whose `description` says what it shows."""
+        """Return the panel as an image with a title, and a description for screen readers."""
         return image(
             id_, title, description, self.size.width, self.size.height, self._axes() + Markup("").join(self._marks)
         )
@@ -174,7 +177,7 @@ class Panel:
 
 
 def image(id_: str, title: str, description: str, width: float, height: float, content: Markup) -> Markup:
-    """An SVG that is read aloud as an image, by its title and description."""
+    """Return an SVG that screen readers read as an image, by its title and description."""
     return Markup(
         '<svg role="img" aria-labelledby="{0}-t" aria-describedby="{0}-d" viewBox="0 0 {3:g} {4:g}" width="{3:g}" '
         'height="{4:g}"><title id="{0}-t">{1}</title><desc id="{0}-d">{2}</desc>{5}</svg>'
@@ -182,7 +185,7 @@ def image(id_: str, title: str, description: str, width: float, height: float, c
 
 
 def swatch(style: int) -> Markup:
-    """A piece of a line, for a legend beside words that say the same."""
+    """Return a piece of a line for a legend; the words beside it name the line."""
     content = Markup('<g class="s{}"><path class="l" d="M1,7H35"/><path class="m" d="{}"/></g>').format(
         style % STYLES, marker(style, 18, 7)
     )
@@ -192,12 +195,12 @@ def swatch(style: int) -> Markup:
 
 
 def path(points: Sequence[Point]) -> str:
-    """Points, joined."""
+    """Return points as a joined path."""
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def marker(style: int, x: float, y: float) -> str:
-    """The outline of a style's marker around a point: circle, square, triangles, diamond, cross."""
+    """Return the outline of a style's marker around a point: circle, square, triangles, diamond, cross."""
     match style % STYLES:
         case 0:
             return f"M{x - 3:.1f},{y:.1f}a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z"
@@ -214,7 +217,7 @@ def marker(style: int, x: float, y: float) -> str:
 
 
 def labels(ticks: Sequence[float]) -> list[str]:
-    """Numbers with equally many decimals, as few as tell them apart; thousands are K."""
+    """Return numbers with equally many decimals, as few as tell them apart; thousands are K."""
     if ticks and max(map(abs, ticks)) >= 10_000:
         return [f"{tick / 1000:g}K" if tick else "0" for tick in ticks]
     decimals = next((n for n in range(4) if all(abs(tick - round(tick, n)) < 1e-9 for tick in ticks)), 3)

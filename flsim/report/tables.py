@@ -1,4 +1,4 @@
-"""What was memorized, as tables: the frames of flsim.results, column by column, published values beside ours."""
+"""Tables of memorization: the frames of flsim.results, column by column, with published values beside ours."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,28 +29,28 @@ SAME = {
     "record_convention": "ε, record’s: of one record, by the convention {}",
     "record_delta": "δ of one record = {:.3g}",
 }
-LOWEST = "Lowest: the (p_u, p_e) of the fewest expected insertions with a memorized canary."
+LOWEST = "Lowest: the (p_u, p_e) with a memorized canary and the fewest expected insertions."
 SIZE = (
-    " Beside a published share: whether ours is the same, which is that it lies in our exact 95% interval over all "
-    "canaries, taken as independent, or else lower or higher."
+    " Beside a published share: whether our share is the same, lower or higher. It is the same if the published share "
+    "lies in our exact 95% interval over all canaries, treated as independent."
 )
 
 
-def memorization(of: Gathered) -> list[Block]:
-    """A row for each setting over its seeds, beside the published one, and one for each run.
+def memorization(gathered: Gathered) -> list[Block]:
+    """Return a table with a row for each setting over its seeds, beside the published row, and a table of all runs.
 
-    The runs alone where none has a second seed, nor a published row, which would leave paper too narrow for both.
+    Only the runs are shown if no setting has a second seed or a published row.
     """
-    published = _published(of)
-    has_seeds = bool(published) or any(len(setting.runs) > 1 for setting in of.settings)
-    table, found = _settings(of, published) if has_seeds else _runs(of, published)
+    published = _published(gathered)
+    has_seeds = bool(published) or any(len(setting.runs) > 1 for setting in gathered.settings)
+    table, frame = _settings(gathered, published) if has_seeds else _runs(gathered, published)
     blocks: list[Block] = [table]
-    if "published_table" in found:
-        said = [str(each).replace("IID less Non-IID", "IID less non-IID") for each in agreements(found)]
-        blocks += [Prose(f"Against the paper: {' '.join(said)}", is_note=True)] if said else []
-        blocks.append(Fold("Which published row each setting stands for", [_stand_for(table, found)]))
+    if "published_table" in frame:
+        sentences = [str(agreement).replace("IID less Non-IID", "IID less non-IID") for agreement in agreements(frame)]
+        blocks += [Prose(f"Against the paper: {' '.join(sentences)}", is_note=True)] if sentences else []
+        blocks.append(Fold("Which published row each setting stands for", [_stand_for(table, frame)]))
     if has_seeds:
-        blocks.append(Fold(f"Run by run: {plural(len(of.runs), 'run')}", [_runs(of, {})[0]]))
+        blocks.append(Fold(f"Run by run: {plural(len(gathered.runs), 'run')}", [_runs(gathered, {})[0]]))
     return blocks
 
 
@@ -69,23 +69,25 @@ def _stand_for(table: Table, frame: pd.DataFrame) -> Table:
     return Table("Published rows, as their table has them", headings, rows)
 
 
-def _settings(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
+def _settings(gathered: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
     frames = []
-    for setting in of.settings:
-        taken = [run.results for run, _ in setting.shown] or [run.results for run in setting.runs]
+    for setting in gathered.settings:
+        taken = [run.results for run, _ in setting.shown_runs] or [run.results for run in setting.runs]
         try:
-            point = setting.shown[0][1] if setting.is_unfinished else None
+            point = setting.shown_runs[0][1] if setting.is_unfinished else None
             frames.append(seeds_table(taken, round=point, published=published))
         except InputError:  # of unequal training, or of one seed twice: there is no mean
             frames.append(seeds_table(taken[:1], published=published))
-    own = {quantity.name: quantity for each in frames for quantity in quantities_in(each)}
+    own = {quantity.name: quantity for setting_frame in frames for quantity in quantities_in(setting_frame)}
     frame = _against(described(pd.concat(frames, ignore_index=True), own.values()))
-    names: list[list[Cell]] = [[setting.label, f"{len(setting.shown)}/{len(setting.runs)}"] for setting in of.settings]
-    is_mean = any(len(setting.shown) > 1 for setting in of.settings)
+    names: list[list[Cell]] = [
+        [setting.label, f"{len(setting.shown_runs)}/{len(setting.runs)}"] for setting in gathered.settings
+    ]
+    is_mean = any(len(setting.shown_runs) > 1 for setting in gathered.settings)
     exposure = "seeds and canaries, with its 95% interval over seeds (Student’s t)" if is_mean else "canaries"
     note = (
         f"{_flags()} {PRIMARY.title}: mean over {exposure}. Seeds: those that are averaged, of all; "
-        "diverged runs are left out, and unfinished ones where another is completed."
+        "diverged runs are left out, and unfinished ones if another is completed."
     )
     headings = [left("Setting"), Heading("Seeds")]
     caption = "What was memorized, by setting" + ": means over seeds, ± their standard deviation" * is_mean
@@ -93,27 +95,27 @@ def _settings(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
 
 
 def _flags() -> str:
-    """A sentence that says what the standard flags are."""
+    """Return a sentence that defines the standard flags."""
     first, *others = STANDARD
     rest = "".join(f"; {flag.heading}: those that {flag.title} {flag.finds}" for flag in others)
     return f"{first.heading}: canaries {first.outcome} by {first.title}{rest}."
 
 
-def _runs(of: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
-    pairs = [(setting, run) for setting in of.settings for run in setting.runs]
+def _runs(gathered: Gathered, published: Published) -> tuple[Table, pd.DataFrame]:
+    pairs = [(setting, run) for setting in gathered.settings for run in setting.runs]
     frame = _against(memorization_table([run.results for _, run in pairs], published=published))
     names: list[list[Cell]] = [[run.results.name, setting.label] for setting, run in pairs]
     headings = [left("Run"), left("Setting")]
     note = (
         f"{LOWEST} {PRIMARY.title}: mean over canaries, with its 95% interval over them (Student’s t), which says "
-        "nothing of other seeds. A run that diverged has no numbers."
+        "nothing about other seeds. A run that diverged has no numbers."
     )
     caption = "What was memorized, run by run, at each run’s last evaluation"
     return _framed(frame, headings, names, caption, note), frame
 
 
-def _published(of: Gathered) -> Published:
-    planned = [(run.results, run.planned.published) for run in of.runs if run.planned]
+def _published(gathered: Gathered) -> Published:
+    planned = [(run.results, run.planned.published) for run in gathered.runs if run.planned]
     return {results: row for results, row in planned if row}
 
 
@@ -124,8 +126,11 @@ def _against(frame: pd.DataFrame) -> pd.DataFrame:
 def _framed(
     frame: pd.DataFrame, headings: list[Heading], names: Sequence[list[Cell]], caption: str, note: str
 ) -> Table:
-    """All columns of a frame that say anything, behind the rows' names; what is the same in all rows is in the note."""
-    rows = [list(each) for each in names]
+    """Return all columns of a frame that have values, behind the names of the rows.
+
+    A value that is the same in all rows goes into the note.
+    """
+    rows = [list(row_names) for row_names in names]
     records, cells = frame.to_dict("records"), Cells(frame)
     for name in cells.names:
         if name in SAME and frame[name].nunique() == 1:
@@ -138,4 +143,4 @@ def _framed(
     if any(name.endswith("_size") for name in map(str, frame.columns)):
         note += SIZE
     own = [quantity for quantity in cells.quantities if not quantity.is_standard and not quantity.beside]
-    return Table(caption, headings, rows, note + "".join(f" {each.title}: {each.sentence}" for each in own))
+    return Table(caption, headings, rows, note + "".join(f" {quantity.title}: {quantity.sentence}" for quantity in own))

@@ -1,4 +1,4 @@
-"""IID against non-IID, line by line: the frame of flsim.results.compare_pairs, with a drawing of each interval."""
+"""Section of a report on IID against non-IID, with a drawing of each interval."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,40 +22,44 @@ from flsim.results.sweeps import SweepRun
 WIDTH, HIGH = 132, 16  # pixels of an interval
 NAMES = " and ".join(flag.heading for flag in flags(STANDARD))
 NOTE = (
-    "The same canaries are planted in both worlds, so that each is compared with itself. Over several seeds counts are "
+    "The same canaries are planted in both worlds, so each is compared with itself. With several seeds, counts are "
     "means over them; the 95% interval and p of exposure are Student’s t over the seeds’ mean differences; p of "
     f"{NAMES} is exact, exchanging the worlds within seeds (Fisher), and at least 2/2ⁿ with n seeds. With one seed, "
     "marked †, they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about "
-    "other seeds. In brackets p corrected for the number of rows (Holm)."
+    "other seeds. In brackets: p corrected for the number of rows (Holm)."
 )
 
 
-def compared(of: Gathered) -> pd.DataFrame:
-    """A row of `flsim.results.compare_pairs` for each of `both`, in their order."""
-    return compare_pairs([Pair(line.label, _planned(iid), _planned(other)) for line, iid, other in both(of)])
+def compared(gathered: Gathered) -> pd.DataFrame:
+    """Return a row of `flsim.results.compare_pairs` for each element of `both`, in order."""
+    return compare_pairs([Pair(line.label, _planned(iid), _planned(other)) for line, iid, other in both(gathered)])
 
 
-def both(of: Gathered) -> list[tuple[Line, Setting, Setting]]:
-    """The lines that were trained in both worlds, with their IID and non-IID settings."""
-    return [(line, iid, other) for line in of.lines if (iid := line.of("iid")) and (other := line.of("non-iid"))]
+def both(gathered: Gathered) -> list[tuple[Line, Setting, Setting]]:
+    """Return the lines that were trained in both worlds, with their IID and non-IID settings."""
+    return [
+        (line, iid, other)
+        for line in gathered.lines
+        if (iid := line.in_world("iid")) and (other := line.in_world("non-iid"))
+    ]
 
 
-def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:
-    """A row for each line that was trained in both worlds, and why those that do not compare do not.
+def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
+    """Return a row for each line that was trained in both worlds, and the reasons for missing comparisons.
 
     Args:
-        of: all runs.
-        found: of `compared`.
+        gathered: all runs.
+        frame: the frame of `compared`.
     """
-    lines = both(of)
+    lines = both(gathered)
     if not lines:
         return [Prose("No setting was trained both on IID and on non-IID data, so there is nothing to compare here.")]
-    bounds = found[["mean_difference", "ci_low", "ci_high"]].to_numpy(dtype="float64", na_value=np.nan).ravel()
+    bounds = frame[["mean_difference", "ci_low", "ci_high"]].to_numpy(dtype="float64", na_value=np.nan).ravel()
     finite = [float(bound) for bound in bounds if np.isfinite(bound)]
     low, high = min([0.0, *finite]), max([0.0, *finite])
-    quantities = quantities_in_pairs(found)
-    has_published = bool(found[[f"{PREFIX}{COUNTED_OF[0]}_{side}" for side in "ab"]].notna().all(axis=1).any())
-    records: Sequence[Mapping[Any, Any]] = found.to_dict("records")
+    quantities = quantities_in_pairs(frame)
+    has_published = bool(frame[[f"{PREFIX}{COUNTED_OF[0]}_{side}" for side in "ab"]].notna().all(axis=1).any())
+    records: Sequence[Mapping[Any, Any]] = frame.to_dict("records")
     rows = [
         [
             line.label,
@@ -75,8 +79,8 @@ def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:
         headings += [Heading(Markup("{}, IID&nbsp;/ non").format(flag.heading))]
         headings += [Heading(Markup("<em>published</em>"))] if has_published and flag.name in COUNTED_OF else []
         headings += [Heading("p")]
-    note = f"{NOTE} {NAMES} count canaries of {_listed(found['canaries'])}"
-    note += f", published ones of {_listed(found['published_canaries_a'])}." if has_published else "."
+    note = f"{NOTE} {NAMES} count canaries of {_listed(frame['canaries'])}"
+    note += f", published ones of {_listed(frame['published_canaries_a'])}." if has_published else "."
     scale = f"from {number(low)} to {number(high)} bits"
     headings += [Heading(_less(PRIMARY)), left(scale), Heading("p")]
     for quantity in _others(quantities):
@@ -92,17 +96,17 @@ def comparison(of: Gathered, found: pd.DataFrame) -> list[Block]:
 
 
 def _planned(setting: Setting) -> list[SweepRun]:
-    return [run.planned or _alone(run) for run in setting.runs]
+    return [run.planned or _without_sweep(run) for run in setting.runs]
 
 
-def _alone(run: RunView) -> SweepRun:
-    """A run of no sweep, as if it were of one."""
+def _without_sweep(run: RunView) -> SweepRun:
+    """Return a run of no sweep as an entry of a sweep."""
     seed = -1 if run.results.seed is None else run.results.seed
     return SweepRun(run.results.name, "", seed, {}, None, run.results)
 
 
 def _others(quantities: Sequence[Quantity]) -> list[Quantity]:
-    """Numbers of canaries beside the primary one."""
+    """Return the numbers of canaries other than the primary one."""
     return [quantity for quantity in numbers(quantities) if not quantity.is_primary]
 
 
@@ -123,7 +127,7 @@ def _cells(row: Mapping[Any, Any], quantities: Sequence[Quantity], has_published
 
 
 def _difference(row: Mapping[Any, Any], quantity: Quantity) -> Cell:
-    """A mean difference and its interval."""
+    """Return a mean difference and its interval."""
     template = f"{{:{signed(quantity)}}}"
     mean, low, high = (number(row[prefix_of(quantity) + name], template) for name in DIFFERENCE)
     if _has(row, f"{prefix_of(quantity)}ci_low"):
@@ -151,7 +155,7 @@ def _has(row: Mapping[Any, Any], name: str) -> bool:
 
 
 def _whisker(id_: str, row: Mapping[Any, Any], low: float, high: float, label: str) -> Cell:
-    """A mean and its interval on a scale that all rows share, with zero marked."""
+    """Return a drawing of a mean and its interval on a scale that all rows share, with zero marked."""
     if not _has(row, "mean_difference"):
         return "–"
 

@@ -1,14 +1,16 @@
-"""Tables against the papers: which rows agree with the published ones that they stand for, in size and in direction.
+"""Agreement of tables with the papers, row by row, in size and in direction.
 
-    METRIC_size     is the published share of canaries in the 95% interval of ours: same; else ours is lower or higher
-    METRIC_pairs    of all pairs of this row with another that the paper tells apart: which share differs with its sign
-    METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie where ours are equal
+    METRIC_size     is the published share of canaries in our 95% interval: "same"; otherwise ours is "lower" or
+    "higher" METRIC_pairs    share of the pairs of this row with another row, among those that the paper tells apart,
+    whose
+                    difference has the published sign
+    METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie if our values are equal
 
-*Size* is compared with Thakkar et al. (2020) alone, who count canaries as we do. The secrets, spaces and models of
-Carlini et al. (2019) are others, so that bits and shares of extracted secrets are compared in direction alone.
+*Size* is compared with Thakkar et al. (2020) alone, who count canaries as this platform does. The secrets, spaces and
+models of Carlini et al. (2019) are different, so bits and shares of extracted secrets are compared only in direction.
 
-*Direction* is that of published rows, each with the mean of all our runs that stand for it. Nothing here says that a
-difference of ours is more than chance: for that there are intervals, tests over canaries, and seeds.
+*Direction* compares published rows with the mean of all runs that stand for the row. It does not say whether a
+difference is more than chance. For that there are intervals, tests over canaries, and seeds.
 """
 
 import math
@@ -36,13 +38,13 @@ ROUNDING = 9  # decimals of a share or a bit, so that means that are equal on pa
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the rows of one published table agree in one metric.
+    """The agreement of one published table's rows in one metric.
 
     Attributes:
-        metric: of `METRICS`.
+        metric: a key of `METRICS`.
         table: the published table.
-        order: of its rows that some run was measured for.
-        twins: setting -> METRIC_twin.
+        order: the order of those rows that some run was measured for.
+        twins: METRIC_twin by setting.
     """
 
     metric: str
@@ -52,40 +54,40 @@ class Agreement:
 
     def __str__(self) -> str:
         order = self.order
-        said = f"{METRICS[self.metric]}, Table {self.table}: "
+        sentence = f"{METRICS[self.metric]}, Table {self.table}: "
         if not order.pairs:
-            return said + "no two rows whose published values differ."
-        said += f"{order.agreeing:g} of {order.pairs} pairs of rows differ in the published direction"
-        said += f" (tau-b {order.tau:.2f})" if math.isfinite(order.tau) else ""
+            return sentence + "no two rows whose published values differ."
+        sentence += f"{order.agreeing:g} of {order.pairs} pairs of rows differ in the published direction"
+        sentence += f" (tau-b {order.tau:.2f})" if math.isfinite(order.tau) else ""
         if self.twins:
-            found = list(self.twins.values())
-            ties = f" ({found.count('tie')} tied)" if "tie" in found else ""
-            said += f"; IID less Non-IID has the published sign in {found.count('yes')} of {len(found)} twins{ties}"
-        return said + "."
+            signs = list(self.twins.values())
+            ties = f" ({signs.count('tie')} tied)" if "tie" in signs else ""
+            sentence += f"; IID less Non-IID has the published sign in {signs.count('yes')} of {len(signs)} twins{ties}"
+        return sentence + "."
 
 
 def agreements(table: pd.DataFrame) -> list[Agreement]:
-    """One for each published table and metric of which a table of runs or over seeds has values of both."""
+    """Return the agreement of each published table and metric that a table of runs or over seeds has values of."""
     return [agreement for metric in METRICS for agreement, _ in _judged(table, metric)]
 
 
 def against(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the columns of `AGAINST` that have anything to say.
+    """Return the table with those columns of `AGAINST` that have values.
 
     Args:
-        table: of runs or over seeds.
+        table: a table of runs or over seeds.
     """
     more: dict[str, list[object]] = {}
     for metric in COUNTED:
         published = measured(table, metric)[1]
         intervals = zip(table[f"{metric}_share_low"], table[f"{metric}_share_high"], published, strict=True)
-        more[f"{metric}_size"] = [None if pd.isna([*each]).any() else size(*each) for each in intervals]
+        more[f"{metric}_size"] = [None if pd.isna([*interval]).any() else size(*interval) for interval in intervals]
     for metric in METRICS:
-        found = {key: said for _, points in _judged(table, metric) for key, said in points.items()}
+        cells_of_rows = {key: cells for _, points in _judged(table, metric) for key, cells in points.items()}
         ours, theirs = measured(table, metric)
         keys = [key if has else None for key, has in zip(_keys(table), ours.notna() & theirs.notna(), strict=True)]
-        more[f"{metric}_pairs"] = [None if key is None else found[key][0] for key in keys]
-        more[f"{metric}_twin"] = [None if key is None else found[key][1] for key in keys]
+        more[f"{metric}_pairs"] = [None if key is None else cells_of_rows[key][0] for key in keys]
+        more[f"{metric}_twin"] = [None if key is None else cells_of_rows[key][1] for key in keys]
     kept = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
     marks = pd.DataFrame(kept, index=table.index).astype({name: AGAINST[name] for name in kept})
     marked = pd.concat([table, marks], axis=1)
@@ -99,12 +101,15 @@ def has_shares(table: pd.DataFrame) -> bool:
 
 
 def source_of(table: pd.DataFrame, metric: str) -> str:
-    """Return the metric that a flag's published shares are of."""
+    """Return the metric of the published shares that a flag is compared with."""
     return "extracted" if metric == "bs" and "published_bs" not in table else metric
 
 
 def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Series[float]]":
-    """Ours and the published value of each row, as shares of canaries or in bits; missing where there is none."""
+    """Return our and the published value of each row, as shares of canaries or in bits.
+
+    Missing values are NA.
+    """
 
     def column(name: str) -> "pd.Series[float]":
         return table[name].astype("Float64") if name in table else pd.Series(pd.NA, table.index, "Float64")
@@ -123,14 +128,14 @@ Points = dict[Key, tuple[float, float]]  # ours, the mean over runs, and theirs
 
 
 def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[Key, tuple[float | None, str | None]]]]:
-    """Of each published table: the agreement of its rows, and of each row the cells of METRIC_pairs and METRIC_twin."""
-    found: dict[Key, list[tuple[float, float]]] = {}
+    """Yield each published table's agreement of rows, with each row's cells of METRIC_pairs and METRIC_twin."""
+    values_of_rows: dict[Key, list[tuple[float, float]]] = {}
     for key, ours, theirs in zip(_keys(table), *measured(table, metric), strict=True):
         if not pd.isna(ours) and not pd.isna(theirs):
-            found.setdefault(key, []).append((ours, theirs))
-    for name in dict.fromkeys(key[0] for key in found):
+            values_of_rows.setdefault(key, []).append((ours, theirs))
+    for name in dict.fromkeys(key[0] for key in values_of_rows):
         points: Points = {}
-        for key, values in found.items():
+        for key, values in values_of_rows.items():
             if key[0] == name:
                 points[key] = round(float(np.mean([ours for ours, _ in values])), ROUNDING), values[0][1]
         rows = order(*zip(*points.values(), strict=True))
@@ -143,14 +148,14 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
 
 
 def _twins(points: Points) -> dict[str, str]:
-    """Setting -> METRIC_twin, of those whose worlds differ in the paper."""
-    found = {}
+    """Return METRIC_twin of those settings whose worlds differ in the paper."""
+    signs = {}
     for name, _, setting in points:
         iid, non_iid = (points.get((name, world, setting)) for world in WORLDS)
         if iid and non_iid and iid[1] != non_iid[1]:
             ours, theirs = iid[0] - non_iid[0], iid[1] - non_iid[1]
-            found[setting] = "tie" if not ours else "yes" if (ours > 0) == (theirs > 0) else "no"
-    return found
+            signs[setting] = "tie" if not ours else "yes" if (ours > 0) == (theirs > 0) else "no"
+    return signs
 
 
 def _keys(table: pd.DataFrame) -> list[Key]:

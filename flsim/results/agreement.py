@@ -1,4 +1,4 @@
-"""How ours agrees with what was published: in size, each value by itself, and in direction, each against all others."""
+"""Agreement with published values: in size, value by value, and in direction, each value against all others."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ import scipy
 
 
 def share_interval(memorized: int, canaries: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper-Pearson interval of a share of canaries, both bounds in [0, 1].
+    """Return the Clopper-Pearson interval of a share of canaries, with both bounds in [0, 1].
 
-    It takes canaries as independent, which those of one model are not, so it is too narrow for other seeds; over seeds
-    it is of all their canaries pooled.
+    The interval treats canaries as independent. Those of one model are not, so the interval is too narrow for other
+    seeds. Over seeds, all their canaries are pooled.
     """
     tail = (1 - confidence) / 2  # quantiles of beta distributions: scipy.stats would add a second to every table
     low = scipy.special.betaincinv(memorized, canaries - memorized + 1, tail) if memorized else 0.0
@@ -21,20 +21,20 @@ def share_interval(memorized: int, canaries: int, confidence: float = 0.95) -> t
 
 
 def size(low: float, high: float, published: float) -> str:
-    """Ours against the published share: ``"same"`` where that lies in our interval, else ``"lower"``, ``"higher"``."""
+    """Return "same" if the published share lies in our interval, otherwise whether ours is "lower" or "higher"."""
     return "same" if low <= published <= high else "lower" if high < published else "higher"
 
 
 @dataclass(frozen=True)
 class Order:
-    """Whether rows come in the published order.
+    """The agreement of rows with the published order.
 
     Attributes:
-        pairs: pairs of rows whose published values differ.
-        agreeing: how many of them differ with the same sign in ours; a tie of ours counts half.
-        of_rows: for each row, which share of its pairs agrees; NaN where it has none.
-        tau: Kendall's tau-b between ours and theirs; NaN where either has one value only.
-        p: its two-sided p-value (scipy), which takes rows as exchangeable and independent; NaN where tau is.
+        pairs: number of pairs of rows whose published values differ.
+        agreeing: number of those pairs whose difference has the same sign in ours; a tie of ours counts half.
+        of_rows: for each row, the share of its pairs that agrees; NaN if it has no pairs.
+        tau: Kendall's tau-b between our and the published values; NaN if either has only one value.
+        p: two-sided p-value of tau (scipy), which treats rows as exchangeable and independent; NaN if tau is.
     """
 
     pairs: int
@@ -45,7 +45,12 @@ class Order:
 
 
 def order(ours: Sequence[float], theirs: Sequence[float]) -> Order:
-    """Of float [rows] values, ours and the published ones in the same order."""
+    """Return the agreement of two orders of rows.
+
+    Args:
+        ours: float [rows], our values.
+        theirs: float [rows], the published values in the same order.
+    """
     a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     signs = [np.sign(values[:, None] - values[None, :]) for values in (a, b)]
     differ = signs[1] != 0

@@ -1,4 +1,4 @@
-"""What tables of runs and tables over seeds have in common, column by column: types, and where cells are from."""
+"""Columns that tables of runs and tables over seeds have in common: their types and the sources of their cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -88,7 +88,7 @@ def over_seeds(quantity: Quantity) -> list[str]:
 
 
 def prefix_of(quantity: Quantity) -> str:
-    """Return what the names of a number's columns begin with; nothing for the primary one, which tables are about."""
+    """Return the prefix of the names of a number's columns; empty for the primary number, which tables are about."""
     return "" if quantity.is_primary else f"{quantity.column}_"
 
 
@@ -100,10 +100,10 @@ def names_of(quantity: Quantity) -> list[str]:
 
 
 def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
-    """Return what can have been measured of runs: the built-in quantities, then those of a user's own measures.
+    """Return the quantities that runs may have: the built-in ones, then those of a user's own measures.
 
     Raises:
-        InputError: two runs describe one name as different things.
+        InputError: two runs describe one name differently.
     """
     described: dict[str, tuple[Quantity, RunResults]] = {}
     for run in runs:
@@ -118,7 +118,7 @@ def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
 
 
 def quantities_in(table: pd.DataFrame) -> list[Quantity]:
-    """Return what a table may have columns of: the built-in quantities, then those of a user's own measures."""
+    """Return the quantities that a table may have columns of: built-in ones, then a user's own."""
     return [*QUANTITIES.values(), *map(from_json, table.attrs.get(DESCRIBED, ()))]
 
 
@@ -128,7 +128,7 @@ def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
 
 
 def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
-    """Return the table with the descriptions of a user's own measures in it, which travel with it into Parquet."""
+    """Return the table with the descriptions of a user's own measures, which are also stored in Parquet files."""
     own = [to_json(quantity) for quantity in quantities if quantity.name not in QUANTITIES]
     if own:
         table.attrs[DESCRIBED] = own
@@ -138,7 +138,13 @@ def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFra
 def frame(
     rows: Sequence[Mapping[str, Any]], always: Mapping[str, str], groups: Iterable[Mapping[str, str]]
 ) -> pd.DataFrame:
-    """Rows with columns of the given types: those of `always`, and those groups of which any row has anything."""
+    """Return rows as a table with columns of the given types.
+
+    Args:
+        rows: the cells of each row, by column.
+        always: columns that the table always has, with their types.
+        groups: groups of columns; a group is included if any row has a value in it.
+    """
     columns = dict(always)
     for more in groups:
         if any(row.get(name) is not None for row in rows for name in more):
@@ -149,23 +155,23 @@ def frame(
 
 
 def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
-    """The exact 95% interval of a share of canaries; see `flsim.results.agreement.share_interval`."""
+    """Return the exact 95% interval of a share of canaries; see `flsim.results.agreement.share_interval`."""
     return dict(zip((f"{metric}_share_low", f"{metric}_share_high"), share_interval(memorized, canaries), strict=True))
 
 
 def privacy(run: RunResults, at: int) -> dict[str, Any]:
-    """The columns of `PRIVACY`, or of `RECORD_PRIVACY`, of a run with noise."""
+    """Return the columns of `PRIVACY`, or of `RECORD_PRIVACY`, of a run with noise."""
     metrics = run.rows.loc[(run.rows["round"] == at) & (run.rows["canary"] == ""), "metric"]
-    shown: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for name in metrics:
         if name.startswith("epsilon "):
             convention = name.removeprefix("epsilon ")
             if convention == "paper":
-                shown["epsilon_paper"] = run.of_model(name, at)
+                cells["epsilon_paper"] = run.of_model(name, at)
             else:
-                shown |= {"epsilon_sound": run.of_model(name, at), "sound_convention": convention}
-            shown["delta"] = run.of_model("delta", at)
+                cells |= {"epsilon_sound": run.of_model(name, at), "sound_convention": convention}
+            cells["delta"] = run.of_model("delta", at)
         elif name.startswith("record epsilon "):
-            shown |= {"record_epsilon": run.of_model(name, at), "record_delta": run.of_model("record delta", at)}
-            shown["record_convention"] = name.removeprefix("record epsilon ")
-    return shown
+            cells |= {"record_epsilon": run.of_model(name, at), "record_delta": run.of_model("record delta", at)}
+            cells["record_convention"] = name.removeprefix("record epsilon ")
+    return cells

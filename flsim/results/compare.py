@@ -1,6 +1,6 @@
-"""Two runs over the same canaries, compared canary by canary.
+"""Comparison of two runs over the same canaries, canary by canary.
 
-The runs plant the same phrases, so each canary is its own control: every statistic is about the differences.
+Both runs plant the same phrases, so each canary is its own control. Every statistic is about the differences.
 """
 
 import math
@@ -23,17 +23,17 @@ from flsim.results.store import RunResults
 
 @dataclass(frozen=True)
 class PairedNumbers:
-    """A number of each canary in run a less that in run b: exposure, where nothing else is asked for.
+    """The difference of a number of each canary between run a and run b; by default of exposure.
 
     Attributes:
         a, b: the runs' settings, each followed by the run's name.
         round_a, round_b: the evaluated rounds.
         n: number of canaries.
-        mean_difference: mean over canaries, in the number's unit; positive where a's is higher.
+        mean_difference: mean of a - b over canaries, in the number's unit; positive if a's is higher.
         ci_low, ci_high: 95% confidence interval of the mean difference, from Student's t.
         p_wilcoxon: two-sided p-value of the Wilcoxon signed-rank test.
         p_t: two-sided p-value of the paired t test.
-        quantity: what the number is.
+        quantity: the compared number.
     """
 
     a: str
@@ -64,15 +64,16 @@ class PairedNumbers:
 
 @dataclass(frozen=True)
 class PairedCounts:
-    """How many of the same canaries were memorized in run a and in run b.
+    """The numbers of the same canaries that were memorized in run a and in run b.
 
     Attributes:
         n: number of canaries.
-        a, b: how many were memorized in each.
-        only_a, only_b: the discordant ones, memorized in that run and not in the other.
+        a, b: numbers of canaries memorized in each run.
+        only_a, only_b: numbers of discordant canaries, which are memorized in that run and not in the other.
         p: two-sided p-value of McNemar's exact test.
-        share: of the discordant ones that are a's; NaN without any.
-        share_low, share_high: its exact 95% interval (Clopper and Pearson), given how many are discordant.
+        share: share of the discordant canaries that are memorized in run a; NaN if there are none.
+        share_low, share_high: exact 95% interval of the share (Clopper and Pearson), given the number of discordant
+        ones.
     """
 
     n: int
@@ -95,13 +96,13 @@ def paired_exposure(
 ) -> PairedNumbers:
     """Compare two runs' exposures, or another number, canary by canary.
 
-    Zero differences, which are common where both runs reach the ceiling log2(|R|), take part in the ranking and then
-    drop out (Pratt, 1959; scipy's ``zero_method="pratt"``, its more conservative choice). Differences are rounded to
-    1e-9 bits first, as scipy advises, so that rounding error breaks no tie. The t interval and both tests take
-    canaries as independent, and say nothing about other seeds of the training.
+    Zero differences are common if both runs reach the ceiling log2(|R|). They take part in the ranking and then drop
+    out (Pratt, 1959; scipy's ``zero_method="pratt"``, its more conservative choice). Differences are first rounded to
+    1e-9 bits, as scipy advises, so that rounding error breaks no tie. The t interval and both tests treat canaries as
+    independent, and say nothing about other seeds of the training.
 
     Raises:
-        InputError: as `paired_canaries`.
+        InputError: as for `paired_canaries`, or one run lacks the number.
     """
     pair = paired_canaries(a, b, round, epoch)
     if quantity not in pair.quantities:
@@ -117,7 +118,7 @@ def paired_exposure(
 
 
 def differences_of(canaries: pd.DataFrame, quantity: Quantity = PRIMARY) -> dict[str, Any]:
-    """Return what `PairedNumbers` says of `PairedCanaries.canaries`, or of some of its rows."""
+    """Return the statistics of `PairedNumbers` for `PairedCanaries.canaries`, or for some of its rows."""
     a, b = (canaries[f"{quantity.name}_{run}"] for run in "ab")
     differences = np.round((a - b).to_numpy(), ROUNDING)
     low, high = t_interval(differences)
@@ -137,9 +138,9 @@ def signed(quantity: Quantity) -> str:
 
 
 def counts_of(canaries: pd.DataFrame, metric: str) -> PairedCounts | None:
-    """Count the rows of `PairedCanaries.canaries`, or of a part of it, by a flag; None unless both runs measured it.
+    """Return the counts of a flag in all or some rows of `PairedCanaries.canaries`; None unless both runs have it.
 
-    Like `paired_exposure`, this takes canaries as independent, and says nothing about other seeds of the training.
+    Like `paired_exposure`, the test treats canaries as independent, and says nothing about other seeds of the training.
     """
     if f"{metric}_a" not in canaries or f"{metric}_b" not in canaries:
         return None

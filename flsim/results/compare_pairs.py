@@ -1,26 +1,26 @@
-"""Settings compared in pairs, a row each: IID and non-IID twins of a sweep, or the same runs of two sweeps.
+"""Settings compared in pairs, one row each: IID and non-IID twins of a sweep, or the same runs of two sweeps.
 
 The frame:
 
-    row                        what the two have in common
-    setting_a, setting_b       in the words of a table
-    seeds                      how many have a run of both
-    unit                       what is taken as independent: "seeds", or of one seed "canaries"
+    row                        the common settings of the two
+    setting_a, setting_b       the settings as in a table
+    seeds                      number of seeds with a run of both
+    unit                       the independent unit: "seeds", or for one seed "canaries"
     canaries                   planted canaries, of each run
-    epochs_a, epochs_b         how often the models read as many records as there are, means over seeds
-    mean_difference            exposure in a less that in b, bits, with
+    epochs_a, epochs_b         number of epochs that the models read, means over seeds
+    mean_difference            exposure in a less that in b, bits
     ci_low, ci_high, p         its 95% interval and p, from Student's t over `unit`
     rs_a, rs_b                 memorized canaries, means over seeds
     rs_low, rs_high            95% interval of their difference, Student's t over seeds; blank for one seed
-    rs_p                       exact: exchanging a and b within seeds (Fisher), of one seed McNemar's over canaries
-    bs_...                     the same of BS, and so of each flag of a user's own
+    rs_p                       exact: a and b are exchanged within seeds (Fisher); for one seed McNemar's over canaries
+    bs_...                     the same of BS, and of each flag of a user's own
     NAME_mean_difference, ...  the same as of exposure, of each number of canaries of a user's own
     p_holm, rs_p_holm, ...     corrected for the number of rows, by Holm, each column by itself
     perplexity_a, accuracy_a, _b   means over seeds
-    published_rs_a, ..._bs_b   of the published rows, and published_canaries, of how many
-    left_out                   runs that are not compared, and why
+    published_rs_a, ..._bs_b   values of the published rows, and published_canaries, their numbers of canaries
+    left_out                   runs that are not compared, with reasons
 
-Blank: what was not measured, or cannot be said.
+A cell is blank if it was not measured or cannot be computed.
 """
 
 import math
@@ -54,7 +54,7 @@ def columns_of(quantity: Quantity) -> list[str]:
 
 
 def quantities_in_pairs(table: pd.DataFrame) -> list[Quantity]:
-    """Return what a frame of `compare_pairs` compares, those of a user's own measures last."""
+    """Return the quantities that a frame of `compare_pairs` has, with a user's own last."""
     own = [quantity for quantity in quantities_in(table) if set(columns_of(quantity)) <= {*table}]
     return [*STANDARD, *(quantity for quantity in own if quantity not in STANDARD)]
 
@@ -78,12 +78,13 @@ COLUMNS = {
 
 
 def compare_pairs(pairs: Sequence[Pair], round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
-    """A row per pair, with the columns of `COLUMNS`.
+    """Return one row per pair, with the columns of `COLUMNS`.
 
-    Compared are the runs that a table over seeds averages. A pair that does not compare has a row that says why.
+    The compared runs are those that a table over seeds averages. A pair that cannot be compared has a row with the
+    reason.
 
     Raises:
-        InputError: both a round and an epoch.
+        InputError: both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
     runs = [run.results for pair in pairs for run in (*pair.a, *pair.b) if run.results]
@@ -108,8 +109,10 @@ def _row(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoch: f
             row |= {f"{PREFIX}{name}_{side}": published[side].get(name) for name in COUNTED_OF}
     try:
         samples = {side: sample(runs, round, epoch) for side, runs in begun.items()}
-        taken = {side: [run for run, _ in of.taken] for side, of in samples.items()}
-        why += [f"{name} ({reason})" for of in samples.values() for name, reason in of.left_out.items()]
+        taken = {side: [run for run, _ in side_sample.taken] for side, side_sample in samples.items()}
+        why += [
+            f"{name} ({reason})" for side_sample in samples.values() for name, reason in side_sample.left_out.items()
+        ]
         if taken["a"] and taken["b"]:
             row |= _compared(taken["a"], taken["b"], quantities, round, epoch)
     except InputError as error:
@@ -138,7 +141,7 @@ def _compared(
             row[f"{quantity.name}_{name}"] = _mean(measured)
     canaries = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs]
     for quantity in numbers(quantities):
-        if all(quantity in each.quantities for each in canaries):
+        if all(quantity in pair.quantities for pair in canaries):
             row |= _difference(pairs, quantity, round, epoch)
     if len(pairs) > 1:
         for metric, over in counts_over_seeds(a, b, round, epoch).items():
@@ -155,7 +158,7 @@ def _compared(
 def _difference(
     pairs: Sequence[tuple[int, RunResults, RunResults]], quantity: Quantity, round: int | None, epoch: float | None
 ) -> dict[str, Any]:
-    """The mean difference of a number, its interval and its p, over seeds, or of one seed over canaries."""
+    """Return the mean difference of a number with its interval and p, over seeds, or for one seed over canaries."""
     if len(pairs) > 1:
         a, b = [run for _, run, _ in pairs], [run for _, _, run in pairs]
         over = paired_over_seeds(a, b, round, epoch, quantity)
@@ -167,5 +170,5 @@ def _difference(
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return float(np.mean(found)) if len(found) == len(values) else None
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None

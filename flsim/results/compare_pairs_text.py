@@ -1,4 +1,4 @@
-"""A comparison of pairs (`flsim.results.compare_pairs`) as people read it."""
+"""Markdown and LaTeX of a comparison of pairs (`flsim.results.compare_pairs`)."""
 
 from collections.abc import Sequence
 
@@ -14,41 +14,44 @@ from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.sweep_pairs import Pair
 
 N = "n: seeds with both."
-LEGEND = """{}, a-b: mean {} in a less that in b, paired canary by canary; CI: half
+LEGEND = """{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half
 its 95% interval (t). {}: memorized canaries{}, a/b.
 p: corrected for the number of rows (Holm), each column by itself.
 """
-SEEDS_LEGEND = """Of several seeds: counts are means over them. p is Student's t test over seeds
+SEEDS_LEGEND = """With several seeds: counts are means over them. p is Student's t test over seeds
 for {}; for {} Fisher's exact test, which exchanges a and b within
 seeds and is at least 2/2^n: below 0.05 only from 6 seeds on.
 """
-CANARIES_LEGEND = """Of one seed: p is of the t test over canaries and of McNemar's exact test. Both
-are about these models, not other seeds, and take canaries as independent.
+CANARIES_LEGEND = """With one seed: p is of the t test over canaries and McNemar's exact test. Both
+are about these models, not other seeds, and treat canaries as independent.
 """
 UTILITY = "{}: {} on test text, a/b."
-PUBLISHED = "{}, %: a less b, percent of all canaries; beside it as published."
-EPOCHS_LEGEND = "All after {} epochs: each reads as many records as there are.\n"
+PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
+EPOCHS_LEGEND = "All after {} epochs; an epoch reads as many records as there are.\n"
 
 
 def to_markdown(table: pd.DataFrame, pairs: Sequence[Pair], width: int = layout.TERMINAL) -> str:
-    """Differences, utility, and published differences, in as many tables as `width` takes, and what they mean."""
+    """Return differences, utility, published differences and a legend, in as many tables as `width` takes."""
     labels = _labels(pairs)
-    return layout.markdown(*_shown(table, labels), _legend(table) + _notes(table, labels, width), width)
+    return layout.markdown(*_columns(table, labels), _legend(table) + _notes(table, labels, width), width)
 
 
 def to_latex(table: pd.DataFrame, pairs: Sequence[Pair]) -> str:
-    """The columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_shown(table, _labels(pairs)))
+    """Return the columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
+    return layout.latex(*_columns(table, _labels(pairs)))
 
 
 def _labels(pairs: Sequence[Pair]) -> list[str]:
-    """Return what the settings of each pair have in common; the pairs' axes where that does not tell them apart."""
+    """Return the common part of each pair's settings.
+
+    If these parts are not all different, return the axes of the pairs.
+    """
     labels = [pair.label for pair in pairs]
     return labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
 
 
-def _shown(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[list[Column]]]:
-    """What a row is, and units of columns that stay together."""
+def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[list[Column]]]:
+    """Return the columns that label a row, and units of columns that stay together."""
     template = "{:.1f}" if (table["seeds"] > 1).any() else "{:.0f}"
     labels = [Column("Setting", names, is_number=False), Column("n", text_of(table["seeds"]), note=N)]
     quantities = quantities_in_pairs(table)
@@ -75,7 +78,7 @@ def _shown(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[li
 
 
 def _utility(table: pd.DataFrame, quantity: Quantity) -> Column:
-    """A number of the model in a and in b."""
+    """Return the column of a number of the model in a and in b."""
     scaled = table[[f"{quantity.name}_{side}" for side in "ab"]] * quantity.scale
     note = _utility_note() if quantity.is_standard else ""
     return Column(quantity.column_heading, counts_text(scaled, quantity.name, quantity.format), note=note)
@@ -101,7 +104,7 @@ def _legend(table: pd.DataFrame) -> str:
 
 
 def _notes(table: pd.DataFrame, labels: list[str], width: int) -> str:
-    """What keeps a row from being what it seems: other lengths of training, and runs that are left out."""
+    """Return notes on rows that could mislead: other lengths of training, and runs that are left out."""
     text = ""
     for label, a, b in zip(labels, table["epochs_a"], table["epochs_b"], strict=True):
         if not (pd.isna(a) or pd.isna(b)) and min(a, b) < 0.99 * max(a, b):

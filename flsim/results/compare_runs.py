@@ -1,18 +1,18 @@
-"""Two runs over the same canaries, in full: exposure, RS and BS, utility, and each configuration.
+"""Full comparison of two runs over the same canaries: exposure, RS and BS, utility, and each configuration.
 
 The frame has a row for all canaries and one for each configuration:
 
     configuration                 "all", or (p_u, p_e) or a number of copies
-    p_u, p_e, copies, n           of it, copies where it is their number; n canaries
+    p_u, p_e, copies, n           the configuration's settings, and n, its number of canaries
     mean_difference, ci_low, _high  exposure in a less that in b, bits, with its 95% interval (Student's t)
-    p_wilcoxon, p_t               that there is none; p_t_holm: of the configurations, p_t corrected for their number
-    rs_a, rs_b                    memorized canaries; rs_only_a, rs_only_b: by one model alone
-    rs_p, rs_p_holm               McNemar's exact test; of the configurations also corrected for their number
-    rs_share, _share_low, _high   share of the discordant ones that are a's, with its exact 95% interval
-    bs_...                        the same of BS, and so of each flag of a user's own
+    p_wilcoxon, p_t               p of no difference; p_t_holm: p_t corrected for the number of configurations
+    rs_a, rs_b                    memorized canaries; rs_only_a, rs_only_b: memorized by one model only
+    rs_p, rs_p_holm               McNemar's exact test; for configurations also corrected for their number
+    rs_share, _share_low, _high   share of the discordant canaries memorized in a, with its exact 95% interval
+    bs_...                        the same of BS, and of each flag of a user's own
     NAME_mean_difference, ...     the same as of exposure, of each number of canaries of a user's own
 
-Blank: what was not measured, or needs two canaries where there is one.
+A cell is blank if it was not measured, or needs two canaries and there is one.
 """
 
 import math
@@ -40,16 +40,16 @@ PRIVACY = {
     "epsilon_sound": ("Epsilon", "{:.3g}", 1),
     "record_epsilon": ("Epsilon, record's", "{:.3g}", 1),
 }
-LEGEND = """Only a, only b: memorized by one model alone. Share: of these, a's, with its
-exact 95% interval (Clopper-Pearson). p: the chance of as uneven a split if
-neither model memorized more (McNemar's exact test).
+LEGEND = """Only a, only b: memorized by that model only. Share: a's share of these, with
+its exact 95% interval (Clopper-Pearson). p: the chance of an equally uneven
+split if neither model memorized more (McNemar's exact test).
 """
-CONFIGURATIONS_LEGEND = """{}, a-b: mean {} in a less that in b; CI: half its 95% interval (t).
+CONFIGURATIONS_LEGEND = """{}, a-b: mean {} in a minus that in b; CI: half its 95% interval (t).
 {}: memorized canaries, a/b. p: of the t test and of McNemar's exact test,
 corrected for the number of rows (Holm), each column by itself.
 """
-SCOPE = """Canaries are taken as independent, so all of this is about these two models and
-says nothing of other seeds; for that, compare sweeps of several.
+SCOPE = """All of this treats canaries as independent. It is about these two models and
+says nothing about other seeds; for those, compare sweeps of several seeds.
 """
 
 
@@ -65,7 +65,7 @@ def _columns_of(quantity: Quantity) -> dict[str, str]:
 
 
 def _p_of(quantity: Quantity) -> str:
-    """The column of a test's p."""
+    """Return the column of a test's p."""
     return f"{quantity.name}_p" if quantity.is_flag else f"{prefix_of(quantity)}p_t"
 
 
@@ -81,13 +81,13 @@ COLUMNS = {
 
 @dataclass(frozen=True, eq=False)
 class RunsCompared:
-    """Two runs compared.
+    """The comparison of two runs, as `flsim.compare` returns it.
 
     Attributes:
         numbers: exposure over all canaries, then other numbers of canaries.
-        quantities: what is compared, of canaries and of the model.
+        quantities: the compared quantities, of canaries and of the model.
         models: a row of `flsim.results.tables.memorization_table` for each run.
-        table: the frame described above.
+        table: one row for all canaries and one for each configuration, as the module describes.
     """
 
     numbers: Sequence[PairedNumbers]
@@ -97,18 +97,18 @@ class RunsCompared:
 
 
 def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> RunsCompared:
-    """Compare two runs, at a round or after so many epochs; default each run's last evaluation.
+    """Compare two runs at a round or after a number of epochs; by default at each run's last evaluation.
 
     Raises:
-        InputError: as `flsim.results.pairing.paired_canaries`.
+        InputError: as for `flsim.results.pairing.paired_canaries`.
     """
     pair = paired_canaries(a, b, round, epoch)
     canaries, compared = pair.canaries, _of_canaries([a, b])
     rows = [{"configuration": "all", **_statistics(canaries, pair.quantities)}]
     keys = [name for name in ("p_u", "p_e", "copies") if name in canaries]
-    for _, some in canaries.groupby(keys, dropna=False, sort=False):
-        configuration = {name: some[name].iloc[0] for name in keys}
-        rows.append({"configuration": _name(configuration)} | configuration | _statistics(some, pair.quantities))
+    for _, group in canaries.groupby(keys, dropna=False, sort=False):
+        configuration = {name: group[name].iloc[0] for name in keys}
+        rows.append({"configuration": _name(configuration)} | configuration | _statistics(group, pair.quantities))
     for p in (_p_of(quantity) for quantity in compared):
         for row, corrected in zip(rows[1:], holm([row.get(p, math.nan) for row in rows[1:]]), strict=True):
             row[f"{p}_holm"] = corrected
@@ -140,14 +140,14 @@ def _statistics(canaries: pd.DataFrame, quantities: Sequence[Quantity]) -> dict[
 
 
 def to_json(compared: RunsCompared) -> dict[str, Any]:
-    """Everything, as one JSON object; null where something is unknown or not finite."""
+    """Return the comparison as one JSON object; null stands for values that are unknown or not finite."""
     everything, *configurations = json_rows(compared.table)
     a, b = json_rows(compared.models)
     return {"compared": "runs", "a": a, "b": b, "all": everything, "configurations": configurations}
 
 
 def to_markdown(compared: RunsCompared, width: int = 80) -> str:
-    """Everything, as people read it: at most `width` columns, but for names that are longer."""
+    """Return the comparison as text of at most `width` columns, except for longer names."""
     return "\n".join(
         [
             "\n".join(map(str, compared.numbers)) + "\n",
@@ -158,7 +158,7 @@ def to_markdown(compared: RunsCompared, width: int = 80) -> str:
 
 
 def to_latex(compared: RunsCompared) -> str:
-    """The rows of the frame as a tabular; it needs the package booktabs."""
+    """Return the rows of the frame as a tabular; it needs the package booktabs."""
     return layout.latex(*_configurations(compared, has_all=True))
 
 
@@ -171,7 +171,7 @@ def _legend(quantities: Sequence[Quantity]) -> str:
 
 
 def _both(compared: RunsCompared) -> tuple[list[Column], list[list[Column]]]:
-    """Labels and units of a table: counts of either run and what is discordant, then utility and epsilon."""
+    """Return labels and units of a table: counts of each run and discordant canaries, then utility and epsilon."""
     everything: Mapping[Any, Any] = compared.table.iloc[0].to_dict()
     lines: list[list[str]] = []
     for flag in flags(compared.quantities):
@@ -187,12 +187,12 @@ def _both(compared: RunsCompared) -> tuple[list[Column], list[list[Column]]]:
             lines.append([heading, *formatted(compared.models[name], template, scale), "", "", "", ""])
     headings = ["", "a", "b", "only a", "only b", "p", "share (95%)"]
     cells = [[line[place] for line in lines] for place in range(len(headings))]
-    units = [Column(heading, each) for heading, each in zip(headings[1:], cells[1:], strict=True)]
+    units = [Column(heading, column_cells) for heading, column_cells in zip(headings[1:], cells[1:], strict=True)]
     return [Column("", cells[0], is_number=False)], [units]
 
 
 def _of_model(quantities: Sequence[Quantity]) -> dict[str, tuple[str, str, int]]:
-    """Heading, format and factor of numbers of the model, which are columns of a table of runs."""
+    """Return heading, format and factor of numbers of the model, which are columns of a table of runs."""
     return {quantity.name: (quantity.phrase, quantity.format, quantity.scale) for quantity in of_model(quantities)}
 
 

@@ -1,4 +1,4 @@
-"""Counts of memorized canaries in two settings, compared over seeds; exposure is in `flsim.results.worlds`."""
+"""Comparison over seeds of counts of memorized canaries; for exposure see `flsim.results.worlds`."""
 
 import math
 from collections.abc import Sequence
@@ -19,11 +19,13 @@ class CountsOverSeeds:
     """Memorized canaries in setting a and in setting b, over the seeds that have a run of both.
 
     Attributes:
-        a, b: mean over seeds.
-        differences: of each seed, a less b.
-        ci_low, ci_high: 95% interval of their mean, from Student's t over seeds, which takes them as normal; NaN below
-            two seeds, and where all are equal: a few whole numbers often are, which says nothing of their spread.
-        p: `flsim.results.inference.sign_flip_p`, exact; NaN below two seeds.
+        a, b: means over seeds.
+        differences: a - b of each seed.
+        ci_low, ci_high: 95% interval of the mean difference, from Student's t over seeds, which treats them as normal.
+        NaN
+            below two seeds, and if all differences are equal: whole numbers often are, which says nothing of their
+            spread.
+        p: exact p-value, `flsim.results.inference.sign_flip_p`; NaN below two seeds.
     """
 
     a: float
@@ -37,25 +39,25 @@ class CountsOverSeeds:
 def counts_over_seeds(
     a: Sequence[RunResults], b: Sequence[RunResults], round: int | None = None, epoch: float | None = None
 ) -> dict[str, CountsOverSeeds]:
-    """Compare counts of two series, seed by seed, of each flag that was measured in all runs.
+    """Compare the counts of two series seed by seed, for each flag that was measured in all runs.
 
-    Seeds are what is independent, not canaries: one model's are memorized or not together.
+    Seeds are the independent unit, not canaries: those of one model are memorized or not together.
 
     Raises:
-        InputError: as `flsim.results.worlds.paired_over_seeds`.
+        InputError: as for `flsim.results.worlds.paired_over_seeds`.
     """
     pairs = [paired_canaries(run_a, run_b, round, epoch).canaries for _, run_a, run_b in pairs_of_seeds(a, b)]
     names = [flag.name for flag in flags(compared_in([*a, *b]))]
     counted = {metric: [counts_of(canaries, metric) for canaries in pairs] for metric in names}
-    return {metric: _over([each for each in counts if each]) for metric, counts in counted.items() if all(counts)}
+    return {metric: _over([count for count in counts if count]) for metric, counts in counted.items() if all(counts)}
 
 
 def _over(counts: Sequence[PairedCounts]) -> CountsOverSeeds:
-    differences = np.array([each.a - each.b for each in counts])
+    differences = np.array([count.a - count.b for count in counts])
     low, high = t_interval(differences.astype(float)) if np.ptp(differences) else (math.nan, math.nan)
     return CountsOverSeeds(
-        a=float(np.mean([each.a for each in counts])),
-        b=float(np.mean([each.b for each in counts])),
+        a=float(np.mean([count.a for count in counts])),
+        b=float(np.mean([count.b for count in counts])),
         differences=tuple(differences.tolist()),
         ci_low=low,
         ci_high=high,

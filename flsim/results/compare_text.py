@@ -1,4 +1,4 @@
-"""How comparisons are written: p-values, differences with their intervals, and JSON."""
+"""Text of comparisons: p-values, differences with their intervals, and JSON."""
 
 import math
 from typing import Any
@@ -13,15 +13,15 @@ from flsim.results.layout import Column
 
 
 def p_text(p: float) -> str:
-    """A p-value in at most five characters, e.g. ``"0.054"`` or ``"2e-08"``; empty where there is none."""
+    """Return a p-value in at most five characters, e.g. ``"0.054"`` or ``"2e-08"``; empty for NaN."""
     if pd.isna(p):
         return ""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}" if p > 0 else "0"
 
 
 def p_texts(p: "pd.Series[float]") -> list[str]:
-    """`p_text` of each."""
-    return [p_text(each) for each in p]
+    """Return the text of each p-value."""
+    return [p_text(value) for value in p]
 
 
 def difference_columns(table: pd.DataFrame, quantity: Quantity) -> list[Column]:
@@ -35,13 +35,13 @@ def difference_columns(table: pd.DataFrame, quantity: Quantity) -> list[Column]:
 
 
 def counts_text(table: pd.DataFrame, name: str, template: str) -> list[str]:
-    """Of each row, a number in a and in b, e.g. ``"27/14"``."""
+    """Return a number in a and in b for each row, e.g. ``"27/14"``."""
     pairs = zip(table[f"{name}_a"], table[f"{name}_b"], strict=True)
     return ["" if pd.isna(a) or pd.isna(b) else f"{template.format(a)}/{template.format(b)}" for a, b in pairs]
 
 
 def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A mapping per row; None where something is unknown or not finite, which JSON has no number for."""
+    """Return one mapping per row; None stands for values that are unknown or not finite."""
     rows = table.astype(object).where(table.notna(), None).to_dict("records")
     return [
         {

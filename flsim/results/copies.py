@@ -1,4 +1,4 @@
-"""Copies of one run, such as a backup of its folder: they say the same twice, and so are shown once."""
+"""Detection of copies of a run, such as a backup of its folder, so that each run is shown once."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,14 +9,14 @@ from flsim.results.store import RunResults
 
 
 def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = ()) -> list[RunResults]:
-    """Leave out runs that are copies of another one, with a word about each.
+    """Return the runs without copies of other ones, and print a line about each copy.
 
-    Copies have one identity and are to train for equally long. The one that was evaluated most often stays, of equal
-    ones the first.
+    Copies have the same identity and the same number of rounds. The copy that was evaluated most often stays, and among
+    equal ones the first.
 
     Args:
-        runs: all runs, in the order in which they are to be shown.
-        needed: runs that stay in any case, since each is a row of its sweep.
+        runs: all runs, in the order of their display.
+        needed: runs that stay in any case, because each is a row of its sweep.
 
     Raises:
         InputError: two copies hold different measurements of one model.
@@ -26,11 +26,11 @@ def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = 
         other = None if run.identity is None else kept.setdefault((run.identity, run.rounds), run)
         if other is not None and other is not run:
             _refuse_different(other, run)
-    shown = [run for run in runs if run in needed or run.identity is None or run in kept.values()]
+    remaining = [run for run in runs if run in needed or run.identity is None or run in kept.values()]
     for run in runs:
-        if run not in shown:
+        if run not in remaining:
             say(f"run {run.name}: a copy of {kept[run.identity, run.rounds].name}, which is shown in its place")
-    return shown
+    return remaining
 
 
 def _refuse_different(run: RunResults, copy: RunResults) -> None:

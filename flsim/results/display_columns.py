@@ -1,4 +1,4 @@
-"""Columns that people read of a table of runs or over seeds, with the published values beside ours."""
+"""Columns of a table of runs or over seeds as people read them, with the published values beside ours."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,24 +14,27 @@ from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 
-LOWEST = "Lowest: (p_u, p_e) of the fewest expected insertions with a memorized canary."
+LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
 COPIES = " Copies: the fewest with a memorized canary, where their number was set."
 SHARE = "{}: shares of {} canaries."
-SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, taken as independent."
-PAPER = "Paper: what was published for the column before it."
+SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
+PAPER = "Paper: the published value of the column to its left."
 MARKS = {"same": "=", "lower": "<", "higher": ">"}
 VS = "vs: = the published share lies in our 95% interval, < ours is lower, > higher."
-PAIRS = "Pairs: of a row with each other row, how many differ in the published direction."
-TWIN = "Twin: whether IID less Non-IID has the published sign; a tie has none."
+PAIRS = "Pairs: share of pairs of this row with another that differ in the published direction."
+TWIN = "Twin: whether IID less Non-IID has the published sign; a tie has no sign."
 EPSILON = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}."
 RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}."
-ROUND = "Round: completed rounds; of central training (b_r), steps.\n"
-EPOCH = "Epochs: records read, of rounds or (b_r) of steps, over how many records there are.\n"
-ALL_EPOCHS = "All after {} epochs: each reads as many records as there are.\n"
+ROUND = "Round: completed rounds; for central training (b_r), steps.\n"
+EPOCH = "Epochs: number of records read in training, divided by the number of records.\n"
+ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\n"
 
 
 def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:
-    """The units of a flag: a count, or, beside published ones, a share; each with its interval; and the lowest."""
+    """Return the units of a flag: its count with its interval and lowest setting.
+
+    If published shares are shown, the count becomes a share.
+    """
     name = flag.heading
     bounds = [
         "" if pd.isna(low) else f"{100 * low:.0f}-{100 * high:.0f}"
@@ -72,7 +75,7 @@ def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:
 
 
 def marks(table: pd.DataFrame, metric: str) -> list[Column]:
-    """Whether rows agree with the published ones, where `flsim.results.against_published` looked."""
+    """Return columns that mark agreement with published rows, if `flsim.results.against_published` compared them."""
     columns = []
     if f"{metric}_size" in table:
         cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
@@ -85,21 +88,21 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
 
 
 def agreement(table: pd.DataFrame) -> str:
-    """A sentence for each metric, of all rows, where `flsim.results.against_published` looked."""
+    """Return a sentence about each metric over all rows, if `flsim.results.against_published` compared them."""
     if not {*AGAINST} & {*table}:
         return ""
-    return "\n" + "".join(formats.note(str(each)) for each in agreements(table))
+    return "\n" + "".join(formats.note(str(metric)) for metric in agreements(table))
 
 
 def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[Column]:
-    """The column of a number's mean over canaries."""
+    """Return the column of a number's mean over canaries."""
     note = number.note or f"mean over canaries, {number.sentence}"
     cells = formatted(table[mean_of(number)], number.format)
     return [Column(number.heading, cells, note=f"{number.heading}: {note}" if has_note else "")]
 
 
 def companions(table: pd.DataFrame, number: Quantity, quantities: Sequence[Quantity]) -> list[Column]:
-    """What is beside a mean over canaries: the numbers that are shown there, and the published one."""
+    """Return the columns beside a mean over canaries: related numbers, and the published value."""
     columns = []
     for other in quantities:
         if other.beside == number.name and is_in(table, other):
@@ -108,7 +111,7 @@ def companions(table: pd.DataFrame, number: Quantity, quantities: Sequence[Quant
 
 
 def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations: bool = False) -> list[list[Column]]:
-    """The units of numbers of the model."""
+    """Return the units of numbers of the model."""
     units = []
     for quantity in quantities:
         name, template, scale = quantity.name, quantity.format, quantity.scale
@@ -120,9 +123,9 @@ def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations:
 
 
 def epsilons(table: pd.DataFrame) -> list[list[Column]]:
-    """The units of both kinds of epsilon, of those that the table has: of a user, ``"5.62/28.5"``, and of a record.
+    """Return the units of epsilon that the table has: of a user, such as ``"5.62/28.5"``, and of a record.
 
-    A dash stands where a convention is not about the run's sampler.
+    A dash means that a convention does not apply to the run's sampler.
     """
     units = []
     if "epsilon_sound" in table:
@@ -145,25 +148,25 @@ def epsilons(table: pd.DataFrame) -> list[list[Column]]:
 
 
 def _epsilon(value: float) -> str:
-    """Three digits, but whole numbers as one says them."""
+    """Return an epsilon with three digits; large ones as whole numbers."""
     return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
 
 
 def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Column], str]:
-    """How far each row's model was trained, and what the legend says of that; no column where all are equal.
+    """Return how far each row's model was trained, as columns and legend; there is no column if all are equal.
 
     Args:
-        table: with the columns round and epochs.
-        is_unfinished: to show equal rounds as well.
+        table: a table with the columns round and epochs.
+        is_unfinished: whether to show equal rounds too.
     """
-    shown = table[table["round"].notna() | table["epochs"].notna()]
+    trained = table[table["round"].notna() | table["epochs"].notna()]
     # What rows over seeds have no common round for are still so many epochs.
-    differ = shown["round"].nunique(dropna=False) > 1 or (len(shown) and shown["round"].isna().all())
-    if differ and shown["epochs"].notna().all():
+    differ = trained["round"].nunique(dropna=False) > 1 or (len(trained) and trained["round"].isna().all())
+    if differ and trained["epochs"].notna().all():
         cells = formatted(table["epochs"], "{:.3g}")
-        found = {cell for cell in cells if cell}
-        if len(found) == 1 and not is_unfinished:
-            return [], ALL_EPOCHS.format(*found)
+        texts = {cell for cell in cells if cell}
+        if len(texts) == 1 and not is_unfinished:
+            return [], ALL_EPOCHS.format(*texts)
         return [Column("Epochs", cells, is_late=True)], EPOCH
     if differ or is_unfinished:
         return [Column("Round", text_of(table["round"]), is_late=True)], ROUND

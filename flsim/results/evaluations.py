@@ -1,6 +1,6 @@
-"""What became of a run's evaluations: evaluations.jsonl in its folder, a line for each attempt that ended.
+"""The log of a run's evaluations: evaluations.jsonl in its folder, a line for each attempt that ended.
 
-The rows are what counts: an evaluation whose rows are there has succeeded, whatever its lines say.
+The rows are decisive: an evaluation with rows has succeeded, whatever its lines say.
 """
 
 import json
@@ -20,17 +20,18 @@ NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An attempt at one checkpoint.
+    """An attempt to evaluate one checkpoint.
 
     Attributes:
-        checkpoint: its file's name, such as ``round-000010.safetensors``.
-        outcome: ``stored``: its rows are there; ``diverged``: it is not finite, and a row says so; ``failed``: nothing
-            tries it again but `flsim run --resume`; ``retried``: its process was lost, and another attempt follows.
-        attempt: from 1.
-        seconds: of the clock, since the evaluator got it.
-        ended: seconds since 1970, by the clock of the evaluator's machine where it could tell.
-        cpu_seconds: of the processor, with those of starting the process; None where nobody is left to tell.
-        reason: one line; None where it was stored.
+        checkpoint: name of the checkpoint's file, such as ``round-000010.safetensors``.
+        outcome: ``stored``: the rows exist. ``diverged``: the model is not finite, and a row records this. ``failed``:
+            only `flsim run --resume` tries again. ``retried``: the evaluator's process was lost, and another attempt
+            follows.
+        attempt: number of the attempt, from 1.
+        seconds: wall-clock time since the evaluator got the checkpoint.
+        ended: seconds since 1970, by the clock of the evaluator's machine if known.
+        cpu_seconds: processor time, including the start of the process; None if the process was lost.
+        reason: one line; None if the rows are stored.
     """
 
     checkpoint: str
@@ -43,41 +44,41 @@ class Evaluation:
 
 
 def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
-    """Append a line."""
+    """Append a line about an attempt."""
     path = run_folder / FILE
     with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(evaluation)) + "\n")
 
 
 def read_evaluations(run_folder: Path) -> list[Evaluation]:
-    """All attempts, in the order in which they ended. A line that was cut short, or is none of ours, is passed over."""
-    found = []
+    """Return all attempts, in the order in which they ended, without damaged lines."""
+    attempts = []
     for line in jsonl.read_lines(run_folder / FILE):
         try:
-            found.append(_checked(Evaluation(**line)))
+            attempts.append(_checked(Evaluation(**line)))
         except (ValueError, TypeError):
             continue
-    return found
+    return attempts
 
 
-def _checked(said: Evaluation) -> Evaluation:
-    """Raises ValueError or TypeError for what `log_evaluation` never writes."""
-    numbers = (said.attempt, said.seconds, said.ended, said.cpu_seconds or 0.0)
+def _checked(attempt: Evaluation) -> Evaluation:
+    """Return an attempt; raise ValueError or TypeError for values that `log_evaluation` never writes."""
+    numbers = (attempt.attempt, attempt.seconds, attempt.ended, attempt.cpu_seconds or 0.0)
     if not (
-        NAME.fullmatch(said.checkpoint)
-        and said.outcome in get_args(Outcome)
+        NAME.fullmatch(attempt.checkpoint)
+        and attempt.outcome in get_args(Outcome)
         and all(map(math.isfinite, numbers))
-        and isinstance(said.reason, str | None)
+        and isinstance(attempt.reason, str | None)
     ):
         raise ValueError
-    return said
+    return attempt
 
 
 def failures(run_folder: Path) -> dict[str, str]:
-    """Checkpoint -> reason, of those that have no rows because their last evaluation failed."""
-    last = {each.checkpoint: each for each in read_evaluations(run_folder)}
+    """Return the reason of each checkpoint that has no rows because its last evaluation failed."""
+    last = {attempt.checkpoint: attempt for attempt in read_evaluations(run_folder)}
     return {
-        name: each.reason or ""
-        for name, each in sorted(last.items())
-        if each.outcome == "failed" and not (run_folder / "rows" / f"{Path(name).stem}.parquet").exists()
+        name: attempt.reason or ""
+        for name, attempt in sorted(last.items())
+        if attempt.outcome == "failed" and not (run_folder / "rows" / f"{Path(name).stem}.parquet").exists()
     }

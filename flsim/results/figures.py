@@ -1,4 +1,4 @@
-"""How figures look, and how they are written: whole or not at all, the same bytes from the same results."""
+"""Style and writing of figures; equal results give equal bytes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ STYLE: dict[Any, Any] = {
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Of the line with that number: colour, marker and dashes, so that lines differ in grey as well."""
+    """Return colour, marker and dashes of a line by its number, so that lines also differ in grey."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -36,7 +36,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def refuse_other_than_figure(path: Path) -> None:
-    """Raises InputError where no figure can be written: the path is not a .png or .svg file in a folder."""
+    """Raise InputError unless the path is a .png or .svg file in an existing folder."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: plots are written as .png or .svg; name one of these")
     if not path.parent.is_dir():
@@ -44,7 +44,11 @@ def refuse_other_than_figure(path: Path) -> None:
 
 
 def write_figure(draw: Callable[[], Figure], path: Path) -> None:
-    """Draw in our style and write it, whole or not at all. Raises as `refuse_other_than_figure`."""
+    """Draw a figure in the common style and write it, whole or not at all.
+
+    Raises:
+        InputError: as for `refuse_other_than_figure`, or the file cannot be written.
+    """
     refuse_other_than_figure(path)
     kind = FORMATS[path.suffix.lower()]
     with mpl.rc_context(STYLE), named_file(path) as partial:
@@ -53,5 +57,5 @@ def write_figure(draw: Callable[[], Figure], path: Path) -> None:
 
 
 def plain(text: str) -> str:
-    """Return a text as matplotlib prints it as it stands: a pair of dollar signs would be mathematics."""
+    """Return a text that matplotlib prints literally, because a pair of dollar signs would be mathematics."""
     return text.replace("$", r"\$")

@@ -1,31 +1,31 @@
-"""Results as data frames, for notebooks: two lines.
+"""Results as two data frames, for notebooks.
 
     from flsim.results.frames import frames
     runs, canaries = frames("runs/*")
 
-`runs` has a row per run and evaluated round, with the columns of `flsim.results.tables` and these before them:
+`runs` has a row per run and evaluated round, with these columns and then those of `flsim.results.tables`:
 
-    folder                   the run's, which tells runs of equal names apart
-    sweep, grid              the sweep that it is of, and the block of its rows there; blank without one
-    world                    "iid" or "non-iid"; blank where records are drawn at random, which makes both the same
-    seed, series             of everything in it; equal for runs that differ in nothing but the seed
-    is_final                 whether it is the last round of a completed run: what a table shows
+    folder                   the run's folder, which tells runs of equal names apart
+    sweep, grid              the sweep of the run, and the block of its rows there; blank without a sweep
+    world                    "iid" or "non-iid"; blank if records are drawn at random, which makes both the same
+    seed, series             seed of the run; a digest equal for runs that differ only in their seed
+    is_final                 whether it is the last round of a completed run, which a table shows
     training.cohort, ...     a column per setting that a sweep varies
 
-A run that is not evaluated yet, or that diverged, has one row, without measurements.
+A run that is not evaluated yet, or that diverged, has one row without measurements.
 
-`canaries` has a row per run, evaluated round and canary; none of runs that diverged:
+`canaries` has a row per run, evaluated round and canary; runs that diverged have none:
 
     folder, run, world, seed, is_final, round, epochs    as above
-    canary, words            its id, and what it says
-    p_u, p_e                 the probabilities by which it was planted; blank where it has a number of copies
-    sharers, insertions      users that have it, and records, in all
+    canary, words            id and words of the canary
+    p_u, p_e                 the probabilities by which it was planted; blank if a number of copies was set
+    sharers, insertions      number of users that hold it, and number of records that do
     log_perplexity           nats
-    rank, exposure           among the references; bits
-    rs, bs                   whether Random Sampling and Beam Search found it memorized
+    rank, exposure           rank among the references; bits
+    rs, bs                   whether Random Sampling and Beam Search show it as memorized
 
-and a column for each quantity of canaries that a user's own measure computed. All columns are typed, and what was not
-measured is missing.
+There is also a column for each quantity of canaries that a user's own measure computed. All columns are typed, and
+missing cells were not measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,8 +80,8 @@ CANARY = {
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A run, and what a sweep says of it."""
+class _ListedRun:
+    """A run, with what its sweep records about it."""
 
     folder: Path
     results: RunResults
@@ -92,11 +92,11 @@ class _Found:
 
     @property
     def rounds(self) -> Sequence[int]:
-        """Evaluated rounds; none of a model that diverged, whose last finite evaluation would pass for a result."""
+        """Evaluated rounds; none of a diverged model, whose last finite evaluation would pass for a result."""
         return [] if self.results.status == "diverged" else self.results.evaluated
 
     def about(self, round_: int | None) -> dict[str, Any]:
-        """The columns of `RUN`."""
+        """Return the cells of the columns of `RUN`."""
         results = self.results
         return {
             "folder": str(self.folder),
@@ -110,13 +110,23 @@ class _Found:
 
 
 def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs and canaries; see the module.
+    """Return two data frames: a row per run and evaluated round, and a row per run, evaluated round and canary.
+
+    The module `flsim.results.frames` describes the columns.
 
     Args:
-        paths: run folders, folders of sweeps, or patterns such as ``"runs/*"``, which pass over what is neither.
+        paths: run folders, folders of sweeps, or patterns such as ``"runs/*"``; other paths that match a pattern are
+            skipped.
+
+    Returns:
+        The frames of runs and of canaries.
 
     Raises:
-        InputError: a path that is neither, nothing at all, a run that is damaged, or copies of a run that differ.
+        InputError: a path is neither a run nor a sweep, there are no runs, a run is damaged, or copies of a run differ.
+
+    Examples:
+        >>> runs, canaries = flsim.frames("runs/*")                            # doctest: +SKIP
+        >>> runs[runs.is_final].groupby("world").mean_exposure.mean()          # doctest: +SKIP
     """
     runs = [run for path in paths for run in _read(str(path))]
     kept = without_copies([run.results for run in runs], [run.results for run in runs if run.sweep is not None])
@@ -126,7 +136,7 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
     return _runs(runs), _canaries(runs)
 
 
-def _read(pattern: str) -> Iterator[_Found]:
+def _read(pattern: str) -> Iterator[_ListedRun]:
     named = Path(pattern).exists()
     for path in [Path(pattern)] if named else sorted(map(Path, glob(pattern))):  # noqa: PTH207 (the pattern may be absolute)
         if is_sweep(path):
@@ -134,15 +144,15 @@ def _read(pattern: str) -> Iterator[_Found]:
             for run in sweep.runs:
                 if run.results:
                     folder = path / "runs" / run.name
-                    yield _Found(folder, run.results, sweep.name, run.grid, run.axes, run.published)
+                    yield _ListedRun(folder, run.results, sweep.name, run.grid, run.axes, run.published)
         elif named or (path / "run.json").is_file():
-            yield _Found(path, read_run(path))
+            yield _ListedRun(path, read_run(path))
 
 
-def _runs(found: list[_Found]) -> pd.DataFrame:
-    """A table shows the last evaluation of a run: here each evaluation is a run of its own."""
+def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
+    """Return the frame of runs; each evaluation becomes a run of its own, as a table shows one evaluation of a run."""
     about, evaluated, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
-    for run in found:
+    for run in listed:
         for round_ in run.rounds or (None,):
             results = run.results
             if round_ is not None:
@@ -159,7 +169,7 @@ def _runs(found: list[_Found]) -> pd.DataFrame:
 
 
 def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Values that can be grouped by; the world has its column."""
+    """Return the axes as values that can be grouped by, without the world, which has its own column."""
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in axes.items()
@@ -167,16 +177,20 @@ def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     }
 
 
-def _canaries(found: list[_Found]) -> pd.DataFrame:
-    known = quantities_of(run.results for run in found)
-    quantities = [each for each in known if each.of_canaries and "canaries" in each.places and not each.is_partial]
+def _canaries(listed: list[_ListedRun]) -> pd.DataFrame:
+    known = quantities_of(run.results for run in listed)
+    quantities = [
+        quantity
+        for quantity in known
+        if quantity.of_canaries and "canaries" in quantity.places and not quantity.is_partial
+    ]
     types = CANARY | {quantity.name: type_of(quantity) for quantity in quantities}
     tables = [pd.DataFrame(columns=list(types))]
-    for run in found:
+    for run in listed:
         roster = run.results.roster
         words = roster["words"].map(" ".join) if "words" in roster else None
         for round_ in run.rounds:
-            values = {each.name: run.results.of_canaries(each.name, round_) for each in quantities}
+            values = {quantity.name: run.results.of_canaries(quantity.name, round_) for quantity in quantities}
             measured = {name: None if value is None else value.to_numpy() for name, value in values.items()}
             at = {"run": run.results.name, "round": round_, "epochs": run.results.epochs_of(round_), "words": words}
             columns = run.about(round_) | at | measured

@@ -1,4 +1,4 @@
-"""Intervals and tests, of numbers alone: what two settings' differences say of canaries, or seeds, not looked at."""
+"""Intervals and tests for plain numbers; the caller decides whether these are canaries or seeds."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so that 
 
 
 def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t confidence interval of the mean of float64 [n] values; NaN below two of them."""
+    """Return Student's t confidence interval of the mean of float64 [n] values; NaN below two of them."""
     if len(values) < 2:
         return math.nan, math.nan
     half = float(scipy.stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
@@ -20,7 +20,10 @@ def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> t
 
 
 def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
-    """Two-sided p-value of the t test that float64 [n] differences have mean zero; 1 where all are, NaN of only one."""
+    """Return the two-sided p-value of the t test that float64 [n] differences have mean zero.
+
+    It is 1 if all are zero, and NaN for only one.
+    """
     if len(differences) < 2:
         return math.nan
     if not differences.any():
@@ -32,10 +35,10 @@ def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
 
 
 def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
-    """Two-sided p-value of the signed-rank test that float64 [n] differences lie symmetric about zero; 1 if all are 0.
+    """Return the two-sided p-value of the signed-rank test that float64 [n] differences lie symmetric about zero.
 
-    Exact up to 50 differences without ties or zeros and up to 13 with them, else the tie-corrected normal
-    approximation.
+    It is 1 if all are zero. It is exact up to 50 differences without ties or zeros and up to 13 with them, and
+    otherwise uses the tie-corrected normal approximation.
     """
     if not differences.any():
         return 1.0
@@ -43,20 +46,20 @@ def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
 
 
 def mcnemar_p(only_a: int, only_b: int) -> float:
-    """Two-sided p-value of McNemar's exact test: whether a canary found in one model only is as likely in either.
+    """Return the two-sided p-value of McNemar's exact test, by the numbers of canaries memorized in one model only.
 
-    The binomial test of one half on the discordant pairs (McNemar, 1947); 1 without any.
+    This is the binomial test of one half on the discordant pairs (McNemar, 1947); 1 if there are none.
     """
     discordant = only_a + only_b
     return float(scipy.stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
 
 
 def discordant_interval(only_a: int, only_b: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact interval of the probability that a canary found in one model only is a's: Clopper and Pearson (1934).
+    """Return the exact interval of the probability that a discordant canary is a's: Clopper and Pearson (1934).
 
-    Conditional on the number of discordant pairs, so that it leaves out one half exactly where `mcnemar_p` is below
-    1 - confidence. Its ends' odds are an exact interval of the conditional odds ratio (Breslow and Day, 1980, 5.2).
-    (0, 1) without any.
+    The interval is conditional on the number of discordant pairs, so it leaves out one half exactly if `mcnemar_p` is
+    below 1 - confidence. The odds of its ends are an exact interval of the conditional odds ratio (Breslow and Day,
+    1980, 5.2). It is (0, 1) if there are no discordant pairs.
     """
     discordant = only_a + only_b
     if not discordant:
@@ -66,10 +69,11 @@ def discordant_interval(only_a: int, only_b: int, confidence: float = 0.95) -> t
 
 
 def sign_flip_p(differences: Sequence[int]) -> float:
-    """Exact two-sided p-value that each of [n] whole differences was as likely to have the other sign; NaN of only one.
+    """Return the exact two-sided p-value that each of [n] whole differences was as likely to have the other sign.
 
     Fisher's (1935) randomization test: of all 2^n ways to exchange the settings within seeds, the share whose sum is as
-    far from zero. It supposes nothing of how differences are distributed, and is never below 2 / 2^n.
+    far from zero. It supposes nothing about the distribution of differences, and is never below 2 / 2^n. It is NaN for
+    only one difference.
     """
     if len(differences) < 2:
         return math.nan
@@ -83,9 +87,10 @@ def sign_flip_p(differences: Sequence[int]) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """P-values [n] of one family, corrected by Holm (1979): any below 0.05 is false with a chance of at most 5%.
+    """Return p-values [n] of one family, corrected by Holm (1979).
 
-    Whatever their dependence. NaN, where nothing was tested, stays NaN and does not count.
+    The chance that any corrected value below 0.05 is a false discovery is at most 5%, for any dependence between the
+    tests. NaN, where nothing was tested, stays NaN and does not count.
     """
     corrected = [math.nan] * len(p)
     tested = sorted((value, index) for index, value in enumerate(p) if not math.isnan(value))

@@ -1,8 +1,8 @@
-"""Tables that people read, as Markdown and LaTeX: columns side by side as far as the width goes, the rest below.
+"""Layout of tables as Markdown and LaTeX: columns side by side as far as the width allows, the rest below.
 
-A table is labels, which say what a row is, and units, each of columns that stay together. All go into one table where
-that fits; else extra columns are left out where that makes it fit; else there are several tables, each with the labels,
-and a unit goes into the first that has room.
+A table has labels, which name a row, and units, which are columns that stay together. All go into one table if they
+fit. Otherwise extra columns are left out if the rest then fits. Otherwise there are several tables with the same
+labels, and a unit goes into the first table with room.
 """
 
 import re
@@ -37,15 +37,15 @@ LATEX = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column that people read.
+    """A column of a table as people read it.
 
     Attributes:
         heading: its name.
-        cells: a text per row; empty where there is nothing to say.
-        is_number: to be aligned at the right.
-        is_extra: to be left out where all others then fit into one table.
-        is_late: the unit that it begins comes last where there are several tables.
-        note: a sentence that says what it is, for below the table.
+        cells: a text per row; may be empty.
+        is_number: whether it is aligned at the right.
+        is_extra: whether it is left out if all others then fit into one table.
+        is_late: whether the unit that it begins comes last if there are several tables.
+        note: a sentence below the table that explains the column.
     """
 
     heading: str
@@ -60,40 +60,42 @@ Columns = Sequence[Column]
 
 
 def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: int = TERMINAL) -> str:
-    """Tables aligned, each at most `width` characters wide, then the notes of all their columns, then `more`.
+    """Return aligned tables, each at most `width` characters wide, then the notes of all their columns, then `more`.
 
-    Cells go without padding where only that fits. Where words of the labels leave no room for a unit, rows are
-    numbered, and the words are in a list above.
+    Cells have no padding if the table fits only so. If the words of the labels leave no room for a unit, rows are
+    numbered, and a list above has the words.
     """
     words, tables = _fitting(labels, units, _tight, width)
     text = ""
-    for row, (said, *others) in enumerate(zip(*(label.cells for label in words), strict=True), 1):
-        text += note(_escaped(f"{row}. {said}" + "".join(f" ({other})" for other in others if other)), width)
+    for row, (words_of_row, *others) in enumerate(zip(*(label.cells for label in words), strict=True), 1):
+        text += note(_escaped(f"{row}. {words_of_row}" + "".join(f" ({other})" for other in others if other)), width)
     is_tight = any(_tight(table) <= width < _tight(table) + 2 * len(table) for table in tables)
     parts = [text] * bool(text) + [_markdown(table, "" if is_tight else " ") for table in tables]
     return "\n".join([*parts, _notes(tables, width) + more])
 
 
 def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
-    """Tabulars, ready to paste; they need the package booktabs. Notes are comments.
+    """Return tabulars, ready to paste; they need the package booktabs. Notes are comments.
 
-    Where words of the labels leave no room for a unit, rows are numbered, and the words are in a table of their own.
+    If the words of the labels leave no room for a unit, rows are numbered, and a table of their own has the words.
     """
     words, tables = _fitting(labels, units, _printed, PAGE)
-    said = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
+    comments = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
     tables = [[tables[0][0], *words]] * bool(words) + tables
-    return "".join(f"% {line}".rstrip() + "\n" for line in said) + "\n\\bigskip\\noindent\n".join(map(_tabular, tables))
+    return "".join(f"% {line}".rstrip() + "\n" for line in comments) + "\n\\bigskip\\noindent\n".join(
+        map(_tabular, tables)
+    )
 
 
 def _notes(tables: Sequence[Columns], width: int) -> str:
     notes = dict.fromkeys(column.note for table in tables for column in table if column.note)
-    return "".join(note(each, width) for each in notes)
+    return "".join(note(text, width) for text in notes)
 
 
 def _fitting(
     labels: Columns, units: Sequence[Columns], size: Callable[[Columns], int], width: int
 ) -> tuple[Columns, list[list[Column]]]:
-    """The labels that numbers of rows stand for, and the tables."""
+    """Return the labels that row numbers stand for, and the tables."""
     tables = _arranged(labels, units, size, width)
     words = [label for label in labels if not label.is_number]
     if not words or max(map(size, tables)) <= width:
@@ -106,9 +108,9 @@ def _arranged(
     labels: Columns, units: Sequence[Columns], size: Callable[[Columns], int], width: int
 ) -> list[list[Column]]:
     whole = [*labels, *(column for unit in units for column in unit)]
-    for shown in (whole, [column for column in whole if not column.is_extra]):
-        if size(shown) <= width:
-            return [shown]
+    for columns in (whole, [column for column in whole if not column.is_extra]):
+        if size(columns) <= width:
+            return [columns]
     tables: list[list[Column]] = []
     for unit in sorted(units, key=lambda unit: unit[0].is_late):
         into = next((table for table in tables if size([*table, *unit]) <= width), None)
@@ -129,12 +131,12 @@ def _widths(columns: Columns) -> list[int]:
 
 
 def _tight(columns: Columns) -> int:
-    """Characters of a line without padding."""
+    """Return the number of characters of a line without padding."""
     return sum(_widths(columns)) + len(columns) + 1
 
 
 def _printed(columns: Columns) -> int:
-    """About how many characters wide a tabular is printed, with two more between columns."""
+    """Return about how many characters wide a tabular is printed, with two more between columns."""
     headings = [
         re.sub(r"\\[a-z]+|[${}\\]", "", LATEX_HEADINGS.get(column.heading, column.heading)) for column in columns
     ]
@@ -142,7 +144,7 @@ def _printed(columns: Columns) -> int:
 
 
 def _markdown(columns: Columns, pad: str) -> str:
-    """One table; `pad` is on both sides of every cell."""
+    """Return one table; `pad` is on both sides of every cell."""
     widths = _widths(columns)
 
     def line(cells: Sequence[str]) -> str:
@@ -176,13 +178,13 @@ def _tabular(columns: Columns) -> str:
 
 
 def _latex(text: str) -> str:
-    """Text that LaTeX prints as it stands, batch sizes as the paper's mathematics."""
+    """Return text that LaTeX prints literally, with batch sizes as the paper's mathematics."""
     escaped = "".join(LATEX.get(character) or _known(character) for character in text).replace("--", "-{}-")
     return re.sub(r"\bb\\_([ur]) ?= ?(\d+)", r"$b_\1 = \2$", escaped)
 
 
 def _known(character: str) -> str:
-    """A character that every LaTeX has; others by their number, e.g. ``[U+6F22]``."""
+    """Return a character that every LaTeX has, or the number of another one, e.g. ``[U+6F22]``."""
     if character.isascii() or (character <= "ÿ" and unicodedata.decomposition(character)[:4].isalnum()):
         return character
     return f"{{[}}U+{ord(character):04X}]"

@@ -1,4 +1,4 @@
-"""Two runs over the same canaries, side by side: what was measured of each canary in either."""
+"""Pairing of two runs over the same canaries: the values of each canary in both runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.store import RunResults, refuse_two_points
 
 
 @dataclass(frozen=True, eq=False)
 class PairedCanaries:
-    """What two runs found of the same canaries.
+    """The values of the same canaries in two runs.
 
     Attributes:
         round_a, round_b: the evaluated rounds.
-        canaries: a row per canary, indexed by its id: p_u, p_e and copies (planned, where p_u says nothing),
-            and NAME_a, NAME_b of the quantities that are compared: the primary one, others where they were measured.
-        quantities: those that were measured in both, the primary one first.
+        canaries: a row per canary, indexed by its id, with p_u, p_e and copies (the planned number, if p_u is not set),
+            and NAME_a and NAME_b of each compared quantity that was measured.
+        quantities: the quantities that were measured in both runs, the primary one first.
     """
 
     round_a: int
@@ -31,17 +31,17 @@ class PairedCanaries:
 def paired_canaries(
     a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None
 ) -> PairedCanaries:
-    """What two runs found of the same canaries.
+    """Return the values of the same canaries in two runs.
 
     Args:
         a: one run.
-        b: another over the same canaries.
-        round: the evaluated round of both; default each run's last, as in a table.
-        epoch: instead of a round: after how many epochs.
+        b: another run over the same canaries.
+        round: the evaluated round of both; by default each run's last, as in a table.
+        epoch: the number of epochs to compare at, in place of `round`.
 
     Raises:
-        InputError: fewer than two canaries, other canaries, another |R|, a run that diverged, one not evaluated there,
-            or both a round and an epoch.
+        InputError: there are fewer than two canaries, the runs have other canaries or another |R|, one diverged or was
+            not evaluated there, or both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)
@@ -67,13 +67,13 @@ def paired_canaries(
                 raise InputError(
                     f"run {run.name}, round {at}: {quantity.name} was not measured; evaluate that checkpoint again"
                 )
-    in_both = [each for each in compared if {f"{each.name}_a", f"{each.name}_b"} <= {*canaries}]
+    in_both = [quantity for quantity in compared if {f"{quantity.name}_a", f"{quantity.name}_b"} <= {*canaries}]
     return PairedCanaries(round_a, round_b, canaries, in_both)
 
 
 def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:
-    """Return what comparisons of runs are about: the primary number, flags, other numbers, and numbers of the model."""
-    compared = shown(quantities_of(runs), "compare")
+    """Return the quantities to compare: the primary number, flags, other numbers, and numbers of the model."""
+    compared = select_for(quantities_of(runs), "compare")
     return sorted(compared, key=lambda quantity: not quantity.is_primary)
 
 

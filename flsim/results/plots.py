@@ -1,4 +1,4 @@
-"""What runs memorized, over epochs: RS, BS, mean exposure and perplexity side by side."""
+"""Figure of runs over epochs, with RS, BS, mean exposure and perplexity side by side."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, flags, numbers, shown
+from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.figures import ROUNDS, line_style, plain, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
@@ -32,7 +32,14 @@ BANDS = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of one panel: float64 [points] each; of the band NaN where there is none."""
+    """A line of one panel with its band.
+
+    Attributes:
+        x: float64 [points], epochs or rounds.
+        y: float64 [points], values.
+        low: float64 [points], lower end of the band; NaN without a band.
+        high: float64 [points], upper end of the band; NaN without a band.
+    """
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -44,12 +51,13 @@ def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool = False
     """Write the figure of `draw_rounds`, whole or not at all.
 
     Args:
-        runs: what was read of each run.
+        runs: the results of each run.
         path: a .png or .svg file to write.
-        over_seeds: a line for each series, else for each run.
+        over_seeds: whether a line is a series; otherwise it is a run.
 
     Raises:
-        InputError: another kind of file, no such folder, no evaluation to show, or, over seeds, as `by_series`.
+        InputError: the path has another ending, its folder does not exist, no run was evaluated, or `by_series` refuses
+            the runs.
     """
     refuse_other_than_figure(path)
     if not any(run.evaluated for run in runs):
@@ -58,19 +66,19 @@ def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool = False
 
 
 def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
-    """Every run's or series' memorization and utility over epochs, independent of pyplot.
+    """Return a figure of every run's or series' memorization and utility over epochs, independent of pyplot.
 
-    Over rounds where some run does not know its epochs. Four panels: canaries memorized by RS, by BS (counts), mean
-    exposure (bits), perplexity; and one for each quantity that a user's own measures computed. Bands are 95% intervals,
-    Student's t: of means over canaries, or, over seeds, of all panels over the seeds' means. A run that diverged ends
-    at its last finite evaluation, and its label says so; one that has no evaluation yet is named and has no line. Over
-    seeds, a line is over the points that all runs of its series have; those that diverged, failed or have none are left
-    out, and its label says how many.
+    The x axis has rounds if some run does not know its epochs. Four panels show canaries memorized by RS, by BS
+    (counts), mean exposure (bits) and perplexity. Each quantity of a user's own measures has one more. Bands are 95%
+    intervals, Student's t: of means over canaries, or, over seeds, of all panels over the seeds' means. A run that
+    diverged ends at its last finite evaluation, and its label says so. A run without an evaluation is named and has no
+    line. Over seeds, a line is over the points that all runs of its series have. Runs that diverged, failed or have no
+    evaluation are left out, and the label says how many.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     taken = [_averaged(group) for group in groups] if over_seeds else groups
     in_epochs = all(run.rounds_per_epoch is not None for run in runs if run.evaluated)
-    quantities = [quantity for quantity in shown(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
+    quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
     columns, rows = min(2, len(groups)), math.ceil(len(quantities) / 2)
     figure = Figure(
         figsize=(9.5, 2.9 * rows + 0.25 * math.ceil(len(groups) / columns)),
@@ -95,7 +103,10 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     _scale(panels, counts[-1])
     legend = figure.legend(
         grid[0].get_lines(),
-        [_label(group, runs, len(of) if over_seeds else None) for group, of in zip(groups, taken, strict=True)],
+        [
+            _label(group, runs, len(averaged) if over_seeds else None)
+            for group, averaged in zip(groups, taken, strict=True)
+        ],
         loc="outside lower center",
         ncols=columns,
         frameon=False,
@@ -107,7 +118,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
 
 
 def _is_drawn(quantity: Quantity, runs: Sequence[RunResults]) -> bool:
-    """Whether there is a panel: always for what papers report, else where it was measured."""
+    """Return whether a quantity has a panel: always if papers report it, otherwise if it was measured."""
     return quantity.is_standard or any((run.rows["metric"] == quantity.name).any() for run in runs)
 
 
@@ -135,7 +146,7 @@ def _averaged(series: Sequence[RunResults]) -> list[RunResults]:
 
 
 def _curve(runs: Sequence[RunResults], quantity: Quantity, in_epochs: bool, over_seeds: bool) -> Curve:
-    """The mean over runs of a quantity, at the rounds where all were measured."""
+    """Return the mean over runs of a quantity, at the rounds where all runs measured it."""
     points = []
     for round_ in sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ()):
         measured = [values for run in runs if (values := _measured(run, quantity, round_)) is not None]
@@ -147,7 +158,10 @@ def _curve(runs: Sequence[RunResults], quantity: Quantity, in_epochs: bool, over
 
 
 def _measured(run: RunResults, quantity: Quantity, round_: int) -> NDArray[np.float64] | None:
-    """Float64 [canaries] of a number of canaries, else [1]; None where it was not measured or is not finite."""
+    """Return float64 [canaries] of a number of canaries, otherwise float64 [1].
+
+    None means that the quantity was not measured or is not finite.
+    """
     if not quantity.of_canaries:
         value = run.of_model(quantity.name, round_)
         return None if value is None or not math.isfinite(value) else np.array([value * quantity.scale])
@@ -174,7 +188,7 @@ def _draw(panel: Axes, index: int, curve: Curve) -> None:
 
 
 def _scale(panels: Mapping[Quantity, Axes], canaries: int) -> None:
-    """Scales that show the lines whole. Bands are cut: of two seeds they can be wider than everything there is."""
+    """Set scales that show the lines whole. Bands are cut, because those of two seeds can be very wide."""
     tops = {quantity: float(np.max(_heights(panel), initial=0.0)) for quantity, panel in panels.items()}
     for quantity, panel in panels.items():
         if quantity.is_flag:
@@ -190,7 +204,7 @@ def _scale(panels: Mapping[Quantity, Axes], canaries: int) -> None:
 
 
 def _scale_by_logarithm(panel: Axes, high: float) -> None:
-    """A scale on which late differences, small beside the first fall, count as much."""
+    """Set a scale on which late differences, small beside the first fall, count as much."""
     if high:
         low = float(_heights(panel).min())
         margin = (high / low) ** 0.08 * 1.01
@@ -206,7 +220,7 @@ def _heights(panel: Axes) -> NDArray[np.float64]:
 
 
 def _label(group: Sequence[RunResults], runs: Sequence[Any], averaged: int | None) -> str:
-    """The setting; of a series with how many runs it is of, else with what tells the run from others."""
+    """Return the setting, with the number of runs of a series, or with the name of a run if settings are equal."""
     run = group[0]
     if averaged is not None:
         left_out = len(group) - averaged

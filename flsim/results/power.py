@@ -1,6 +1,6 @@
-"""How small a difference a plan can find: power of the tests of `flsim compare`, before anything is trained.
+"""Power of the tests of `flsim compare`: how small a difference a plan can detect, before any training.
 
-Of exposure by the noncentral t distribution, of counts by adding up McNemar's exact test.
+Power for exposure comes from the noncentral t distribution. Power for counts sums McNemar's exact test.
 """
 
 import bisect
@@ -33,22 +33,22 @@ def power_of_exposure(
     sd_seeds: float = SD_SEEDS,
     alpha: float = ALPHA,
 ) -> float:
-    """Chance that a mean difference in exposure is found, by the two-sided t test.
+    """Return the chance that a mean difference in exposure is detected by the two-sided t test.
 
-    Of one seed that is the paired test over canaries, which takes the two models as they are, so that `sd_seeds` has no
-    part in it. Of several it is the test over seeds of the seeds' means, whose variance is
-    sd_seeds^2 + sd_canaries^2 / canaries. The t statistic is then noncentral t (Cohen, 1988, section 2).
+    For one seed, this is the paired test over canaries. It is about these two models, so `sd_seeds` does not matter.
+    For several seeds, it is the test over the seeds' means, whose variance is sd_seeds^2 + sd_canaries^2 / canaries.
+    The t statistic is then noncentral t (Cohen, 1988, section 2).
 
     Args:
         effect: the mean difference, bits.
-        canaries: planted in each run.
-        seeds: pairs of runs.
+        canaries: number of canaries planted in each run.
+        seeds: number of pairs of runs.
         sd_canaries: standard deviation of a seed's differences over its canaries, bits.
-        sd_seeds: standard deviation between seeds of what the mean would be over endlessly many canaries, bits.
+        sd_seeds: standard deviation between seeds of the mean over infinitely many canaries, bits.
         alpha: level of the test.
 
     Returns:
-        0 where nothing can be tested: one canary of one seed.
+        The power; 0 if nothing can be tested, with one canary of one seed.
     """
     sizes, sd = (canaries, sd_canaries) if seeds == 1 else (seeds, math.hypot(sd_seeds, sd_canaries / canaries**0.5))
     if sizes < 2:
@@ -69,9 +69,9 @@ def detectable_exposure(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> float:
-    """The least mean difference in exposure, bits, that is found with a chance of `power`; see `power_of_exposure`.
+    """Return the least mean difference in exposure, bits, that is detected with a chance of `power`.
 
-    Infinite where nothing can be tested.
+    The arguments are those of `power_of_exposure`. The result is infinite if nothing can be tested.
     """
 
     def lacking(effect: float) -> float:
@@ -93,9 +93,9 @@ def canaries_for(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
-    """How many canaries find a mean difference of `effect` bits with a chance of `power`.
+    """Return how many canaries detect a mean difference of `effect` bits with a chance of `power`.
 
-    None where a million do not: what differs between seeds is no smaller for more canaries.
+    None means that a million do not, because differences between seeds do not shrink with more canaries.
     """
     return _least(lambda canaries: power_of_exposure(effect, canaries, seeds, sd_canaries, sd_seeds, alpha), power)
 
@@ -108,24 +108,28 @@ def seeds_for(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
-    """How many seeds, at least two, find a mean difference of `effect` bits over seeds; None where a million do not."""
+    """Return how many seeds, at least two, detect a mean difference of `effect` bits over seeds.
 
-    def of(seeds: int) -> float:
+    None means that a million do not.
+    """
+
+    def power_over_seeds(seeds: int) -> float:
         # One seed's test asks about its models, not about seeds, so it is no smaller design of the same question.
         return power_of_exposure(effect, canaries, seeds, sd_canaries, sd_seeds, alpha) if seeds > 1 else 0.0
 
-    return _least(of, power)
+    return _least(power_over_seeds, power)
 
 
 def power_of_counts(only_a: float, only_b: float, canaries: int, alpha: float = ALPHA) -> float:
-    """Chance that McNemar's exact test finds a difference in RS, or BS, of two runs.
+    """Return the chance that McNemar's exact test detects a difference in RS, or BS, of two runs.
 
-    Exactly: over how many canaries are discordant, binomial, and how these divide, binomial given their number.
+    The chance is exact: it sums over the binomial number of discordant canaries, and over their binomial division
+    between the runs.
 
     Args:
-        only_a: probability that a canary is memorized in run a alone.
-        only_b: the same of run b; the difference in share memorized is only_a - only_b.
-        canaries: planted in each run, taken as independent.
+        only_a: probability that a canary is memorized in run a only.
+        only_b: probability that a canary is memorized in run b only; the shares memorized differ by only_a - only_b.
+        canaries: number of canaries planted in each run, treated as independent.
         alpha: level of the test.
     """
     discordant = min(1.0, only_a + only_b)
@@ -135,15 +139,15 @@ def power_of_counts(only_a: float, only_b: float, canaries: int, alpha: float = 
     # The largest count in a tail that is still rejected, -1 without one. A tail of (1/2)^m is never exactly alpha / 2.
     tail = scipy.stats.binom.ppf(alpha / 2, m, 0.5) - 1
     of_a = min(1.0, only_a / discordant)
-    found = scipy.stats.binom.cdf(tail, m, of_a) + scipy.stats.binom.sf(m - tail - 1, m, of_a)
-    return float((scipy.stats.binom.pmf(m, canaries, discordant) * found).sum())
+    rejected = scipy.stats.binom.cdf(tail, m, of_a) + scipy.stats.binom.sf(m - tail - 1, m, of_a)
+    return float((scipy.stats.binom.pmf(m, canaries, discordant) * rejected).sum())
 
 
 def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPHA, power: float = POWER) -> float:
-    """The least difference in share memorized, only_a - only_b, that is found with a chance of `power`.
+    """Return the least difference in share memorized, only_a - only_b, that is detected with a chance of `power`.
 
-    Of more canaries in run a, where a share of `only_b` is memorized in run b alone whatever the difference. Infinite
-    where not even all others in run a alone would be found: of fewer than six canaries none ever is.
+    Run a memorizes more canaries. A share of `only_b` is memorized in run b only, whatever the difference. The result
+    is infinite if even the largest difference is not detected, as always with fewer than six canaries.
     """
 
     def lacking(only_a: float) -> float:
@@ -155,7 +159,10 @@ def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPH
 
 
 def _least(power_of: Callable[[int], float], power: float) -> int | None:
-    """The least number, up to `MOST`, whose power is as high; None without any. Power must rise with the number."""
+    """Return the least number, up to `MOST`, with at least this power, or None if there is none.
+
+    The power must rise with the number.
+    """
     if power_of(MOST) < power:
         return None
     return 1 + bisect.bisect_left(range(1, MOST + 1), power, key=power_of)

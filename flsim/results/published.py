@@ -1,7 +1,7 @@
-"""Numbers that were published, row by row, to hold runs against: the CSV files of experiments/.
+"""Published numbers to compare runs with, row by row, from the CSV files of experiments/.
 
-A row has its table's cells under the file's column names: whole numbers as int, others as float, everything else and
-the table's own name as text. Cells that are blank in the file are left out.
+A row has its table's cells under the file's column names: whole numbers as int, others as float, and all other cells
+and the table's own name as text. Blank cells are left out.
 """
 
 import csv
@@ -46,31 +46,34 @@ PUBLISHED = {
 
 
 def published_rows(file: str, table: str) -> list[dict[str, object]]:
-    """The rows of a published table, in its order.
+    """Return the rows of a published table, in its order.
 
     Args:
-        file: of experiments/, e.g. ``"thakkar2020.csv"``.
-        table: its name in the column `table`, e.g. ``"1"``.
+        file: a file of experiments/, e.g. ``"thakkar2020.csv"``.
+        table: the table's name in the column `table`, e.g. ``"1"``.
 
     Raises:
-        InputError: no such file, or no such table in it.
+        InputError: there is no such file, or no such table in it.
     """
     folder = resources.files("experiments")
-    there = sorted(path.name for path in folder.iterdir() if path.name.endswith(".csv"))
-    if file not in there:
-        raise InputError(f"{file!s:.80}: no file of published numbers; choose of {', '.join(there)}")
+    files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".csv"))
+    if file not in files:
+        raise InputError(f"{file!s:.80}: no file of published numbers; choose one of {', '.join(files)}")
     rows = list(csv.DictReader((folder / file).read_text(encoding="utf-8").splitlines()))
-    found = [row for row in rows if row["table"] == str(table)]
-    if not found:
+    table_rows = [row for row in rows if row["table"] == str(table)]
+    if not table_rows:
         tables = ", ".join(dict.fromkeys(row["table"] for row in rows))
-        raise InputError(f"{file}: has no table {table}; choose of {tables}")
+        raise InputError(f"{file}: has no table {table}; choose one of {tables}")
     return [
-        {name: cell if name == "table" else _parsed(cell) for name, cell in row.items() if cell != ""} for row in found
+        {name: cell if name == "table" else _parsed(cell) for name, cell in row.items() if cell != ""}
+        for row in table_rows
     ]
 
 
 def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -> dict[str, object] | None:
-    """The row whose cells equal the keys: numbers by value, texts but for case, ``""`` a blank cell; None without one.
+    """Return the row whose cells equal the keys, or None if there is none.
+
+    Numbers are compared by value and texts regardless of case. ``""`` stands for a blank cell.
 
     Raises:
         InputError: a key is no column of these rows, or several rows match.
@@ -78,12 +81,12 @@ def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for name in keys:
         if name not in columns:
-            raise InputError(f"{name}: no column of the published table; choose of {', '.join(columns)}")
-    found = [row for row in rows if all(_comparable(row.get(name, "")) == _comparable(keys[name]) for name in keys)]
-    if len(found) > 1:
-        said = ", ".join(f"{name} {value}" for name, value in keys.items())
-        raise InputError(f"{len(found)} rows of the published table have {said}; name more of {', '.join(columns)}")
-    return dict(found[0]) if found else None
+            raise InputError(f"{name}: no column of the published table; choose one of {', '.join(columns)}")
+    matches = [row for row in rows if all(_comparable(row.get(name, "")) == _comparable(keys[name]) for name in keys)]
+    if len(matches) > 1:
+        names = ", ".join(f"{name} {value}" for name, value in keys.items())
+        raise InputError(f"{len(matches)} rows of the published table have {names}; name more of {', '.join(columns)}")
+    return dict(matches[0]) if matches else None
 
 
 def has_counts(row: Mapping[Any, Any]) -> bool:
@@ -107,7 +110,7 @@ def _comparable(value: object) -> Cell:
 
 
 def cells_of(row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The columns of `PUBLISHED` of a row of `published_rows`; none without a row."""
+    """Return the columns of `PUBLISHED` for a row of `published_rows`; empty if there is no row."""
     if not row:
         return {}
     trained = {name: row[name] for name in row if name not in RESULTS or name == "epsilon"}

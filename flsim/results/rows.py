@@ -1,7 +1,7 @@
-"""What an evaluation says: one number per (run, round, metric, canary), and on disk one Parquet file per round.
+"""Rows of measurements: one number per (run, round, metric, canary), stored in one Parquet file per round.
 
-A file is whole or absent. Its metadata describes what a user's own measures computed, so that results are shown without
-their code; what built-in measures computed is described by `flsim.measures.built_in`.
+A file is whole or absent. Its metadata describes the quantities of a user's own measures, so that results can be shown
+without their code. `flsim.measures.built_in` describes those of built-in measures.
 """
 
 import json
@@ -42,22 +42,22 @@ METADATA = b"flsim.quantities"  # of a file: a JSON list of descriptions
 
 
 def identity_of(config: str, corpus: str) -> str:
-    """What rows call a run: the first 16 digits of the digests of its settings (with the seed) and of its corpus."""
+    """Return the run's name in rows: 16 digits each of the digests of its settings (with the seed) and its corpus."""
     return f"{config[:16]}-{corpus[:16]}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
+    """A single measurement.
 
     Attributes:
-        run: the run's identity, see `identity_of`; of a foreign model its name.
-        round: number of completed rounds of the evaluated model; of central training, steps.
-        metric: the name of a `flsim.measures.Quantity`; and of the model ``references`` (|R|), where training added
-            noise to users' updates also ``delta`` and, for each convention that is reported, ``epsilon NAME``, where it
-            added noise to records' gradients ``record delta`` and ``record epsilon NAME``; of a model that is not
-            finite ``diverged`` (1) and nothing else.
-        canary: its id; empty for a metric of the model.
+        run: the run's identity, see `identity_of`; for a foreign model its name.
+        round: number of completed rounds of the evaluated model; in central training, of steps.
+        metric: the name of a `flsim.measures.Quantity`. The model also has ``references`` (|R|). If training added
+            noise to users' updates, it has ``delta`` and, for each reported convention, ``epsilon NAME``; with noise on
+            records' gradients, ``record delta`` and ``record epsilon NAME``. A model that is not finite has
+            ``diverged`` (1) and nothing else.
+        canary: id of the canary; empty for a metric of the model.
         value: the number.
     """
 
@@ -69,23 +69,23 @@ class Row:
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Rows as a table with the columns of `SCHEMA`."""
+    """Return rows as a table with the columns of `SCHEMA`."""
     return pd.DataFrame([asdict(row) for row in rows], columns=SCHEMA.names).astype(
         {"round": "int64", "value": "float64"}
     )
 
 
 def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[Quantity] = ()) -> None:
-    """Store the measurements of one round, in ``rows/round-000010.parquet``; earlier ones of that round are replaced.
+    """Store the measurements of one round in ``rows/round-000010.parquet``, in place of earlier ones of that round.
 
     Args:
         run_folder: the run's folder.
         round: number of completed rounds of the evaluated model.
-        rows: all its measurements, in any order.
-        own: descriptions of what a user's own measures computed.
+        rows: all measurements of the round, in any order.
+        own: descriptions of the quantities of a user's own measures.
 
     Raises:
-        ValueError: no rows, rows of another round or of several runs, or a key that occurs twice.
+        ValueError: there are no rows, rows are of another round or of several runs, or a key occurs twice.
         Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
     """
     wrong = sorted({row.round for row in rows} - {round})
@@ -109,10 +109,10 @@ def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[
 
 
 def read_rows(path: Path) -> tuple[pd.DataFrame, dict[str, Quantity]]:
-    """Read a file of rows: its rows, and what a user's own measures in it are, by name.
+    """Read a file of rows, and return the rows and the quantities of a user's own measures by name.
 
     Raises:
-        InputError: it is damaged, has other columns, or describes something that no measure computes.
+        InputError: the file is damaged, has other columns, or describes a quantity that no measure computes.
     """
     rows = read_parquet(path, ROWS)
     return rows, _described(path) if METADATA in (pq.read_schema(path).metadata or {}) else {}
@@ -129,15 +129,16 @@ def _described(path: Path) -> dict[str, Quantity]:
 
 
 def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[pd.DataFrame, dict[str, Quantity]]:
-    """Read a file of a run's rows, as `read_rows`, and check them.
+    """Read a file of a run's rows as `read_rows` does, and check them.
 
     Args:
         path: the file.
-        identity: what rows call the run.
-        canaries: ids of those that were planted.
+        identity: the run's name in rows.
+        canaries: ids of the planted canaries.
 
     Raises:
-        InputError: as `read_rows`, or rows of another run, round or canary, twice, or of values that cannot be.
+        InputError: as for `read_rows`, or rows are of another run, round or canary, occur twice, or have impossible
+            values.
     """
     rows, own = read_rows(path)
     _refuse_foreign(path, rows, identity)
@@ -155,17 +156,17 @@ def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[
 
 
 def rows_in(run_folder: Path) -> list[Path]:
-    """The files of a run's rows, by round; files of other names are none."""
+    """Return the files of a run's rows, by round, without files of other names."""
     return sorted(path for path in (run_folder / "rows").glob("*.parquet") if NAME.fullmatch(path.name))
 
 
 def strange_rows_in(run_folder: Path) -> list[Path]:
-    """Files among the rows that are named otherwise, such as copies; nothing reads them."""
+    """Return files among the rows with other names, such as copies; nothing reads them."""
     return sorted(path for path in (run_folder / "rows").glob("[!.]*.parquet") if not NAME.fullmatch(path.name))
 
 
 def refuse_foreign_rows(run_folder: Path, identity: str) -> None:
-    """Raises InputError where rows in a run's folder are of another run; those that cannot be read are passed over."""
+    """Raise InputError if a run's folder has rows of another run; unreadable files are skipped."""
     for path in rows_in(run_folder):
         if is_whole(path):
             _refuse_foreign(path, read_parquet(path, ROWS), identity)
@@ -187,7 +188,7 @@ def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
 def _can_be(
     metric: "pd.Series[str]", value: "pd.Series[float]", quantities: Mapping[str, Quantity]
 ) -> "pd.Series[bool]":
-    """Whether each value is one of its metric."""
+    """Return whether each value is possible for its metric."""
     names = {
         name: [quantity.name for quantity in quantities.values() if getattr(quantity, name)]
         for name in ("is_flag", "is_log")
@@ -199,7 +200,7 @@ def _can_be(
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of rows can be read."""
+    """Return whether a file of rows can be read."""
     try:
         read_parquet(path, ROWS)
     except InputError:

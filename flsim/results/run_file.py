@@ -1,4 +1,4 @@
-"""A run's run.json, read: what is trained, how far it has come, and what became of it."""
+"""Reading of a run's run.json: its settings' name, its progress and its status."""
 
 import math
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ def setting_of(world: str | None, label: str) -> str:
     """Return the name of a table's row, such as ``"Non-IID, FedAvg, b_u=16"``.
 
     Args:
-        world: "iid" or "non-iid"; None where records are drawn in the same way in both.
-        label: what else is trained.
+        world: "iid" or "non-iid"; None if records are drawn in the same way in both.
+        label: the name of the training.
     """
     return label if world is None else f"{WORLDS[world]}, {label}"
 
 
 def read_run_file(run_folder: Path) -> dict[str, Any]:
-    """Return the fields of `flsim.results.store.RunResults` that run.json says, and ``recorded_name``.
+    """Return the fields of `flsim.results.store.RunResults` that run.json holds, and ``recorded_name``.
 
-    ``name`` is that of the folder as it is now; ``recorded_name`` is the name that the run was started with.
+    ``name`` is the folder's name now. ``recorded_name`` is the name that the run was started with.
 
     Raises:
         InputError: there is no run.json, or it does not describe a run.
@@ -57,7 +57,7 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
 
 
 def _world_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the world and what else is trained. Runs that were made before run.json had both say them in one text.
+    """Return the world and the name of the training, which old versions of run.json hold in one text.
 
     Raises:
         ValueError: there is no such world, or the label is not a line.
@@ -73,10 +73,10 @@ def _world_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _read_later(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what run.json says only since a later version; None where an older run does not say it.
+    """Return fields that only later versions of run.json hold; None for each that is missing.
 
     Raises:
-        ValueError: a value is none of its field.
+        ValueError: a value does not fit its field.
     """
     per_epoch, seed, series = (about.get(name) for name in ("rounds_per_epoch", "seed", "series"))
     config, corpus = (about.get(name) for name in ("config", "corpus"))
@@ -95,7 +95,7 @@ def _is_line(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    """Return a number that a column of a table can hold. Raises what `int` raises, and ValueError beyond int64."""
+    """Return a number that a column of a table can hold; raise as `int` does, and ValueError beyond int64."""
     number = int(value)
     if abs(number) >= 2**63:
         raise ValueError
@@ -103,7 +103,7 @@ def _whole(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    """Return the value as text. Raises UnicodeEncodeError where a file could not hold it."""
+    """Return the value as text; raise UnicodeEncodeError if a file could not hold it."""
     text = str(value)
     text.encode()
     return text

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed: which belong together, which can be averaged, and how sure a mean is."""
+"""Series of runs that differ only in their seed: their grouping, the runs to average, and intervals of a mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from flsim.results.store import RunResults, refuse_two_points
 
 @dataclass(frozen=True)
 class Sample:
-    """A series' runs, as far as they can be averaged.
+    """The runs of a series that can be averaged.
 
     Attributes:
-        runs: all that were given, in their order.
-        taken: those that are averaged, each with the evaluated round to look at.
-        left_out: name -> why, of the others.
+        runs: all runs of the series, in the order given.
+        taken: the averaged runs, each with its evaluated round.
+        left_out: the reason for each other run, by name.
     """
 
     runs: list[RunResults]
@@ -33,13 +33,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds and canaries, with what it says of other seeds and of other canaries.
+    """A mean over seeds and canaries, with intervals for other seeds and for other canaries.
 
     Attributes:
-        mean: over all values.
+        mean: mean over all values.
         over_seeds: 95% interval from Student's t over the seeds' means, for the mean over all seeds; NaN below two.
-        over_canaries: the same over all canaries of all seeds pooled. It takes them as independent, which those of one
-            model are not, so it is too narrow for other seeds.
+        over_canaries: the same over all canaries of all seeds pooled. It treats them as independent. Those of one model
+            are not, so the interval is too narrow for other seeds.
     """
 
     mean: float
@@ -48,16 +48,16 @@ class Spread:
 
 
 def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
-    """Of float64 [canaries] for each seed, equally many."""
-    means = np.array([each.mean() for each in values])
+    """Return the mean and intervals of float64 [canaries] values for each seed, of equal length."""
+    means = np.array([seed_values.mean() for seed_values in values])
     return Spread(float(means.mean()), t_interval(means), t_interval(np.concatenate(values)))
 
 
 def by_series(runs: Sequence[RunResults]) -> list[list[RunResults]]:
-    """Runs of one series together, in the order given; an older run that does not say its series is by itself.
+    """Return runs grouped by series, in the order given; an older run without a series is a group of its own.
 
     Raises:
-        InputError: two runs of a series have the same seed, so that the second would count without saying anything new.
+        InputError: two runs of a series have the same seed, so the second would add no information.
     """
     groups: dict[tuple[str, int], list[RunResults]] = {}
     for index, run in enumerate(runs):
@@ -70,10 +70,10 @@ def by_series(runs: Sequence[RunResults]) -> list[list[RunResults]]:
 
 
 def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> Sample:
-    """What of a series can be averaged, all after the same number of epochs, or of rounds where those are unknown.
+    """Return the runs of a series that can be averaged.
 
-    Diverged runs are left out. Where no round or epoch is named, so are all that are not completed; else those that
-    were not evaluated there.
+    All are after the same number of epochs, or of rounds if epochs are unknown. Diverged runs are left out. Without a
+    round or epoch, runs that are not completed are left out too; otherwise those that were not evaluated there.
 
     Raises:
         InputError: the runs' last evaluations are not of equally long training, none of the completed runs was

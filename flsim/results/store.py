@@ -1,6 +1,7 @@
-"""What a run found, on disk: one Parquet file per evaluated round, each whole or absent.
+"""Results of a run as they lie on disk: one Parquet file per evaluated round, each whole or absent.
 
-Storing the same evaluation again replaces its file by itself, so a repeated or interrupted evaluation adds nothing.
+Storing an equal evaluation again replaces its file by an equal one, so a repeated or interrupted evaluation adds
+nothing.
 """
 
 import math
@@ -20,27 +21,27 @@ from flsim.results.run_file import read_run_file, setting_of
 
 @dataclass(frozen=True, eq=False)
 class RunResults:
-    """What is known about a run without opening any checkpoint.
+    """The results of a run, read without opening any checkpoint.
 
     Attributes:
-        name: the name of its folder.
-        label: what it trains, in the words of a table, without the world, such as ``"FedAvg, b_u=16"``.
-        status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged where any evaluated model was.
-        reason: why it diverged or failed, what could not be evaluated yet, or which rounds its log has lost; None
-            otherwise.
+        name: name of the run's folder.
+        label: name of the training in tables, without the world, such as ``"FedAvg, b_u=16"``.
+        status: ``running``, ``completed``, ``diverged`` or ``failed``; diverged if any evaluated model was.
+        reason: why the run diverged or failed, which checkpoints could not be evaluated yet, or which rounds the log
+            has lost; None otherwise.
         round: number of completed rounds.
-        rounds: number of rounds it is to train.
+        rounds: number of rounds to train.
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.
         roster: a row per planted canary, with at least its id, words and configuration.
-        failures: checkpoint -> reason, of those that could not be evaluated.
-        rounds_per_epoch: how many rounds, of central training steps, read as many records as there are; None where an
-            older run does not say.
-        seed: of everything in the run; None where an older run does not say.
-        series: equal for runs that differ in nothing but the seed; None where an older run does not say.
-        identity: equal for copies of one run, see `flsim.results.rows.identity_of`; None where an older run does not
-            say.
-        world: whose records it trains on: "iid", "non-iid", or None where records are drawn in the same way in both.
-        own: what a user's own measures computed, by name.
+        failures: reasons by checkpoint that could not be evaluated.
+        rounds_per_epoch: number of rounds (central training: steps) that read as many records as there are; None for an
+            older run that does not store it.
+        seed: seed of everything in the run; None for an older run.
+        series: digest that is equal for runs that differ only in their seed; None for an older run.
+        identity: digest that is equal for copies of one run, see `flsim.results.rows.identity_of`; None for an older
+            run.
+        world: the records of training: "iid", "non-iid", or None if records are drawn in the same way in both.
+        own: quantities of a user's own measures, by name.
     """
 
     name: str
@@ -61,11 +62,11 @@ class RunResults:
 
     @property
     def setting(self) -> str:
-        """The name of its row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
+        """Return the name of the run's row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
         return setting_of(self.world, self.label)
 
     def references(self, round: int) -> float | None:
-        """|R| of an evaluation; None where it does not say."""
+        """Return the |R| of an evaluation; None if it is not stored."""
         return self.of_model(REFERENCES, round)
 
     @property
@@ -74,10 +75,10 @@ class RunResults:
         return sorted(int(value) for value in self.rows["round"].unique())
 
     def evaluation(self, round: int | None = None) -> int:
-        """The evaluated round to look at: the given one, or the last.
+        """Return the evaluated round to use: the given one, or the last.
 
         Raises:
-            InputError: it was not evaluated.
+            InputError: the round was not evaluated.
         """
         if not self.evaluated:
             raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or leave it out")
@@ -85,54 +86,54 @@ class RunResults:
             reason = self.failures.get(f"round-{round:06d}.safetensors")
             why = f" ({reason})" if reason else ""
             raise InputError(
-                f"run {self.name}: round {round} was not evaluated{why}; choose of {_listed(self.evaluated)}"
+                f"run {self.name}: round {round} was not evaluated{why}; choose one of {_listed(self.evaluated)}"
             )
         return self.evaluated[-1] if round is None else round
 
     def epochs_of(self, round: int) -> float | None:
-        """How many epochs so many rounds are; None where an older run does not say."""
+        """Return the number of epochs of so many rounds; None for an older run that does not store it."""
         return None if self.rounds_per_epoch is None else round / self.rounds_per_epoch
 
     def evaluation_at_epoch(self, epochs: float) -> int:
-        """The evaluated round nearest to so many epochs: at most half a round off, or 1% of them if that is more.
+        """Return the evaluated round nearest to so many epochs.
 
-        Half a round is as near as a round can be to epochs that end within one; 1% is less than what memorization
-        changes by from one evaluation to the next.
+        It is at most half a round off, or 1% of the rounds if that is more. Half a round is as near as a round can be
+        to an epoch that ends within one. Within 1%, memorization changes less than from one evaluation to the next.
 
         Raises:
-            InputError: no evaluated round is so near, or an older run does not say what an epoch is.
+            InputError: no evaluated round is near enough, or an older run does not store its rounds per epoch.
         """
         self.evaluation()  # raises where there is none
         if self.rounds_per_epoch is None:
             raise InputError(f"run {self.name}: an older run, which does not say what an epoch is; name a round of it")
-        wanted = epochs * self.rounds_per_epoch
-        nearest = min(self.evaluated, key=lambda round_: abs(round_ - wanted))
-        if not (math.isfinite(wanted) and abs(nearest - wanted) <= _tolerance(wanted)):
-            found = _listed([f"{round_ / self.rounds_per_epoch:.3g}" for round_ in self.evaluated])
-            raise InputError(f"run {self.name}: was not evaluated at {epochs:g} epochs; choose of {found}")
+        target = epochs * self.rounds_per_epoch
+        nearest = min(self.evaluated, key=lambda round_: abs(round_ - target))
+        if not (math.isfinite(target) and abs(nearest - target) <= _tolerance(target)):
+            evaluated = _listed([f"{round_ / self.rounds_per_epoch:.3g}" for round_ in self.evaluated])
+            raise InputError(f"run {self.name}: was not evaluated at {epochs:g} epochs; choose one of {evaluated}")
         return nearest
 
     def at(self, round: int | None = None, epoch: float | None = None) -> int:
-        """The evaluated round to look at: the given one, the one after so many epochs, or else the last.
+        """Return the evaluated round to use: the given one, the one after so many epochs, or else the last.
 
         Raises:
-            InputError: it was not evaluated.
+            InputError: the round was not evaluated.
         """
         return self.evaluation(round) if epoch is None else self.evaluation_at_epoch(epoch)
 
     def is_before(self, round: int | None = None, epoch: float | None = None) -> bool:
-        """Whether the last evaluation is of an earlier model than the one `at` would look for."""
+        """Return whether the last evaluation is of an earlier model than the one that `at` would look for."""
         last = max(self.evaluated, default=-1)
         if epoch is None:
             return round is not None and round > last
-        wanted = epoch * (self.rounds_per_epoch or 0.0)
-        return wanted - _tolerance(wanted) > last
+        target = epoch * (self.rounds_per_epoch or 0.0)
+        return target - _tolerance(target) > last
 
     def of_canaries(self, metric: str, round: int) -> "pd.Series[float] | None":
-        """A metric of every canary, indexed by its id in the roster's order; None where it was not measured.
+        """Return a metric of every canary, indexed by its id in the roster's order; None if it was not measured.
 
         Raises:
-            InputError: it was measured of some canaries only, so that counts and means would mislead.
+            InputError: the metric was measured for some canaries only, so that counts and means would mislead.
         """
         at = self.rows[(self.rows["metric"] == metric) & (self.rows["round"] == round) & (self.rows["canary"] != "")]
         if at.empty:
@@ -147,22 +148,22 @@ class RunResults:
         return values.loc[self.roster["canary"].tolist()]
 
     def of_model(self, metric: str, round: int) -> float | None:
-        """A metric of the model; None where it was not measured."""
+        """Return a metric of the model; None if it was not measured."""
         at = self.rows[(self.rows["metric"] == metric) & (self.rows["round"] == round) & (self.rows["canary"] == "")]
         return None if at.empty else float(at["value"].iloc[0])
 
 
 def refuse_two_points(round: int | None, epoch: float | None) -> None:
-    """Raises InputError where both a round and an epoch are given."""
+    """Raise InputError if both a round and an epoch are given."""
     if round is not None and epoch is not None:
         raise InputError("--round and --epoch: each says where to look; give one of them")
 
 
 def read_run(run_folder: Path) -> RunResults:
-    """Everything a table, a comparison or a plot needs of a run.
+    """Return the results of a run, for tables, comparisons and plots.
 
     Raises:
-        InputError: not a run folder, no roster, or a file that is damaged or belongs to another run or round.
+        InputError: the folder is no run, has no roster, or has a file that is damaged or of another run or round.
     """
     about = read_run_file(run_folder)
     roster = read_roster(run_folder / "planted" / "roster.parquet")
@@ -187,11 +188,11 @@ def read_run(run_folder: Path) -> RunResults:
     )
 
 
-def _tolerance(wanted: float) -> float:
-    """How many rounds an evaluation may be off from where so many epochs end."""
-    return max(0.5, wanted / 100)
+def _tolerance(target: float) -> float:
+    """Return how many rounds an evaluation may be off from the end of so many epochs."""
+    return max(0.5, target / 100)
 
 
 def _listed(values: Sequence[object]) -> str:
-    shown = values if len(values) < 10 else [*values[:4], "...", *values[-4:]]
-    return ", ".join(map(str, shown))
+    shortened = values if len(values) < 10 else [*values[:4], "...", *values[-4:]]
+    return ", ".join(map(str, shortened))

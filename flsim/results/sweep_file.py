@@ -1,4 +1,4 @@
-"""The types of what a sweep.json says: others are refused where it is read, not where they are shown."""
+"""The types in a sweep.json; other types are refused when the file is read."""
 
 from typing import Annotated, Any, NotRequired
 
@@ -22,6 +22,8 @@ class Published(TypedDict, total=False):
 
 
 class Run(TypedDict):
+    """A run of the sweep."""
+
     name: str
     grid: str
     seed: Whole
@@ -30,6 +32,8 @@ class Run(TypedDict):
 
 
 class Session(TypedDict, total=False):
+    """A session of work on the sweep."""
+
     began: str
     seconds: Seconds
     peak_memory: Count | None
@@ -40,6 +44,8 @@ class Session(TypedDict, total=False):
 
 
 class SweepFile(TypedDict):
+    """The content of sweep.json."""
+
     name: str
     title: str
     question: str

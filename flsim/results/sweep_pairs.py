@@ -1,4 +1,4 @@
-"""Which runs of sweeps are held against which: the two worlds of a row, or runs of the same name."""
+"""Pairs of runs of sweeps to compare: the two worlds of a row, or runs of the same name."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +11,11 @@ IID, NON_IID = "iid", "non-iid"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two settings, each with a run or one for each of several seeds.
+    """Two settings to compare, each with one run, or with one run per seed.
 
     Attributes:
-        row: what the two have in common.
-        a, b: their runs, those that are not begun among them.
+        row: the common settings of the two.
+        a, b: their runs, including those not begun.
     """
 
     row: str
@@ -24,7 +24,7 @@ class Pair:
 
     @property
     def label(self) -> str:
-        """What the settings of both have in common, in the words of a table; `row` where that is not known."""
+        """Return the common settings of both in the words of a table, or `row` if these are not known."""
         begun = [[run.results for run in runs if run.results] for runs in (self.a, self.b)]
         if not all(begun):
             return self.row
@@ -33,7 +33,7 @@ class Pair:
 
 
 def twins(sweep: Sweep) -> list[Pair]:
-    """IID (a) and non-IID (b) of each row of a sweep that has both.
+    """Return IID (a) and non-IID (b) of each row of a sweep that has both.
 
     Raises:
         InputError: no row has both.
@@ -50,7 +50,7 @@ def twins(sweep: Sweep) -> list[Pair]:
 
 
 def same_names(a: Sweep, b: Sweep) -> list[Pair]:
-    """The runs of two sweeps that have the same names, those that differ in nothing but the seed together.
+    """Return pairs of the runs of two sweeps with the same names; runs that differ only in their seed share a pair.
 
     Raises:
         InputError: no name is in both.

@@ -1,6 +1,6 @@
-"""A sweep's folder, read: which runs it is to have, what each stands for, and what came of it so far.
+"""Reading of a sweep's folder: the planned runs, the published row of each, and their results so far.
 
-sweep.json      the runs' names, axes and published values; sessions: when it was at work, and what became of it
+sweep.json      the runs' names, axes and published values; sessions: times of work and their outcomes
 runs/NAME/      run folders
 """
 
@@ -27,12 +27,12 @@ class SweepRun:
     """A run of a sweep.
 
     Attributes:
-        name: of the run, and of its folder.
-        grid: the block of rows that it is in.
-        seed: of everything in it.
-        axes: setting -> value, of those that the sweep varies.
-        published: the published row that it is to be held against, as `flsim.results.published` gives it; or None.
-        results: what is known of it; None before it began.
+        name: name of the run and of its folder.
+        grid: the block of rows that the run is in.
+        seed: seed of everything in the run.
+        axes: values of the settings that the sweep varies, by name.
+        published: the published row to compare with, as `flsim.results.published` gives it; or None.
+        results: results of the run; None before it began.
     """
 
     name: str
@@ -44,7 +44,7 @@ class SweepRun:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """Equal for the runs of a table's row, over seeds and both worlds: twins have the same row and seed."""
+        """Key of the run's row in a table, equal over seeds and worlds: twins have the same row and seed."""
         return (self.grid, *((axis, value) for axis, value in self.axes.items() if axis != WORLD))
 
 
@@ -54,15 +54,15 @@ class Sweep:
 
     Attributes:
         path: its folder.
-        name, title, question: of the table.
-        tier: the scale that it was run at.
-        about: what that scale is.
-        source: where the published values are from; None without any.
-        command: that made it.
-        versions: of the packages, when it was last at work.
-        sessions: a mapping for each time that it was at work: began, seconds, peak_memory (bytes), cores, at_once,
-            trained (names), failed (name -> why).
-        runs: all, in the table's order.
+        name, title, question: name, title and question of the table.
+        tier: the scale of the sweep.
+        about: a description of that scale.
+        source: the source of the published values; None if there are none.
+        command: the command that made the sweep.
+        versions: versions of the packages in the last session.
+        sessions: a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained
+            (names), failed (reasons by name).
+        runs: all runs, in the table's order.
     """
 
     path: Path
@@ -79,61 +79,62 @@ class Sweep:
 
 
 def is_sweep(path: Path) -> bool:
+    """Return whether a folder is a sweep's."""
     return (path / FILE).is_file()
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Everything that a sweep has found so far.
+    """Return a sweep with its results so far.
 
     Raises:
-        InputError: not a sweep's folder, or a file of it or of one of its runs is damaged.
+        InputError: the folder is no sweep, or a file of it or of one of its runs is damaged.
     """
     about = _read(path)
-    found = {name: read_run(folder) for name in _names(path) if _is_run(folder := _folder(path, name))}
+    results = {name: read_run(folder) for name in _names(path) if _is_run(folder := _folder(path, name))}
     runs = [
-        SweepRun(each["name"], each["grid"], each["seed"], each["axes"], each["published"], found.get(each["name"]))
-        for each in about["runs"]
+        SweepRun(run["name"], run["grid"], run["seed"], run["axes"], run["published"], results.get(run["name"]))
+        for run in about["runs"]
     ]
     texts = {name: about[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}
     return Sweep(path, **texts, versions=about["versions"], sessions=about["sessions"], runs=runs)
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Run folders as they are; in place of a sweep's folder those of its runs that exist.
+    """Return run folders unchanged, and in place of a sweep's folder the folders of its begun runs.
 
     Raises:
-        InputError: a sweep.json that is damaged, a sweep of which no run has begun, or a run that is named twice.
+        InputError: a sweep.json is damaged, no run of a sweep has begun, or a run is named twice.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in paths:
         if not is_sweep(path):
-            found.append(path)
+            folders.append(path)
             continue
         begun = [folder for name in _names(path) if _is_run(folder := _folder(path, name))]
         if not begun:
-            raise InputError(f"{path}: no run of this sweep has begun; `flsim sweep` goes on with it")
-        found += begun
-    names = [folder.resolve() for folder in found]
-    for folder, name in zip(found, names, strict=True):
+            raise InputError(f"{path}: no run of this sweep has begun; `flsim sweep` continues it")
+        folders += begun
+    names = [folder.resolve() for folder in folders]
+    for folder, name in zip(folders, names, strict=True):
         if names.count(name) > 1:
             raise InputError(f"{folder}: named twice, by itself or by its sweep; name it once")
-    return found
+    return folders
 
 
 def read_shown(paths: Sequence[Path]) -> dict[Path, RunResults]:
-    """Run folder -> results, of what a table or plot shows of these run and sweep folders: copies of a run once.
+    """Return the results of runs and sweeps that a table or plot shows, by run folder, with copies of a run once.
 
     Raises:
-        InputError: as `run_folders`, `read_run` and `without_copies`.
+        InputError: as for `run_folders`, `read_run` and `without_copies`.
     """
-    found = {folder: read_run(folder) for folder in run_folders(paths)}
-    of_sweeps = [results for folder, results in found.items() if folder not in paths]
-    shown = without_copies(list(found.values()), of_sweeps)
-    return {folder: results for folder, results in found.items() if results in shown}
+    by_folder = {folder: read_run(folder) for folder in run_folders(paths)}
+    of_sweeps = [results for folder, results in by_folder.items() if folder not in paths]
+    kept = without_copies(list(by_folder.values()), of_sweeps)
+    return {folder: results for folder, results in by_folder.items() if results in kept}
 
 
 def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
-    """Run folder -> the published row that it is to be held against, of the sweeps among the paths."""
+    """Return the published row of each run folder of the sweeps among the paths."""
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
     return {_folder(sweep.path, run.name): run.published for sweep in sweeps for run in sweep.runs if run.published}
 
@@ -153,7 +154,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _names(path: Path) -> list[str]:
-    names: list[str] = [each["name"] for each in _read(path)["runs"]]
+    names: list[str] = [run["name"] for run in _read(path)["runs"]]
     for name in names:
         inside(path / RUNS, name)
     return names

@@ -1,14 +1,14 @@
 """Memorization tables in the columns of Thakkar et al. (2020), Tables 1 to 4, from rows and rosters alone.
 
-A run is a row; every format shows the same frame:
+A run is a row. Every format shows the same frame:
 
-    setting, run             what was trained, and the run's name
-    round                    number of completed rounds of the evaluated model; of central training, steps
-    epochs                   how often they read as many records as there are; blank for older runs
+    setting, run             name of the training, and name of the run
+    round                    number of completed rounds of the evaluated model; in central training, of steps
+    epochs                   how often training read as many records as there are; blank for older runs
     rs, bs                   canaries memorized by Random Sampling and by Beam Search
-    rs_share_low, _high, ... exact 95% interval of the share of canaries, which it takes as independent
-    rs_lowest, bs_lowest     least (p_u, p_e) with a memorized canary, by expected insertions; "-" where none is;
-                             where canaries have a number of copies, the fewest
+    rs_share_low, _high, ... exact 95% interval of the share of canaries, which it treats as independent
+    rs_lowest, bs_lowest     least (p_u, p_e) with a memorized canary, by expected insertions; "-" if there is none;
+                             if a number of copies was set, the fewest copies
     canaries                 planted canaries
     mean_exposure            mean over canaries, bits
     exposure_low, _high      its 95% confidence interval over canaries, Student's t
@@ -16,34 +16,31 @@ A run is a row; every format shows the same frame:
     references               |R|, number of random continuations a canary was ranked among
     status                   completed, running, failed or diverged
 
-and, where they were measured (`also`), the columns of further measures: of a flag those of RS, of a number of canaries
-its mean and interval as of exposure, of the model the number. Of "space" they are
+If they were measured (`also`), there are the columns of further measures. A flag has those of RS, a number of canaries
+its mean and interval like exposure, and a number of the model one column. The columns of a user's own measure have the
+names of its quantities. Those of "space" are
 
     mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
     space_low, space_high    its 95% confidence interval over canaries, Student's t
 
-of a user's own measure they have the names of its quantities
-
-and, where some run has noise on users' updates,
+If some run has noise on users' updates:
 
     epsilon_paper            by the paper's convention, which takes S for the sensitivity; blank for Poisson sampling
-    epsilon_sound            by the convention that is named in sound_convention, which holds as it stands
+    epsilon_sound            by the convention named in sound_convention, which is correct
     delta                    of both
 
-and, where some run has noise on records' gradients,
+If some run has noise on records' gradients:
 
     record_epsilon           of one record, which says nothing of a user: by the convention in record_convention
-    record_delta             of it
+    record_delta             its delta
 
-and, where some run diverged, failed, or has checkpoints that could not be evaluated,
+If some run diverged, failed, or has checkpoints that could not be evaluated:
 
     reason                   why
 
-and, where runs stand for published rows, those: published_table, _data and _setting name the row, published_rs and so
-on are its values (`flsim.results.columns`), and rs_size and so on say how ours agree (see
-`flsim.results.against_published`).
-
-What was not measured is blank. So is every measurement of a run that diverged.
+If runs stand for published rows, published_table, _data and _setting name the row, published_rs and so on are its
+values (`flsim.results.columns`), and rs_size and so on tell how ours agree (`flsim.results.against_published`). A cell
+that was not measured is blank, and so is every measurement of a run that diverged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +50,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, flags, numbers, of_model, shown
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns, display_columns, formats, layout
 from flsim.results.against_published import AGAINST
 from flsim.results.formats import formatted, text_of
@@ -63,8 +60,8 @@ from flsim.results.layout import Column
 from flsim.results.published import PUBLISHED, cells_of
 from flsim.results.store import RunResults, refuse_two_points
 
-STANDARD = [quantity for quantity in shown(QUANTITIES.values(), "table") if quantity.is_standard]
-OPTIONAL = [quantity for quantity in shown(QUANTITIES.values(), "table") if not quantity.is_standard]
+STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
+OPTIONAL = [quantity for quantity in select_for(QUANTITIES.values(), "table") if not quantity.is_standard]
 COLUMNS = {
     "setting": "string",
     "run": "string",
@@ -92,16 +89,16 @@ def memorization_table(
     epoch: float | None = None,
     published: Mapping[RunResults, Mapping[str, Any]] | None = None,
 ) -> pd.DataFrame:
-    """A row per run, in the order given, with the columns of `COLUMNS`, and all others that have anything to say.
+    """Return one row per run, in the order given, with the columns of `COLUMNS` and all others that have values.
 
     Args:
-        runs: what was read of each run.
-        round: the evaluated round to show; default each run's last. Runs that have not come so far stay blank.
-        epoch: instead of a round: after how many epochs; see `RunResults.evaluation_at_epoch`.
+        runs: the results of each run.
+        round: the evaluated round to show; by default each run's last. Runs that have not come so far stay blank.
+        epoch: the number of epochs to show, in place of `round`; see `RunResults.evaluation_at_epoch`.
         published: rows of `flsim.results.published` that runs stand for.
 
     Raises:
-        InputError: a run went past there without evaluating it, some canaries' results are missing, or both a round
+        InputError: a run passed that round without an evaluation, some canaries' results are missing, or both a round
             and an epoch are given.
     """
     refuse_two_points(round, epoch)
@@ -110,14 +107,14 @@ def memorization_table(
         {
             "setting": run.setting,
             "run": run.name,
-            **_measured(run, shown(quantities, "table"), round, epoch),
+            **_measured(run, select_for(quantities, "table"), round, epoch),
             "status": run.status,
             "reason": run.reason,
             **cells_of((published or {}).get(run)),
         }
         for run in runs
     ]
-    optional = [quantity for quantity in shown(quantities, "table") if not quantity.is_standard]
+    optional = [quantity for quantity in select_for(quantities, "table") if not quantity.is_standard]
     table = columns.frame(rows, COLUMNS, (*map(columns.columns_of, optional), *GROUPS))
     return columns.described(table, optional)
 
@@ -143,7 +140,7 @@ def _measured(
 
 
 def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
-    """A run's cells in the columns of a quantity; none where it was not measured."""
+    """Return a run's cells in the columns of a quantity; empty if it was not measured."""
     name = quantity.name
     if not quantity.of_canaries:
         return {name: run.of_model(name, at)}
@@ -159,10 +156,10 @@ def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
 
 
 def lowest(roster: pd.DataFrame) -> str:
-    """The lowest configuration among canaries, as the paper prints it, e.g. ``"3/50K, 1%"``; ``"-"`` without any.
+    """Return the lowest configuration among canaries as the paper prints it, e.g. ``"3/50K, 1%"``; ``"-"`` without any.
 
-    Ordered by expected insertion frequency p_u * p_e, then by expected sharers p_u (section 4.2). Where canaries have
-    a number of copies instead, the fewest, e.g. ``"2 copies"``.
+    Configurations are ordered by expected insertion frequency p_u * p_e, then by expected sharers p_u (section 4.2). If
+    canaries have a number of copies instead, the fewest is returned, e.g. ``"2 copies"``.
     """
     if len(roster) and roster["p_u"].isna().all():
         return copies(int(roster["planned_insertions"].min()))
@@ -173,14 +170,14 @@ def lowest(roster: pd.DataFrame) -> str:
 
 
 def copies(number: int) -> str:
-    """``"1 copy"``, ``"2 copies"``."""
+    """Return a number of copies in words: ``"1 copy"``, ``"2 copies"``."""
     return f"{number:,} {'copy' if number == 1 else 'copies'}"
 
 
 def user_share(p_u: float) -> str:
-    """A probability as a fraction: ``"1/5K"``, ``"3/50K"``, ``"1/20"``; exact to 1e-9 of itself.
+    """Return a probability as a fraction: ``"1/5K"``, ``"3/50K"``, ``"1/20"``; its relative error is below 1e-9.
 
-    Where that takes a numerator of more than three digits, a decimal number of six.
+    If the numerator would have more than three digits, return a decimal number of six digits.
     """
     fraction = Fraction(p_u).limit_denominator(10**9)
     if fraction.numerator > 999 or abs(fraction - Fraction(p_u)) > Fraction(p_u) / 10**9:
@@ -193,27 +190,27 @@ def user_share(p_u: float) -> str:
 
 
 def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
-    """The table that `to_csv` wrote, exactly; `own` describes what a user's own measures computed."""
+    """Return exactly the table that `to_csv` wrote; `own` describes a user's own measures."""
     types = {name: kind for quantity in own for name, kind in columns.columns_of(quantity).items()}
     return columns.described(formats.from_csv(text, TYPES | types), own)
 
 
 def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
-    """The paper's columns and what is beside them, in as many tables as `width` characters take, and what they mean.
+    """Return the paper's columns and related ones, in as many tables as `width` characters take, with a legend.
 
-    Run, round and status appear only where they say something: equal settings, different rounds, unfinished runs.
-    Epochs stand for different rounds where all runs know theirs.
+    Run, round and status appear only if they matter: for equal settings, different rounds, or unfinished runs. Epochs
+    replace different rounds if all runs know theirs.
     """
-    return layout.markdown(*_shown(table), _said(table), width)
+    return layout.markdown(*_columns(table), _remarks(table), width)
 
 
 def to_latex(table: pd.DataFrame) -> str:
-    """The columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_shown(table), _said(table))
+    """Return the columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
+    return layout.latex(*_columns(table), _remarks(table))
 
 
-def _said(table: pd.DataFrame) -> str:
-    """What is said below a table that is not about one column."""
+def _remarks(table: pd.DataFrame) -> str:
+    """Return the sentences below a table that are not about one column."""
     text = display_columns.progress(table, _is_unfinished(table))[1]
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
@@ -225,13 +222,13 @@ def _is_unfinished(table: pd.DataFrame) -> bool:
     return bool((table["status"] != "completed").any())
 
 
-def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
-    """The columns that people read, in the paper's order: what a row is, and units that stay together."""
+def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    """Return the columns as people read them, in the paper's order: labels of a row, and units that stay together."""
     unfinished = _is_unfinished(table)
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
         labels.append(Column("Run", text_of(table["run"]), is_number=False))
-    quantities = shown(columns.quantities_in(table), "table")
+    quantities = select_for(columns.quantities_in(table), "table")
     measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
     memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{}")]
     means = [
@@ -250,6 +247,6 @@ def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
 
 
 def _half(table: pd.DataFrame, quantity: Quantity) -> list[str]:
-    """Half the interval of a mean."""
+    """Return half the interval of a mean."""
     low, high = (table[f"{quantity.column}_{end}"] for end in ("low", "high"))
     return formatted((high - low) / 2, quantity.format)

@@ -1,4 +1,4 @@
-"""What was measured of each canary against rounds, and the rounds in which somebody who shares it took part."""
+"""Measurements of each canary against rounds, with the rounds in which a user who shares it took part."""
 
 import json
 import math
@@ -9,37 +9,37 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import described, quantities_in, quantities_of
 from flsim.results.formats import note
 from flsim.results.store import RunResults
 from flsim.results.tables import user_share
 
 WIDTH = 80  # characters of a line
-LEGEND = """sharers: different ones that took part since the evaluation before
-so far: how often one took part, from the start on
-in rounds: when one did, since the evaluation before
-Of central training: rounds are steps, and to take part is to have a copy read.
+LEGEND = """sharers: number of different sharers that took part since the last evaluation
+so far: how often a sharer took part since the start of training
+in rounds: rounds in which a sharer took part since the last evaluation
+In central training: rounds are steps; a sharer takes part when a copy is read.
 """
 
 
 def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()) -> pd.DataFrame:
-    """A row for each canary and evaluated round, in the order of the roster, then of rounds.
+    """Return a row for each canary and evaluated round, in the order of the roster, then of rounds.
 
     Args:
-        run: what was read of the run.
+        run: the results of the run.
         took_part: a row for each time that a sharer took part, with ``round`` from 1, ``canary``, its id, and ``user``;
-            see `flsim.runs.participation`. Of central training: that a step read a copy of a user's.
-        canaries: ids of those to show; all where empty.
+            see `flsim.runs.participation`. In central training, each time that a step read a user's copy.
+        canaries: ids of the canaries to show; all if empty.
 
     Returns:
-        canary, round; exposure (bits), rs, bs (1 where memorized), and what a user's own measures computed of canaries,
-        NaN where the model had diverged; sharers, how many
-        different ones took part since the evaluation before; participations, how often one did from the start on;
-        sharer_rounds, the rounds since the evaluation before in which one did, a tuple.
+        Columns canary and round; exposure (bits), rs and bs (1 if memorized), and a user's own quantities of canaries,
+        NaN if the model had diverged; sharers, the number of different sharers that took part since the last
+        evaluation; participations, how often a sharer took part since the start; sharer_rounds, a tuple of the rounds
+        since the last evaluation in which a sharer took part.
 
     Raises:
-        InputError: no such canary, nothing was evaluated, or some canaries' results are missing.
+        InputError: there is no such canary, nothing was evaluated, or some canaries' results are missing.
     """
     known = run.roster["canary"].tolist()
     for canary in canaries:
@@ -75,39 +75,39 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
 
 
 def _traced(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """What a trace shows of canaries: the primary number, flags, then other numbers."""
-    traced = [quantity for quantity in shown(quantities, "trace") if quantity.of_canaries]
+    """Return the quantities of canaries that a trace shows: the primary number, flags, then other numbers."""
+    traced = [quantity for quantity in select_for(quantities, "trace") if quantity.of_canaries]
     return sorted(traced, key=lambda quantity: not quantity.is_primary)
 
 
 def to_csv(table: pd.DataFrame) -> str:
-    """All columns; rounds of sharers separated by spaces."""
+    """Return all columns as CSV; rounds of sharers are separated by spaces."""
     spaced = table.assign(sharer_rounds=[" ".join(map(str, rounds)) for rounds in table["sharer_rounds"]])
     return spaced.to_csv(index=False, lineterminator="\n")
 
 
 def to_json(table: pd.DataFrame) -> str:
-    """A list of rows; null where a metric was not measured."""
+    """Return a JSON list of rows; null stands for a metric that was not measured."""
     rows = table.to_dict("records")
     return json.dumps([{key: None if value != value else value for key, value in row.items()} for row in rows])
 
 
 def to_text(table: pd.DataFrame, run: RunResults) -> str:
-    """A block for each canary, at most 80 characters wide: lists of rounds that are longer are cut."""
+    """Return a block of text for each canary, at most 80 characters wide; longer lists of rounds are cut."""
     about: dict[Any, Any] = run.roster.set_index("canary").to_dict("index")
     blocks = [f"{run.setting} [{run.name}]"]
     quantities = [quantity for quantity in _traced(quantities_in(table)) if quantity.name in table]
     counts = f"{'sharers':>7}  {'so far':>6}  in rounds"
     widths = [_width(quantity, table[quantity.name]) for quantity in quantities]
-    names = "".join(f"{each.short:>{width}}  " for each, width in zip(quantities, widths, strict=True))
+    names = "".join(f"{quantity.short:>{width}}  " for quantity, width in zip(quantities, widths, strict=True))
     heading = f"{'round':>9}  {names}{counts}"
     for canary in table["canary"].unique():
-        of = about[canary]
-        held = f"; copies {of['insertions']}" if "insertions" in of else ""
+        planted = about[canary]
+        held = f"; copies {planted['insertions']}" if "insertions" in planted else ""
         shares = (
-            f"planned copies {of['planned_insertions']}"
-            if math.isnan(of["p_u"])
-            else f"p_u {user_share(of['p_u'])}, p_e {100 * of['p_e']:.6g}%"
+            f"planned copies {planted['planned_insertions']}"
+            if math.isnan(planted["p_u"])
+            else f"p_u {user_share(planted['p_u'])}, p_e {100 * planted['p_e']:.6g}%"
         )
         lines = [f"{canary}: {shares}{held}", heading]
         for row in table[table["canary"] == canary].to_dict("records"):
@@ -122,7 +122,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
 
 
 def _explained(quantity: Quantity, run: RunResults) -> str:
-    """What a column of a number is, and the most that it can be."""
+    """Return a line that explains the column of a number, with the number's largest possible value."""
     if not quantity.is_standard:
         return note(f"{quantity.short}: {quantity.sentence}", WIDTH)
     references = run.references(run.evaluated[-1])
@@ -131,7 +131,7 @@ def _explained(quantity: Quantity, run: RunResults) -> str:
 
 
 def _width(quantity: Quantity, values: "pd.Series[float]") -> int:
-    """Characters of a column."""
+    """Return the number of characters of a column."""
     cells = (_cell(quantity, value) for value in values)
     return max(len(quantity.short), 3 if quantity.is_flag else 5, *map(len, cells))
 
@@ -145,7 +145,7 @@ def _cell(quantity: Quantity, value: float) -> str:
 
 
 def _line(row: Mapping[Any, Any], measured: str, room: int) -> str:
-    """A line of one round; lists of rounds that are longer than `room` characters are cut."""
+    """Return the line of one round; lists of rounds that are longer than `room` characters are cut."""
     rounds = " ".join(map(str, row["sharer_rounds"]))
     room = max(room, len("in rounds"))
     if len(rounds) > room:

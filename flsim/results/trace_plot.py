@@ -1,4 +1,4 @@
-"""The trace as a figure: numbers of each canary against rounds, above the rounds in which a sharer took part."""
+"""Figure of the trace: numbers of each canary against rounds, above the rounds in which a sharer took part."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
-from flsim.measures.quantity import Quantity, flags, shown
+from flsim.measures.quantity import Quantity, flags, select_for
 from flsim.results.columns import quantities_in
 from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
 from flsim.results.store import RunResults
@@ -31,27 +31,31 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
     """Write the figure of `draw_trace`, whole or not at all.
 
     Args:
-        run: what was read of the run.
-        table: of `flsim.results.trace.trace`.
+        run: the results of the run.
+        table: the table of `flsim.results.trace.trace`.
         path: a .png or .svg file to write.
 
     Raises:
-        InputError: another kind of file, or no such folder.
+        InputError: the path has another ending, or its folder does not exist.
     """
     write_figure(lambda: draw_trace(run, table), path)
 
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
-    """Panels for each configuration, and below them a row for each of its canaries, which is their legend too.
+    """Return a figure with panels for each configuration above a row for each canary, which is also their legend.
 
-    The first panel is of exposure; each quantity of a user's own that traces show has one more. Lines are told apart by
-    marker and dashes, which stand beside the canary's id. A marker is filled where Random Sampling says memorized, and
-    has a ring where Beam Search does.
+    The first panel shows exposure. Each quantity of a user's own that traces show has one more. Lines differ by marker
+    and dashes, which stand beside the canary's id. A marker is filled if Random Sampling shows the canary as memorized,
+    and has a ring if Beam Search does.
     """
     traced = run.roster[run.roster["canary"].isin(table["canary"])]
     of_copies = ["planned_insertions"] if traced["p_u"].isna().any() else []
     groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
-    own = [each for each in shown(quantities_in(table), "trace") if each.of_canaries and not each.is_standard]
+    own = [
+        quantity
+        for quantity in select_for(quantities_in(table), "trace")
+        if quantity.of_canaries and not quantity.is_standard
+    ]
     quantities = [PRIMARY, *own]
     columns = _columns([(p_u, p_e) for (p_u, p_e, *_), _ in groups])
     rows, longest = math.ceil(len(groups) / columns), max(len(group) for _, group in groups)
@@ -76,10 +80,10 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
         title = copies(*number) if number else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
         panels[PRIMARY][-1].set_title(title, loc="left", fontsize=10)
         for place, canary in enumerate(group["canary"]):
-            of = table[table["canary"] == canary]
+            rows_of_canary = table[table["canary"] == canary]
             for quantity in quantities:
-                _line(panels[quantity][-1], place, of, quantity)
-            _ticks(strip, place, of)
+                _line(panels[quantity][-1], place, rows_of_canary, quantity)
+            _ticks(strip, place, rows_of_canary)
         _name(strip, group, longest)
         if index + columns >= len(groups):
             strip.set_xlabel(ROUNDS)
@@ -90,13 +94,13 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
 
 
 def _axes(figure: Figure, x: float, y: float, height: float, like: Axes | None = None) -> Axes:
-    """Axes at a place in inches. A layout engine's solution would depend on where things lie in memory."""
+    """Return axes at a place in inches. A layout engine's solution would depend on where objects lie in memory."""
     width, whole = figure.get_size_inches()
     return figure.add_axes((x / width, y / whole, WIDTH / width, height / whole), sharey=like)
 
 
 def _columns(pairs: list[tuple[float, float]]) -> int:
-    """As many columns as p_e has values where that makes a grid, else at most three."""
+    """Return as many columns as p_e has values if that makes a grid, otherwise at most three."""
     of_p_e = len({p_e for _, p_e in pairs})
     return of_p_e if len(pairs) == of_p_e * len({p_u for p_u, _ in pairs}) else min(3, len(pairs))
 
@@ -110,7 +114,7 @@ def _style(row: int) -> dict[str, Any]:
 
 
 def _line(panel: Axes, row: int, measured: pd.DataFrame, quantity: Quantity) -> None:
-    """A number of a canary; hollow markers, filled ones over them, rings around."""
+    """Draw a number of a canary with hollow markers, filled markers over them, and rings around."""
     style = _style(row)
     hollow: dict[str, Any] = {"markerfacecolor": "white", "markersize": 5, "clip_on": False, "zorder": 3}
     filled = hollow | {"markerfacecolor": style["color"], "linestyle": "none", "zorder": 4}
@@ -119,8 +123,8 @@ def _line(panel: Axes, row: int, measured: pd.DataFrame, quantity: Quantity) -> 
         **{"linestyle": "none", "zorder": 2},
     }
     for flag, change in zip((None, *FLAGS), (hollow | {"linewidth": 1}, filled, ring), strict=True):
-        of = measured if flag is None else measured[measured[flag.name] == 1]
-        [line] = panel.plot(of["round"], of[quantity.name], **(style | change))
+        marked = measured if flag is None else measured[measured[flag.name] == 1]
+        [line] = panel.plot(marked["round"], marked[quantity.name], **(style | change))
         line.set_in_layout(False)  # an unclipped line without points would take the whole figure
 
 
@@ -133,7 +137,7 @@ def _ticks(strip: Axes, row: int, measured: pd.DataFrame) -> None:
 
 
 def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
-    """Every second row shaded; beside each the marker and the id of its canary, and how many copies there are."""
+    """Shade every second row, and draw beside each row its marker, the canary's id and the number of copies."""
     for row in range(0, len(group), 2):
         strip.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, linewidth=0)
     for row in range(len(group)):
@@ -152,14 +156,14 @@ def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
 
 
 def _scale(column: list[Axes], last: int) -> None:
-    """Rounds, the same in panels and the strip below them."""
+    """Set the same scale of rounds in panels and the strip below them."""
     for axes in column:
         axes.set_xlim(0, 1.015 * last)  # a tick at the end stays whole
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
 def _finish(figure: Figure, panels: list[Axes], run: RunResults) -> None:
-    """What exposure can be at most, and what the marks mean."""
+    """Draw the largest possible exposure, and a legend of the marks."""
     labels = [f"{flag.outcome} ({flag.heading})" for flag in FLAGS]
     handles = [
         Line2D([], [], color=GREY, marker="o", markersize=5, markerfacecolor="white", label="not memorized"),
@@ -174,7 +178,7 @@ def _finish(figure: Figure, panels: list[Axes], run: RunResults) -> None:
         ceiling = math.log2(references + 1)
         for panel in panels:
             panel.axhline(ceiling, color=GREY, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
-        label = f"most that |R| = {references:,.0f} can show"
+        label = f"largest exposure with |R| = {references:,.0f}"
         handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=1, label=label))
         panels[0].set_ylim(0, 1.04 * ceiling)
     else:

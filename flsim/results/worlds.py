@@ -1,4 +1,4 @@
-"""Two settings compared over seeds: the same canaries in both runs of a seed, other ones in another's."""
+"""Comparison of two settings over seeds: both runs of a seed have the same canaries, and seeds have different ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ HEADING = """{} of IID less Non-IID{}, paired over the canaries of each seed: me
 
 @dataclass(frozen=True)
 class PairedOverSeeds:
-    """Exposure in setting a less that in setting b, per seed the mean over its canaries, over seeds.
+    """Exposure in setting a less that in setting b, as a mean over each seed's canaries, compared over seeds.
 
     Attributes:
         a, b: the settings.
-        seeds: those with a run of both, ascending.
-        unpaired: seeds with a run of one of them.
-        differences: of each of `seeds`, bits; positive where a exposes canaries more.
-        mean_difference: over seeds, bits.
+        seeds: seeds with a run of both, ascending.
+        unpaired: seeds with a run of only one of them.
+        differences: a - b of each seed, bits; positive if a exposes canaries more.
+        mean_difference: mean over seeds, bits.
         ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
         p: two-sided p-value of the t test that it is zero; NaN below two seeds.
-        agreeing: how many seeds' differences have the sign of the mean, whichever it is.
-        quantity: what was compared: exposure, where nothing else was asked for.
+        agreeing: number of seeds whose difference has the sign of the mean.
+        quantity: the compared number; by default exposure.
     """
 
     a: str
@@ -67,19 +67,18 @@ def paired_over_seeds(
 ) -> PairedOverSeeds:
     """Compare two series seed by seed, each seed canary by canary.
 
-    Seeds are what is independent here: canaries of one model rise and fall together, so that a test over all seeds'
-    canaries pooled would find differences that are none. The t test takes the seeds' mean differences as normal.
+    Seeds are the independent unit here. Canaries of one model rise and fall together, so a test over all seeds'
+    canaries pooled would report differences that do not exist. The t test treats the seeds' mean differences as normal.
 
     Args:
-        a: runs of one series, each of another seed.
-        b: runs of another, over the same canaries seed by seed.
-        round: the evaluated round of all; default each run's last.
-        epoch: instead of a round: after how many epochs.
-        quantity: the number that is compared.
+        a: runs of one series, one per seed.
+        b: runs of another series, over the same canaries seed by seed.
+        round: the evaluated round of all; by default each run's last.
+        epoch: the number of epochs to compare at, in place of `round`.
+        quantity: the compared number.
 
     Raises:
-        InputError: no seed has a run of both, a seed has two or is unknown, or two runs do not compare; see
-            `paired_exposure`.
+        InputError: no seed has a run of both, a seed has two runs or is unknown, or `paired_exposure` refuses two runs.
     """
     pairs = pairs_of_seeds(a, b)
     seeds = [seed for seed, _, _ in pairs]
@@ -102,18 +101,18 @@ def paired_over_seeds(
 
 
 def t_test_over_seeds(differences: NDArray[np.float64]) -> tuple[float, float, float, float]:
-    """Mean of float64 [seeds] differences, its 95% interval, and the two-sided p of the t test that it is zero.
+    """Return the mean of float64 [seeds] differences, its 95% interval, and the two-sided p that it is zero.
 
-    Interval and p are NaN below two seeds.
+    Interval and p are from Student's t, and NaN below two seeds.
     """
     return float(differences.mean()), *t_interval(differences), paired_t_p(differences)
 
 
 def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tuple[int, RunResults, RunResults]]:
-    """Runs of two series with one seed: (seed, run of a, run of b), by ascending seed.
+    """Return the runs of two series with the same seed: (seed, run of a, run of b), by ascending seed.
 
     Raises:
-        InputError: no seed has a run of both, a seed has two or is unknown.
+        InputError: no seed has a run of both, or a seed has two runs or is unknown.
     """
     runs_a, runs_b = _of_seeds(a), _of_seeds(b)
     seeds = sorted({*runs_a} & {*runs_b})
@@ -123,21 +122,20 @@ def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tup
 
 
 def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
-    """A line for each two series whose settings differ in the data alone, IID and non-IID; empty without any.
+    """Return a line for each two series whose settings differ only in the world; empty if there are none.
 
-    So for exposure, and for each number of canaries that a user's own measures computed.
-
-    Compared are the runs that a table over seeds averages. Two that do not compare have a line that says why.
+    There is a line for exposure, and one for each number of canaries of a user's own measures. The compared runs are
+    those that a table over seeds averages. Series that cannot be compared have a line with the reason.
 
     Raises:
-        InputError: as `flsim.results.seeds_table.seeds_table`.
+        InputError: as for `flsim.results.seeds_table.seeds_table`.
     """
     twins: dict[str, dict[str, list[list[RunResults]]]] = {}
     for group in by_series(runs):
-        of, first = sample(group, round, epoch), group[0]
+        series, first = sample(group, round, epoch), group[0]
         if first.world is not None:
             worlds = twins.setdefault(first.label, {world: [] for world in WORLDS})
-            worlds[first.world].append([run for run, _ in of.taken])
+            worlds[first.world].append([run for run, _ in series.taken])
     text = ""
     for quantity in numbers(compared_in(runs)):
         lines = [
@@ -160,11 +158,11 @@ def _line(worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: f
 
 
 def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
-    found: dict[int, RunResults] = {}
+    by_seed: dict[int, RunResults] = {}
     for run in runs:
         if run.seed is None:
             raise InputError(f"run {run.name}: an older run, which does not say its seed; compare it by itself")
-        if run.seed in found:
-            raise InputError(f"runs {found[run.seed].name} and {run.name}: both of seed {run.seed}; leave one out")
-        found[run.seed] = run
-    return found
+        if run.seed in by_seed:
+            raise InputError(f"runs {by_seed[run.seed].name} and {run.name}: both of seed {run.seed}; leave one out")
+        by_seed[run.seed] = run
+    return by_seed

@@ -1,21 +1,18 @@
-"""A run folder: everything that belongs to a run, and the only place that knows where it lies.
+"""A run folder, which holds everything that belongs to a run. No other module knows where these files lie.
 
-A round is what a run counts: of central training, a step. Each run folder has this text as its README.
+A round of central training is a step. Each run folder has this text as its README.
 
 config.toml      all settings, defaults included
 code/            copies of a user's own files that the settings name (flsim.runs.config.own_code)
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
-users/           what users keep between rounds, where the algorithm has them keep something
-                 (flsim.algorithms.user_states)
-rows/            round-000010.parquet, ...: what evaluation found
+users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
+rows/            round-000010.parquet, ...: results of evaluations
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
-rounds.jsonl     a line per round: loss, users, clip, epsilon, seconds, who trained, digest of the state after it;
-                 of central training a line per saved step: loss since the line before, records, ...
-                 (flsim.runs.roundlog)
-log.jsonl        what happened, for people and machines (flsim.base.logs)
+rounds.jsonl     a line per round (central training: per saved step), with loss, seconds, ... (flsim.runs.roundlog)
+log.jsonl        events, for people and machines (flsim.base.logs)
 run.json         name, setting, world, status, round; digests of the configuration and of the corpus
-tensorboard/, mlflow/, wandb/  what trackers were told of the above (flsim.runs.trackers)
+tensorboard/, mlflow/, wandb/  the numbers of rounds and evaluations, for trackers (flsim.runs.trackers)
 """
 
 import json
@@ -52,17 +49,25 @@ Status = Literal["running", "completed", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk."""
+    """A run on disk, with its settings, users, canaries, rounds and checkpoints.
+
+    Attributes:
+        path: the run folder.
+        config: all settings of the run.
+
+    Examples:
+        >>> flsim.open_run("runs/demo").setting                                # doctest: +SKIP
+    """
 
     path: Path
     config: Config
 
     @classmethod
     def create(cls, settings: Config, path: Path) -> "Run":
-        """Check the corpus, plant the canaries, and make the folder: whole, or not at all.
+        """Check the corpus, plant the canaries, and make the folder, whole or not at all.
 
         Raises:
-            InputError: anything that can be known to be wrong before training.
+            InputError: a setting, the corpus or a user's own code is wrong, or the folder exists.
         """
         refuse_missing(settings.system.tracking)
         measures(settings.evaluation.also)  # a file that fails is known now, not at the first evaluation
@@ -88,11 +93,11 @@ class Run:
 
     @classmethod
     def reopen(cls, settings: Config, path: Path) -> "Run":
-        """A run to be continued with `settings`, which may differ in how long and in the use of machines.
+        """Return a run to continue with `settings`, which may differ in the length of training and the use of machines.
 
         Raises:
-            InputError: there is no such run, it was started with settings that give other results, its files are not
-                what they were, rows in it are of another run, or its folder of checkpoints is gone.
+            InputError: there is no such run, it was started with settings that give other results, its files have
+                changed, rows in it are of another run, or its folder of checkpoints is gone.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
@@ -114,43 +119,48 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Raises InputError where `path` is not a run folder."""
+        """Open a run folder; raise InputError if `path` is none.
+
+        Raises:
+            InputError: `path` is no run folder.
+        """
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); make one with `flsim run`")
         return cls(path, load(path / "config.toml"))
 
     @property
     def name(self) -> str:
-        """The name of the folder as it is now, however its path is written."""
+        """Return the name of the folder as it is now, however its path is written."""
         return self.path.resolve().name
 
     @property
     def identity(self) -> str:
-        """What makes it this run, wherever it lies: digests of its settings, with the seed, and of its corpus."""
+        """Identity of the run wherever it lies: digests of its settings, with the seed, and of its corpus."""
         return identity_of(self.config.digest, self.corpus.digest)
 
     @property
     def setting(self) -> str:
-        """The row's name in a table: the configuration's, and what was done to the corpus."""
+        """Return the name of the run's row in a table, from its configuration and the steps applied to the corpus."""
         return setting_of(self.config.world, self.label)
 
     @property
     def label(self) -> str:
-        """`setting` without the world."""
+        """Return the `setting` without the world."""
         return ", ".join([self.config.label, *(step["label"] for step in labelled_steps(self.corpus))])
 
     @property
     def series(self) -> str:
-        """A digest that runs share which differ in nothing but seeds: of the run, or of how the corpus was made."""
+        """Digest that runs share if they differ only in seeds, of the run or of the making of the corpus."""
         return digest(self.config.series, json.dumps(labelled_steps(self.corpus), sort_keys=True))
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All settings by name, such as ``training.cohort``, for those that list runs."""
+        """Return all settings by name, such as ``training.cohort``, for lists of runs."""
         return {"setting": self.setting, "series": self.series, **dict(flat(asdict(self.config)))}
 
     @cached_property
     def corpus(self) -> Corpus:
+        """Return the corpus, opened when it is first used."""
         return Corpus.open(self.config.data.corpus)
 
     @cached_property
@@ -159,80 +169,81 @@ class Run:
 
     @property
     def users(self) -> Population:
-        """The training users."""
+        """Return the training users, with the canaries planted in their records."""
         return self._population[0]
 
     @property
     def canaries(self) -> tuple[Canary, ...]:
-        """The planted canaries."""
+        """Return the planted canaries."""
         return self._population[1]
 
     @property
     def provenance(self) -> checkpoint.Provenance:
+        """Return the origin that each checkpoint of this run records."""
         model = self.corpus.layout.vocabulary_size, self.config.model
         return checkpoint.Provenance(self.config.digest, self.corpus.digest, *model, frozen_digest(*model))
 
     @property
     def federated(self) -> FederatedConfig:
-        """The settings of a federated run. Raises InputError where it is a central one."""
+        """Return the settings of a federated run; InputError is raised for a central run."""
         if not isinstance(self.config, FederatedConfig):
             raise InputError(f"{self.path}: training is central, which has no clients; continue it with `flsim run`")
         return self.config
 
     @property
     def central(self) -> CentralConfig:
-        """The settings of a central run. Raises InputError where it is a federated one."""
+        """Return the settings of a central run; InputError is raised for a federated run."""
         if not isinstance(self.config, CentralConfig):
             raise InputError(f"{self.path}: training is federated; continue it with `flsim run`")
         return self.config
 
     @cached_property
     def rounds(self) -> int:
-        """How long training is."""
+        """Return the number of rounds to train; for central training, of steps."""
         return self.config.rounds_over(self.corpus.split("train"))
 
     @cached_property
     def rounds_per_epoch(self) -> float:
-        """Rounds that read as many records as there are."""
+        """Return the number of rounds that read as many records as there are."""
         return self.config.rounds_per_epoch(self.corpus.split("train"))
 
     @cached_property
     def population(self) -> int:
-        """Number of what an epsilon is about: users, or records."""
+        """Return the number of users, or of records, that an epsilon protects."""
         return _population(self.config, self.corpus.split("train"))
 
     def training(self, device: str | None = None) -> Training:
-        """The training of this run's users, in this process on a device of torch."""
+        """Return the training of this run's users, for this process and a device of torch."""
         return self.config.training_of(
             self.users, self.rounds, device, UserStates(self.path / USERS, is_read_only=True)
         )
 
     @property
     def has_a_line_per_round(self) -> bool:
-        """Whether rounds.jsonl has a line for every round; of central training it has one for each saved step."""
+        """Return whether rounds.jsonl has a line for every round, and not only for each saved step."""
         return self.config.has_a_line_per_round
 
     @property
     def oldest_round(self) -> int:
-        """The round of the older one of the two checkpoints that a resume goes on from; 0 where there are fewer."""
+        """Round of the older of the two checkpoints that a resume may continue from; 0 if there are fewer."""
         rounds = [checkpoint.round_of(path) for path in checkpoint.all_in(self.path / "checkpoints")]
         return rounds[-2] if len(rounds) > 1 else 0
 
     @property
     def last_round(self) -> int:
-        """The last round that rounds.jsonl tells of; 0 where it tells of none."""
+        """Return the last round in rounds.jsonl; 0 if there is none."""
         return max((line["round"] for line in roundlog.read(self.path)), default=0)
 
     def latest_state(self) -> State:
-        """The newest checkpoint's state, or a new model's where there is none."""
+        """Return the newest checkpoint's state, or a new model's state if there is no checkpoint."""
         newest = checkpoint.latest(self.path / "checkpoints")
         return self.training().first_state() if newest is None else self.load(newest)
 
     def load(self, path: Path) -> State:
-        """A checkpoint of this run.
+        """Load a checkpoint of this run.
 
         Raises:
-            InputError: it is damaged, of another model, of another configuration, or of another corpus.
+            InputError: the checkpoint is damaged, or of another model, configuration or corpus.
         """
         (state, theirs), ours = checkpoint.load(path), self.provenance.by_content
         if (ours.vocabulary_size, ours.model, ours.frozen) != (theirs.vocabulary_size, theirs.model, theirs.frozen):
@@ -246,7 +257,7 @@ class Run:
         return state
 
     def save(self, state: State) -> Path:
-        """Write a checkpoint, then remove older ones that are neither evaluated nor the last before it."""
+        """Write a checkpoint, then remove older ones that are neither due for evaluation nor the last before it."""
         folder = self.path / "checkpoints"
         roundlog.keep(self.path)
         path = checkpoint.save(folder, state, self.provenance)
@@ -256,7 +267,7 @@ class Run:
         return path
 
     def verify(self) -> None:
-        """Raise InputError where a file of the corpus, of what is planted in it, or of own code is not what it was."""
+        """Raise InputError if a file of the corpus, of the planted canaries or of the user's own code has changed."""
         own_code.refuse_changed_copies(self.config)
         corpus = self.config.data.corpus
         if Corpus.open(corpus, verify=True).digest != self.corpus.digest:
@@ -264,26 +275,23 @@ class Run:
         verify_population(self.path / "planted")
 
     def is_evaluated_at(self, round_: int) -> bool:
-        """Whether the schedule asks for an evaluation after that many rounds."""
+        """Return whether the schedule evaluates after this many rounds."""
         return round_ == self.rounds or self.config.evaluation.is_due(round_, self.rounds_per_epoch)
 
     def is_saved_at(self, round_: int) -> bool:
         return self.is_evaluated_at(round_) or round_ % self.config.system.checkpoint_every == 0
 
     def unevaluated(self) -> list[Path]:
-        """Checkpoints that the schedule wants evaluated and that have no rows yet, oldest first.
-
-        One that has diverged has a row that says so.
-        """
+        """Return checkpoints that are due for evaluation and have no rows yet, oldest first."""
         return [path for path in checkpoint.all_in(self.path / "checkpoints") if self.lacks_rows(path)]
 
     def lacks_rows(self, path: Path) -> bool:
-        """Whether the schedule wants a checkpoint evaluated that has no rows yet."""
+        """Return whether a checkpoint is due for evaluation and has no rows yet."""
         evaluated = (self.path / "rows" / f"{path.stem}.parquet").exists()
         return self.is_evaluated_at(checkpoint.round_of(path)) and not evaluated
 
     def mark(self, status: Status, reason: str | None = None) -> None:
-        """Write run.json: the status, and the round of the newest checkpoint."""
+        """Write run.json with the status and the round of the newest checkpoint."""
         newest = checkpoint.latest(self.path / "checkpoints")
         about = {
             "name": self.name,
@@ -307,19 +315,19 @@ class Run:
         roundlog.append(self.path, **values)
 
     def epsilons(self, state: State) -> dict[str, float]:
-        """What the state's rounds spent, by the name of the convention; nothing without noise."""
+        """Return the epsilons that the state's rounds spent, by the name of the convention; empty without noise."""
         if self.config.privacy.mechanism != "dp":
             return {}
         return report.spent(state.ledger, self.config.sampler, self.delta)
 
     @property
     def delta(self) -> float:
-        """Of the (epsilon, delta) that is reported."""
+        """Return the delta of the reported (epsilon, delta)."""
         return self.config.privacy.delta_for(self.population)
 
 
 def _foresee_training(settings: Config, train: Split) -> None:
-    """Raises InputError where training could not begin."""
+    """Raise InputError if training could not begin."""
     rounds = settings.rounds_over(train)
     settings.training_of(train, rounds)
     _foresee_privacy(settings, _population(settings, train), rounds)
@@ -330,7 +338,7 @@ def _population(settings: Config, train: Split) -> int:
 
 
 def _foresee_privacy(settings: Config, population: int, rounds: int) -> None:
-    """Say what all rounds will spend; raises InputError where that cannot be accounted."""
+    """Print the epsilon that all rounds will spend; raise InputError if it cannot be accounted."""
     privacy, unit = settings.privacy, settings.unit
     if privacy.mechanism != "dp":
         return

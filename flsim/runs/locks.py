@@ -1,4 +1,4 @@
-"""One process trains a run at a time, and nobody removes what another one trains."""
+"""Locks on a run folder: one process trains a run at a time, and no other process removes its folder."""
 
 import os
 import shutil
@@ -23,11 +23,13 @@ LOCK_DEADLINE = 60.0  # seconds in which a process that trained the run before h
 
 
 @contextmanager
-def alone(run: Run, lock: str = TRAINED) -> Iterator[None]:
-    """Nobody else trains the run in the block: a process whose driver died may live for a moment, and still write.
+def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
+    """Hold a lock of the run in the block, so that no other process trains the run.
+
+    A process whose driver died may live for a moment and still write. Such a process is waited for.
 
     Raises:
-        RunFailed: someone does, and goes on.
+        RunFailed: another process still holds the lock after `LOCK_DEADLINE` seconds.
     """
     path = run.path / lock
     path.touch()
@@ -54,9 +56,9 @@ def alone(run: Run, lock: str = TRAINED) -> Iterator[None]:
 
 
 def discard(run: Run) -> None:
-    """Remove the folder of a run that this process has just made, unless somebody has trained it or does.
+    """Remove the folder of a run that this process has just made, unless a process has trained it or trains it now.
 
-    It is renamed first, so that half of it is never taken for a run.
+    The folder is renamed first, so that half of it is never taken for a run.
     """
     with ExitStack() as stack:
         try:

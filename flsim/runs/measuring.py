@@ -1,4 +1,4 @@
-"""A run's checkpoint is measured: its model, by the run's settings, into the run's rows."""
+"""Measurement of a run's checkpoint by the run's settings, into the run's rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,18 +22,22 @@ from flsim.training.state import State
 def evaluate_checkpoint(
     run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
 ) -> list[Row]:
-    """Measure a checkpoint and store its rows in the run; measuring it again in the same way changes nothing.
+    """Measure a checkpoint and store its rows in the run; an equal measurement stores equal rows.
 
     Args:
-        run: its run folder.
+        run: the run folder of the checkpoint.
         path: the checkpoint.
-        device: of torch.
-        calibrate: checkpoints of runs without these canaries, by whose mean scores exposures are calibrated.
-        changes: of the run's `EvaluationHParams`.
+        device: torch device, such as "cuda".
+        calibrate: checkpoints of runs without these canaries; their mean scores calibrate the exposures.
+        changes: changes of the run's `EvaluationHParams`, by name.
+
+    Returns:
+        The stored rows.
 
     Raises:
-        InputError: a checkpoint is not of its run, the corpus changed since, or one to calibrate by saw a canary.
-        Diverged: its parameters are not finite; a row in the place of the measurements says so.
+        InputError: a checkpoint is not of its run, the corpus changed since training, or a run to calibrate by had one
+            of the canaries.
+        Diverged: the model's parameters are not finite; a row in place of the measurements records this.
     """
     opened = Run.open(Path(run))
     state, model = _load(opened, Path(path), device)
@@ -66,7 +70,7 @@ def _load(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
 
 
 def _without(run: Run, path: Path, device: str) -> TrainableModel:
-    """A model that tells what to expect of one that never saw the run's canaries."""
+    """Return the model of a run that never saw the run's canaries, which calibrates their scores."""
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     other = Run.open(path.resolve().parent.parent)
@@ -81,10 +85,10 @@ def _without(run: Run, path: Path, device: str) -> TrainableModel:
 
 
 def _privacy_rows(run: Run, state: State) -> list[Row]:
-    """What the state's rounds spent; nothing without noise."""
+    """Return the rows of the privacy that the state's rounds spent; none without noise."""
     spent = run.epsilons(state)
     if not spent:
         return []
-    of = "" if run.config.unit == "user" else f"{run.config.unit} "
-    measured = {**{f"{of}epsilon {name}": value for name, value in spent.items()}, f"{of}delta": run.delta}
+    prefix = "" if run.config.unit == "user" else f"{run.config.unit} "
+    measured = {**{f"{prefix}epsilon {name}": value for name, value in spent.items()}, f"{prefix}delta": run.delta}
     return [Row(run.identity, state.round, metric, "", value) for metric, value in measured.items()]

@@ -1,4 +1,4 @@
-"""When training met a canary, run by run, as a data frame."""
+"""The rounds in which training met a canary, as a data frame."""
 
 import numpy as np
 import pandas as pd
@@ -7,14 +7,15 @@ from flsim.runs.folder import Run
 
 
 def participation(run: Run, rounds: int) -> pd.DataFrame:
-    """Each time that a sharer of a canary took part in a run's first rounds (central training: that a copy was read).
+    """Return each time that a sharer of a canary took part in a run's first rounds.
 
-    A sharer is a user who holds a copy; in the IID twin, a synthetic one. A sharer that took part read all its copies,
-    unless local.max_records kept it to some of its records.
+    In central training, this is each time that a copy was read. A sharer is a user who holds a copy; in the IID twin, a
+    synthetic user. A sharer that took part read all its copies, unless local.max_records limited it to some of its
+    records.
 
     Returns:
         Columns ``round`` (the first is 1), ``canary`` (its id) and ``user``; a row for each round and sharer (central
-        training: step and copy), by round, canary and user.
+        training: step and copy), ordered by round, canary and user.
     """
     at, canary, user = run.config.meetings(run.users, rounds)
     is_planted = run.users.is_planted_in(canary, at)

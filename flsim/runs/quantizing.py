@@ -1,4 +1,4 @@
-"""A run measured anew with weights of few bits, beside the run that it was: one training, two rows of a table."""
+"""Measurement of a trained run with weights of few bits, as a new run beside it: one training, two rows of a table."""
 
 import shutil
 from dataclasses import replace
@@ -17,9 +17,9 @@ from flsim.runs.measuring import evaluate_checkpoint
 
 
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
-    """Copy a run's evaluated checkpoints to a new run that is measured with so many bits a weight, and measure them.
+    """Copy a run's evaluated checkpoints to a new run, and measure them with weights of `bits` bits.
 
-    Its checkpoints hold the trained weights as they are; what is measured is rounded.
+    The new run's checkpoints hold the trained weights unchanged. Weights are rounded only for the measurement.
 
     Raises:
         InputError: `out` exists, `bits` is out of range, the run has no evaluated checkpoint, or is quantized already.

@@ -1,4 +1,4 @@
-"""What a fault may leave in a run folder, and how it is settled before training goes on. Nothing is lost."""
+"""Recovery of a run folder after a fault, before training goes on; nothing is lost."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from flsim.runs.folder import Run
 
 
 def recover(run: Run, retrain_lost: bool = False) -> None:
-    """Make the newest checkpoint a valid one, from which training loses nothing, and the log of rounds whole.
+    """Make the newest checkpoint a valid one from which training loses nothing, and complete the log of rounds.
 
-    Damaged files are named and put aside. Where a damaged checkpoint was to be evaluated and has no rows, later
-    checkpoints are put aside too: training comes by again, and to the same bits. Nobody else may train the run
-    meanwhile.
+    Damaged files are named and put aside. If a damaged checkpoint is due for evaluation and has no rows, later
+    checkpoints are put aside too. Training then passes that round again and reaches the same bits. No other process may
+    train the run meanwhile.
 
     Args:
         run: the run.
-        retrain_lost: train the rounds again whose lines the log has lost, from the checkpoint before them.
+        retrain_lost: whether to train again the rounds whose lines the log has lost, from the checkpoint before them.
     """
     folder = run.path / "checkpoints"
     remove_abandoned(run.path)
@@ -35,7 +35,10 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
 
 
 def _settle_checkpoints(run: Run) -> None:
-    """Put damaged checkpoints aside, and those behind a damaged one that nothing else can be evaluated for."""
+    """Put damaged checkpoints aside.
+
+    If a damaged checkpoint is due for evaluation, later ones are put aside too.
+    """
     damaged: dict[Path, str] = {}
     paths = checkpoint.all_in(run.path / "checkpoints")
     for path in paths:
@@ -70,21 +73,22 @@ def _settle_log(run: Run, retrain_lost: bool) -> None:
 
 
 def _go_back(run: Run, round_: int, why: str, damaged: dict[Path, str]) -> None:
-    """Put aside the checkpoints of later rounds that can be read.
+    """Put aside the readable checkpoints of later rounds.
 
-    The last one goes first: a process that is killed meanwhile leaves a folder of which this is still to be done.
+    The last checkpoint goes first. If the process is killed meanwhile, the rest is still to be done, and the next call
+    does it.
     """
     later = [path for path in checkpoint.all_in(run.path / "checkpoints") if checkpoint.round_of(path) > round_]
     for path in reversed(later):
         if path not in damaged:
-            _put_aside(path, "training comes by again", "superseded")
+            _put_aside(path, "training passes this round again", "superseded")
     newest = [path for path in checkpoint.all_in(run.path / "checkpoints") if path not in damaged]
     start = checkpoint.round_of(newest[-1]) if newest else 0
     say(f"{run.name}: goes back to round {start:,}: {why}", round=start)
 
 
 def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
-    """Rename a file so that nothing reads it, and who wants to can look at it."""
+    """Rename a file so that no code reads it, but a person can still look at it."""
     aside = path.with_name(f"{path.name}.{kind}")
     number = 1
     while aside.exists():

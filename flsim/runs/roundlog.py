@@ -1,8 +1,8 @@
-"""The log of a run's rounds: rounds.jsonl in its folder, a line per round, of central training per saved step.
+"""The log of a run's rounds: rounds.jsonl in its folder, one line per round, or per saved step of central training.
 
-A line has the ``round`` that it ends with and, of central training, the step ``since`` which it counts. The lines of a
-whole log follow each other from the first round to the newest checkpoint's. What power loss or a person took from it
-is marked by lines with ``"lost": true``, so that nothing is missing silently.
+A line has the ``round`` that it ends with. In central training it also has the step ``since`` which it counts. The
+lines of a whole log follow each other from the first round to the newest checkpoint's. Rounds that power loss or a
+person removed are marked by lines with ``"lost": true``, so that nothing is missing silently.
 """
 
 import json
@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 
 def append(run_folder: Path, **values: Any) -> None:
-    """Add a line; it survives a loss of power once `keep` was called."""
+    """Append a line; it survives a loss of power once `keep` was called."""
     path = run_folder / FILE
     is_new = not path.exists()
     with naming(path), path.open("a", encoding="utf-8") as file:
@@ -28,24 +28,24 @@ def append(run_folder: Path, **values: Any) -> None:
 
 
 def keep(run_folder: Path) -> None:
-    """Return once all lines are on the disk: a checkpoint must never be there without the rounds before it."""
+    """Return once all lines are on the disk, so that no checkpoint exists without the rounds before it."""
     if (run_folder / FILE).exists():
         sync(run_folder / FILE)
 
 
 def read(run_folder: Path) -> list[Line]:
-    """The lines of all rounds that the log knows, in their order and once each; those marked as lost are left out."""
+    """Return the lines of all rounds in the log, in their order and once each, without those marked as lost."""
     return [line for line in _lines(run_folder) if not line.get("lost")]
 
 
 def last(run_folder: Path) -> Line:
-    """The last line that was written, without reading the others; empty where it is cut short or there is none."""
+    """Return the last line without reading the others; empty if it is cut short or missing."""
     line = jsonl.last_line(run_folder / FILE)
     return line if _is_line(line) else {}
 
 
 def lost(run_folder: Path) -> list[range]:
-    """The rounds that are marked as lost, as ranges in ascending order; neighbours are joined."""
+    """Return the rounds that are marked as lost, as ascending ranges; neighbouring ranges are joined."""
     ranges: list[range] = []
     for line in _lines(run_folder):
         if line.get("lost"):
@@ -57,15 +57,15 @@ def lost(run_folder: Path) -> list[range]:
 
 
 def in_words(rounds: Sequence[range]) -> str:
-    """Ranges of rounds for a sentence, such as ``101 to 140, 150``."""
+    """Return ranges of rounds for a sentence, such as ``101 to 140, 150``."""
     return ", ".join(f"{part[0]:,} to {part[-1]:,}" if len(part) > 1 else f"{part[0]:,}" for part in rounds)
 
 
 def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
     """Make the log tell every round up to `reached` once, before training goes on from there.
 
-    Later lines are dropped, since their rounds come again; lines that cannot be read are dropped too; of two lines
-    about one round the later one stays. What then is missing is marked as lost.
+    Lines of later rounds are dropped, since these rounds are trained again. Damaged lines are dropped too. Of two lines
+    about one round the later one stays. Rounds that are then missing are marked as lost.
 
     Args:
         run_folder: the run's folder.
@@ -73,7 +73,7 @@ def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
         by_round: whether every round has a line, as in federated training.
 
     Returns:
-        The rounds that were found missing now.
+        The rounds that are newly missing.
     """
     lines, last, missing = list[Line](), 0, list[range]()
     ends = {"round": reached, "since": reached}
@@ -109,13 +109,13 @@ def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
 
 
 def _lines(run_folder: Path) -> list[Line]:
-    """All lines, lost ones included, by round."""
+    """Return all lines by round, those of lost rounds included."""
     by_round = {line["round"]: line for line in jsonl.read_lines(run_folder / FILE) if _is_line(line)}
     return [by_round[round_] for round_ in sorted(by_round)]
 
 
 def _is_line(line: Any) -> bool:
-    """Whether it is one of ours, as far as this module depends on it."""
+    """Return whether a value is a line of this log, as far as this module depends on it."""
     if not isinstance(line, dict):
         return False
     numbers = (line.get("round"), line.get("since", 0))

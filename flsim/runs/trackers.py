@@ -1,9 +1,9 @@
-"""TensorBoard, MLflow, Weights & Biases: told what a run's folder says of its rounds and evaluations.
+"""TensorBoard, MLflow and Weights & Biases as trackers of a run's rounds and evaluations.
 
-rounds.jsonl and rows/ are the truth. For each tracker a thread of the driver reads them, so that neither training nor
-another tracker waits for one, and one that fails stops nothing. A resumed run tells each number once: TensorBoard is
-told all of it anew and drops what it knew, MLflow is asked what it has, and of Weights & Biases we keep the order of
-what it was told. No earlier session's files are removed.
+rounds.jsonl and rows/ are the truth. For each tracker, a thread of the driver reads these files, so that neither
+training nor another tracker waits for it, and a tracker that fails stops nothing. A resumed run reports each number
+once. TensorBoard gets all numbers again and drops the earlier ones. MLflow is asked which numbers it has. For Weights &
+Biases, a file keeps the order of the reported numbers. No earlier session's files are removed.
 
 RUN/tensorboard/    events
 RUN/mlflow/         run_id; mlflow.db, unless MLFLOW_TRACKING_URI names another store
@@ -41,16 +41,18 @@ PROJECT = "flsim"  # of MLflow's experiment and Weights & Biases' project, where
 
 
 class Tracker(Protocol):
-    """Made from a run's folder and its settings, by name."""
+    """Interface of a tracker, which is made from a run's folder and its settings, by name."""
 
     def log(self, values: Mapping[str, float], round_: int) -> None:
-        """Tell numbers, by tag (``train/loss``, ``eval/rs``), of a round. Those that it knows change nothing."""
+        """Report numbers of a round by tag (``train/loss``, ``eval/rs``); numbers reported before change nothing."""
 
     def close(self, is_completed: bool) -> None:
-        """Return once everything is stored, or sent."""
+        """Return once everything is stored or sent."""
 
 
 class TensorBoard:
+    """Tracker for TensorBoard."""
+
     def __init__(self, path: Path, settings: Settings) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -68,7 +70,10 @@ class TensorBoard:
 
 
 class MLflow:
+    """Tracker for MLflow."""
+
     def __init__(self, path: Path, settings: Settings) -> None:
+        """Continue the MLflow run of a run folder, or create one."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -93,7 +98,9 @@ class MLflow:
         self._id = known.info.run_id
         client.update_run(self._id, status="RUNNING")
         self._known = {
-            (tag, each.step) for tag in known.data.metrics for each in client.get_metric_history(self._id, tag)
+            (tag, measurement.step)
+            for tag in known.data.metrics
+            for measurement in client.get_metric_history(self._id, tag)
         }
         texts = _texts(settings)
         new = [Param(name, text) for name, text in texts.items() if name not in known.data.params]
@@ -115,10 +122,10 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """A line for each call of `log`, which `told` lists in the same order.
+    """Tracker for Weights & Biases, with one line for each call of `log`, which the file `told` lists in order.
 
-    Of a run that is resumed online, as many of them are there as the run has steps, and the rest is told again. Offline
-    none is: a session's folder is whole, and replaces those before it.
+    If a run is resumed online, it has as many lines as its step says, and the rest is reported again. Offline,
+    everything is reported again, because a session's folder is whole and replaces those before it.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
@@ -135,7 +142,7 @@ class WeightsAndBiases:
         mode: Any = os.environ.get("WANDB_MODE") or (None if has_login else "offline")
         if mode == "online" and not has_login:  # it would ask in the middle of a run
             raise RuntimeError("WANDB_MODE is online, but nobody is logged in; use `wandb login`")
-        before = list(folder.glob("offline-run-*"))
+        earlier_sessions = list(folder.glob("offline-run-*"))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=name,
@@ -157,14 +164,14 @@ class WeightsAndBiases:
             ),
         )
         (folder / "run_id").write_text(self._run.id)
-        for each in before:
-            if each != Path(self._run.dir).parent:
-                each.rename(each.with_name(f"replaced-{each.name}"))  # `wandb sync --sync-all` passes over it
+        for session in earlier_sessions:
+            if session != Path(self._run.dir).parent:
+                session.rename(session.with_name(f"replaced-{session.name}"))  # `wandb sync --sync-all` skips it
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
         self._told = folder / "told"
         told = self._told.read_text().splitlines()[: self._run.step] if self._told.exists() else []
-        self._told.write_text("".join(f"{each}\n" for each in told))
+        self._told.write_text("".join(f"{line}\n" for line in told))
         self._known = set(told)
 
     def log(self, values: Mapping[str, float], round_: int) -> None:
@@ -186,7 +193,7 @@ TRACKERS: dict[Kind, Callable[[Path, Settings], Tracker]] = {
 
 
 def refuse_missing(kinds: Sequence[Kind]) -> None:
-    """Raises InputError where the package of a tracker is not installed."""
+    """Raise InputError if the package of a tracker is not installed."""
     for kind in kinds:
         if find_spec(kind) is None:
             package = kind if kind == "tensorboard" else f"'flsim-memorization[{kind}]'"
@@ -198,12 +205,12 @@ def refuse_missing(kinds: Sequence[Kind]) -> None:
 
 @contextmanager
 def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[None]:
-    """Tell trackers what comes into a run's folder during the block, and what was there before.
+    """Report to trackers what a run's folder holds and what is added during the block.
 
     Args:
         path: the run's folder; its status is read at the end.
-        kinds: which trackers.
-        settings: of the run, by name.
+        kinds: the trackers.
+        settings: settings of the run, by name.
     """
     ended = Event()
     threads = {
@@ -226,7 +233,10 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
 
 
 def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., None]:
-    """The hook without the errors of TensorBoard's threads: its writer's next call raises them again."""
+    """Return the hook without the errors of TensorBoard's threads.
+
+    The next call of TensorBoard's writer raises these errors again.
+    """
 
     def called(about: threading.ExceptHookArgs) -> None:
         if not type(about.thread).__module__.startswith("tensorboard."):
@@ -236,7 +246,7 @@ def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) ->
 
 
 def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
-    """A tracker's thread."""
+    """Run one tracker in its thread."""
     try:
         with naming(path / kind):  # each has a folder of its name
             tracker, news, is_last = TRACKERS[kind](path, settings), News(path), False
@@ -252,13 +262,13 @@ def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
 
 
 class News:
-    """What a run's folder has to tell, each thing once: also where a round is trained again."""
+    """Reader of a run's folder that returns each number once, even if a round is trained again."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._round, self._evaluated = path, 0, set[Path]()
 
     def take(self) -> Iterator[tuple[dict[str, float], int]]:
-        """Numbers by tag, and their round: of rounds, then of evaluations, that came since the last look."""
+        """Yield new numbers by tag with their round, first those of rounds, then those of evaluations."""
         for line in roundlog.read(self._path):
             if line["round"] <= self._round:
                 continue
@@ -271,7 +281,7 @@ class News:
 
 
 def of_round(line: Mapping[str, Any]) -> dict[str, float]:
-    """A line of rounds.jsonl by tag: its numbers, and users or records per second."""
+    """Return the numbers of a line of rounds.jsonl by tag, with users or records per second."""
     values = dict(flat({name: value for name, value in line.items() if name != "round"}, " "))
     for what in ("users", "records"):
         if what in values and values.get("seconds"):
@@ -280,11 +290,13 @@ def of_round(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, float]:
-    """Rows of a round by tag: numbers of the model, canaries that flags count, means over canaries of the rest.
+    """Return the rows of a round as numbers by tag.
+
+    Numbers of the model are unchanged. Flags of canaries become counts, and other numbers of canaries become means.
 
     Args:
-        rows: of `flsim.results.rows.SCHEMA`.
-        own: what a user's own measures computed.
+        rows: rows with the columns of `flsim.results.rows.SCHEMA`.
+        own: descriptions of the user's own measures, by name.
     """
     known = {**QUANTITIES, **own}
     counted = {flag.name for flag in flags(known.values()) if not flag.is_partial}
@@ -297,10 +309,10 @@ def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, 
 
 
 def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, Any]]:
-    """Names and values of a nested mapping, such as ``training.cohort``, without those that are None."""
+    """Yield names and values of a nested mapping, such as ``training.cohort``, without values that are None."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}{between}{inner}", each) for inner, each in flat(value, between))
+            yield from ((f"{name}{between}{inner}", item) for inner, item in flat(value, between))
         elif value is not None:
             yield name, value
 

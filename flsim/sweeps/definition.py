@@ -1,31 +1,27 @@
-"""What a sweep is: a TOML file with a base, blocks of rows as products of axes, and tiers that scale them.
+"""The definition of a sweep: a TOML file with a base, blocks of rows as products of axes, and tiers that scale them.
 
     title = "Thakkar et al. (2020), Table 1"
     question = "What does each part of federated learning do to memorization?"
-
-    [published]                         # the rows to hold results against
+    [published]                         # the rows to compare results with
     file = "thakkar2020.csv"
     table = "1"
     source = "Thakkar et al. (2020), Table 1"
     columns = { "data.world" = "data", "training.cohort" = "batch_size" }
-
     [base.evaluation]                   # settings of all runs
     references = 2_000_000
-
     [[grids]]                           # a run for each choice of values of all axes
     name = "fedavg"
     published = { optimizer = "FedAvg" }
     set = { training.rounds = 8_000 }
     axes = { "data.world" = ["iid", "non-iid"], "training.cohort" = [500, 1000] }
-
     [tiers.smoke]
     about = "400 users."
     corpus = { synthetic = { users = 400 } }
     set = { canaries.p_u = [0.01] }
     grids.fedavg = { set = { training.rounds = 100 }, axes = { "training.cohort" = [4, 8] } }
 
-Later settings win: of the base, the grid, the tier, the tier's grid, the axes. The grids' own axes are the published
-ones; a tier that gives others gives as many, each in the place of the one that it stands for.
+Later settings replace earlier ones, in the order base, grid, tier, the tier's grid, axes. The axes of grids have the
+published values. A tier that gives other values gives as many, each in the place of the published value.
 """
 
 import re
@@ -52,20 +48,20 @@ Axes = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Strict:
-    """An unknown key is an error, never ignored."""
+    """Base class of parts of a sweep file, in which an unknown key is an error."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
 class Published(Strict):
-    """What results are held against.
+    """The published table that results are compared with.
 
     Attributes:
-        file: of experiments/.
+        file: a file of experiments/.
         table: value of its column "table".
-        source: in words.
-        columns: axis -> the column that has its values.
+        source: name of the publication.
+        columns: the column with the values of each axis, by axis.
     """
 
     file: str
@@ -79,10 +75,11 @@ class Grid(Strict):
     """A block of rows.
 
     Attributes:
-        name: of the block.
-        axes: setting -> values, as published; a table of settings may be a value, and is merged into its section.
+        name: name of the block.
+        axes: published values of settings, by setting. A value may be a table of settings, which is merged into its
+            section.
         set: settings of all its runs.
-        published: columns and their values, which all its rows have; None where they are not of the published table.
+        published: columns and values that all its published rows have; None if the rows are not in the published table.
     """
 
     name: str
@@ -93,7 +90,7 @@ class Grid(Strict):
 
 @dataclass(frozen=True)
 class TierGrid(Strict):
-    """What a tier changes of a grid."""
+    """The changes of a grid in a tier."""
 
     set: Values = field(default_factory=dict)
     axes: Axes = field(default_factory=dict)
@@ -101,12 +98,12 @@ class TierGrid(Strict):
 
 @dataclass(frozen=True)
 class TierCorpus(Strict):
-    """What a tier trains on: one of both.
+    """The corpus of a tier, with either `synthetic` or `path`.
 
     Attributes:
-        synthetic: a corpus that the sweep makes.
-        path: one that is there, relative to the definition, or its URI.
-        how: the command that makes that.
+        synthetic: settings of a corpus that the sweep makes.
+        path: an existing corpus, relative to the definition, or its URI.
+        how: the command that makes the corpus of `path`.
     """
 
     synthetic: SyntheticHParams | None = None
@@ -120,15 +117,15 @@ class TierCorpus(Strict):
 
 @dataclass(frozen=True)
 class Tier(Strict):
-    """A scale.
+    """A scale of a sweep.
 
     Attributes:
         about: how users, cohorts and canaries are scaled, for people.
-        corpus: what is trained on.
-        seeds: of the runs.
+        corpus: the training corpus.
+        seeds: seeds of the runs.
         set: settings of all runs.
-        grids: name -> what is different in it.
-        whole_cluster: runs take all machines, one after another; else as many run at once as fit.
+        grids: changes of grids, by name.
+        whole_cluster: whether each run takes all machines; otherwise as many run at once as fit.
     """
 
     about: str
@@ -141,7 +138,7 @@ class Tier(Strict):
 
 @dataclass(frozen=True)
 class Definition(Strict):
-    """A sweep file."""
+    """The content of a sweep file."""
 
     title: str
     question: str
@@ -153,14 +150,14 @@ class Definition(Strict):
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that a sweep is to have.
+    """A planned run of a sweep.
 
     Attributes:
-        name: of the run and its folder.
+        name: name of the run and its folder.
         grid: its block.
-        seed: of everything in it.
-        axes: setting -> value, of those that the sweep varies.
-        published: the row that it stands for; None where there is none.
+        seed: seed of everything in the run.
+        axes: values of the settings that the sweep varies, by setting.
+        published: the published row that it stands for; None if there is none.
         config: all its settings.
     """
 
@@ -176,7 +173,7 @@ def load(path: Path) -> Definition:
     """Read a sweep file.
 
     Raises:
-        InputError: no such file, not TOML, or not as above.
+        InputError: there is no such file, or it is no TOML or no definition of a sweep.
     """
     values = toml.read(path)
     if "grids" not in values:
@@ -196,9 +193,9 @@ def load(path: Path) -> Definition:
 
 
 def tier_of(definition: Definition, name: str, source: str) -> Tier:
-    """Raises InputError where there is no such tier."""
+    """Return a tier by its name; raise InputError if there is no such tier."""
     if name not in definition.tiers:
-        raise InputError(f"{source}: has no tier {name!r}; choose of {', '.join(definition.tiers)}")
+        raise InputError(f"{source}: has no tier {name!r}; choose one of {', '.join(definition.tiers)}")
     return definition.tiers[name]
 
 
@@ -211,25 +208,25 @@ def planned_runs(
     only: Iterable[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Planned]:
-    """All runs, in the table's order: grid by grid, the first axis varying slowest, seeds fastest.
+    """Return all runs in the table's order: grid by grid, with the first axis varying slowest, and seeds fastest.
 
     Args:
-        definition: of the sweep.
+        definition: the sweep.
         tier: one of its tiers.
-        corpus: what is trained on.
-        source: the definition's file, for messages; a user's own code is relative to its folder.
-        seeds: in place of the tier's.
-        only: names of the grids to take; all where empty.
-        overrides: of all runs, as ``section.key=value``.
+        corpus: the training corpus.
+        source: the definition's file, for messages; paths of a user's own code are relative to its folder.
+        seeds: seeds in place of the tier's.
+        only: names of the grids to take; all if empty.
+        overrides: changes of the settings of all runs, as ``section.key=value``.
 
     Raises:
-        InputError: no such grid, a run's settings are wrong, an override is of what runs differ in, axes of a tier do
-            not fit, or a published row is missing.
+        InputError: there is no such grid, a run's settings are wrong, an override changes a setting that runs differ
+            in, axes of a tier do not fit, or a published row is missing.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
         if name not in grids:
-            raise InputError(f"{source}: has no grid {name!r}; choose of {', '.join(grids)}")
+            raise InputError(f"{source}: has no grid {name!r}; choose one of {', '.join(grids)}")
     rows = published_rows(definition.published.file, definition.published.table) if definition.published else []
     runs = []
     for grid in definition.grids:
@@ -257,7 +254,7 @@ def planned_runs(
 
 
 def _refuse_names(runs: Sequence[Planned], source: str) -> None:
-    """Raises InputError where two runs would share a folder, or one could have none."""
+    """Raise InputError if two runs would share a folder, or the name of a run cannot name one."""
     names = [run.name for run in runs]
     for name in names:
         if names.count(name) > 1 or len(name.encode()) > LONGEST_NAME:
@@ -266,7 +263,10 @@ def _refuse_names(runs: Sequence[Planned], source: str) -> None:
 
 
 def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
-    """Raises InputError for a setting that is not for all runs: their names and rows would no longer be true."""
+    """Raise InputError for an override of a setting that runs differ in.
+
+    The runs' names and published rows would no longer be true.
+    """
     for override in overrides:
         key = override.partition("=")[0].strip()
         option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
@@ -277,7 +277,7 @@ def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: s
 
 
 def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
-    """The order in which runs are started: those of most epochs first, so that none is left alone at the end."""
+    """Return the order in which runs are started: most epochs first, so that no long run is left at the end."""
 
     def epochs(run: Planned) -> float:
         return run.config.rounds_over(train) / run.config.rounds_per_epoch(train)
@@ -286,7 +286,7 @@ def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
 
 
 def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Values]]:
-    """The published values of the axes, flat, and for each the tier's."""
+    """Return the published values of the axes at each point, flat, with those of the tier."""
     for axis, values in change.axes.items():
         if len(values) != len(grid.axes.get(axis, ())):
             raise InputError(
@@ -301,30 +301,32 @@ def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Val
 def _flat(point: Iterable[tuple[str, Any]]) -> Values:
     flat: Values = {}
     for axis, value in point:
-        flat |= {f"{axis}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {axis: value}
+        flat |= {f"{axis}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {axis: value}
     return flat
 
 
 def _published(
-    of: Published | None, grid: Grid, axes: Values, rows: list[dict[str, object]], source: str
+    published: Published | None, grid: Grid, axes: Values, rows: list[dict[str, object]], source: str
 ) -> Mapping[str, Any] | None:
-    if of is None or grid.published is None:
+    if published is None or grid.published is None:
         return None
-    keys = grid.published | {column: _single(axes[axis]) for axis, column in of.columns.items() if axis in axes}
-    found = matching(rows, keys)
-    if found is None:
-        said = ", ".join(f"{column} {value}" for column, value in keys.items())
-        raise InputError(f"{source}: grids.{grid.name}: table {of.table} of {of.file} has no row with {said}")
-    return found
+    keys = grid.published | {column: _single(axes[axis]) for axis, column in published.columns.items() if axis in axes}
+    row = matching(rows, keys)
+    if row is None:
+        keys_text = ", ".join(f"{column} {value}" for column, value in keys.items())
+        raise InputError(
+            f"{source}: grids.{grid.name}: table {published.table} of {published.file} has no row with {keys_text}"
+        )
+    return row
 
 
 def _single(value: Any) -> Any:
-    """What a list of one holds, since that is what a table says."""
+    """Return the element of a list of one, because a published table has the element."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _merge(into: Values, values: Mapping[str, Any]) -> None:
-    """Sections are merged, everything else is replaced."""
+    """Merge sections, and replace all other values."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             into[key] = into[key] if isinstance(into.get(key), dict) else {}
@@ -342,6 +344,6 @@ def _nested(key: str, value: Any) -> Values:
 
 
 def _slug(key: str, value: Any) -> str:
-    """Part of a folder's name: words as they are, numbers after the setting's name."""
+    """Return a part of a folder's name: words unchanged, numbers after the setting's name."""
     text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-")
     return text if isinstance(value, str) else f"{key.rpartition('.')[2]}{text}"

@@ -1,11 +1,11 @@
-"""A sweep's folder: made once, gone on with as often as one likes; `flsim.results.sweeps` reads it.
+"""The folder of a sweep, which is made once and can be continued; `flsim.results.sweeps` reads it.
 
-sweep.json      all runs, what they stand for, and sessions
-sweep.toml      the definition, as it was given
+sweep.json      all runs, their published rows, and sessions
+sweep.toml      the definition
 configs/        the settings of each run
-corpus/         where the tier makes one
+corpus/         the corpus, if the tier makes one
 runs/           run folders
-logs/           what each run printed
+logs/           the output of each run
 """
 
 import platform
@@ -38,16 +38,19 @@ class SweepFolder:
     path: Path
 
     def run(self, name: str) -> Path:
+        """Return the folder of a run."""
         return self.path / RUNS / name
 
     def config(self, name: str) -> Path:
+        """Return the file with the settings of a run."""
         return self.path / "configs" / f"{name}.toml"
 
     def log(self, name: str) -> Path:
+        """Return the file with the output of a run."""
         return self.path / "logs" / f"{name}.log"
 
     def status(self, name: str, rounds: int) -> str:
-        """What run.json says of a run; "waits" where it has not begun, or is to be longer than it was."""
+        """Return the status in run.json; "waits" if the run has not begun, or is to be longer than it was."""
         try:
             about = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
             status = str(about["status"])
@@ -57,16 +60,16 @@ class SweepFolder:
         return "waits" if is_longer else status
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else goes on with the sweep in the block.
+    def hold_lock(self) -> Iterator[None]:
+        """Lock the folder, so that no other process continues the sweep in the block.
 
         Raises:
-            InputError: someone does, something else is there, or nothing can be written there.
+            InputError: another process works on the sweep, the folder holds other files, or it cannot be written.
         """
         try:
             make_folder(self.path)
-            there = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-            if there - OURS and FILE not in there:
+            names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+            if names - OURS and FILE not in names:
                 raise InputError(f"{self.path}: holds other things than a sweep; name a new folder with --out")
             (self.path / LOCK).touch()
         except OSError as error:
@@ -85,11 +88,11 @@ class SweepFolder:
             yield
 
     def write(self, source: Path, definition: Definition, tier: str, planned: Sequence[Planned], command: str) -> None:
-        """Add the runs to those that the sweep has; settings of what is there already must be the same.
+        """Add runs to those of the sweep; the settings of existing runs must be the same.
 
         Raises:
-            InputError: it was begun at another tier, on another synthetic corpus, or one of these runs with other
-                settings.
+            InputError: the sweep was begun at another tier, on another synthetic corpus, or has one of these runs with
+                other settings.
         """
         known, synthetic = self._known(), definition.tiers[tier].corpus.synthetic
         corpus = None if synthetic is None else asdict(synthetic)
@@ -101,19 +104,19 @@ class SweepFolder:
             raise InputError(
                 f"{self.path}: its corpus was made by other settings than {source} has now; name another --out"
             )
-        runs = {each["name"]: each for each in known["runs"]} if known else {}
-        for each in planned:
-            before = runs.get(each.name)
-            if before is not None and before["digest"] != each.config.digest:
+        runs = {run["name"]: run for run in known["runs"]} if known else {}
+        for run in planned:
+            before = runs.get(run.name)
+            if before is not None and before["digest"] != run.config.digest:
                 raise InputError(
-                    f"{self.path}: its run {each.name} has other settings than {source} gives now; name another --out"
+                    f"{self.path}: its run {run.name} has other settings than {source} gives now; name another --out"
                 )
-            runs[each.name] = _entry(each)
+            runs[run.name] = _entry(run)
         for name in (RUNS, "configs", "logs"):
             make_folder(self.path / name)
-        for each in planned:
-            with new_file(self.config(each.name)) as partial:
-                dump(each.config, partial)
+        for run in planned:
+            with new_file(self.config(run.name)) as partial:
+                dump(run.config, partial)
         if source.resolve() != (self.path / "sweep.toml").resolve():
             with new_file(self.path / "sweep.toml") as partial:
                 partial.write_bytes(source.read_bytes())
@@ -137,7 +140,7 @@ class SweepFolder:
         )
 
     def add_session(self, session: Mapping[str, Any]) -> None:
-        """Say what came of a time at work."""
+        """Record a session of work on the sweep."""
         known = self._known()
         if known is not None:  # it was not removed meanwhile
             write_json(self.path / FILE, {**known, "sessions": [*known["sessions"], session]})
@@ -148,14 +151,14 @@ class SweepFolder:
         try:
             known: dict[str, Any] = from_json((self.path / FILE).read_text(encoding="utf-8"))
             known["sessions"], known["tier"], known["name"]
-            [(each["name"], each["grid"], each["digest"]) for each in known["runs"]]
+            [(run["name"], run["grid"], run["digest"]) for run in known["runs"]]
             return known
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path / FILE}: damaged; restore it, or name another --out") from error
 
 
 def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
-    """Where a tier's corpus is, or will be made. Raises InputError where it should be there and is not."""
+    """Return where a tier's corpus is, or will be made; raise InputError if an existing corpus is missing."""
     if tier.corpus.path is None:
         return folder / CORPUS
     path = located(tier.corpus.path, source.parent)
@@ -166,7 +169,7 @@ def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
 
 
 def open_corpus(tier: Tier, path: Path | str, folder: Path) -> Corpus:
-    """The corpus, made first where it is the sweep's own, in its folder, and not there yet."""
+    """Open the corpus; make it first if it is the sweep's own and does not exist."""
     if tier.corpus.synthetic is not None and path == (own := folder / CORPUS) and not own.exists():
         make_synthetic(own, tier.corpus.synthetic, CORPUS_SEED)
     return Corpus.open(path)
@@ -185,6 +188,9 @@ def _entry(run: Planned) -> dict[str, Any]:
 
 
 def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:
-    """Grid by grid, last those that the definition no longer has; within one as they were first planned."""
+    """Return the runs grid by grid, in the order in which they were first planned.
+
+    Runs of grids that the definition no longer has come last.
+    """
     places = {grid.name: place for place, grid in enumerate(definition.grids)}
     return sorted(runs.values(), key=lambda run: places.get(run["grid"], len(places)))

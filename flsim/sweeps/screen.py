@@ -1,4 +1,4 @@
-"""How far all runs of a sweep are, on one screen: a table that stays where someone watches, plain lines elsewhere."""
+"""Progress of all runs of a sweep on one screen: a table in a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.base.progress import LINES_EVERY, clock, console, say
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, shown
+from flsim.measures.quantity import Quantity, select_for
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.sweeps.folder import SweepFolder
@@ -28,12 +28,12 @@ SHOWN = 16  # runs at most
 
 @dataclass(frozen=True)
 class State:
-    """Of a run, now.
+    """The state of a run.
 
     Attributes:
-        status: "waits", "runs", or what run.json says of one that is over.
+        status: "waits", "runs", or the final status in run.json.
         done: share of its rounds, 0 to 1.
-        note: what to say of it.
+        note: text beside the progress bar.
     """
 
     status: str
@@ -42,19 +42,19 @@ class State:
 
 
 def state_of(run: Path, began: float) -> State:
-    """Of a run's folder.
+    """Return the state of a run from its folder.
 
     Args:
-        run: the folder, which may not be there yet.
-        began: when the sweep was last taken up, seconds since the epoch; a run that was not touched since then waits.
+        run: the folder, which may not exist yet.
+        began: when the sweep was last continued, in seconds since 1970; a run that was not touched since then waits.
     """
     try:
-        said = from_json((run / "run.json").read_text(encoding="utf-8"))
-        status, round_, rounds = str(said["status"]), int(said["round"]), int(said["rounds"])
+        about = from_json((run / "run.json").read_text(encoding="utf-8"))
+        status, round_, rounds = str(about["status"]), int(about["round"]), int(about["rounds"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return State("waits")
     if status in {"completed", "diverged"}:
-        return State(status, 1.0, _found(run, (run / "run.json").stat().st_mtime_ns))
+        return State(status, 1.0, _results_in_short(run, (run / "run.json").stat().st_mtime_ns))
     if (run / "run.json").stat().st_mtime < began:
         return State("waits", note=f"stopped at {round_:,}" if round_ else "")
     last = roundlog.last(run)
@@ -64,7 +64,7 @@ def state_of(run: Path, began: float) -> State:
 
 
 class Screen:
-    """Shows runs while they are trained."""
+    """Display of runs while they are trained."""
 
     def __init__(self, folder: SweepFolder, names: Sequence[str], began: float) -> None:
         self._folder, self._names, self._began = folder, names, began
@@ -73,8 +73,8 @@ class Screen:
         self._live: Live | None = None
 
     @contextmanager
-    def shown(self) -> Iterator["Screen"]:
-        """On a terminal the table stays in place for as long as the block takes."""
+    def live(self) -> Iterator["Screen"]:
+        """Keep the table in place during the block, if the output is a terminal."""
         if not console.is_terminal:
             yield self
             return
@@ -84,7 +84,7 @@ class Screen:
         self._live = None
 
     def look(self) -> None:
-        """Show how far the runs are."""
+        """Show the progress of the runs."""
         states = {name: state_of(self._folder.run(name), self._began) for name in self._names}
         if self._live is not None:
             self._live.update(self._table(states))
@@ -99,11 +99,11 @@ class Screen:
                 say(f"{self._summary(states)}; {', '.join(running)}")
 
     def ended(self, name: str, failure: str | None, left: int) -> None:
-        """Say what became of a run."""
+        """Print a line about the end of a run."""
         state = state_of(self._folder.run(name), self._began)
         over = state.status in {"completed", "diverged"}
-        said = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
-        say(f"{name}: {said} ({left} left)")
+        outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
+        say(f"{name}: {outcome} ({left} left)")
 
     def _summary(self, states: dict[str, State]) -> str:
         over = sum(state.status in {"completed", "diverged"} for state in states.values())
@@ -121,8 +121,8 @@ class Screen:
         for name in by_need[:SHOWN]:
             state = states[name]
             waits = state.status == "waits"
-            said = f"{state.note}" if state.status in {"runs", "completed"} else f"{state.status} {state.note}"
-            table.add_row(Text(name, style="dim" if waits else ""), _bar(state.done), Text(said.strip()))
+            text = f"{state.note}" if state.status in {"runs", "completed"} else f"{state.status} {state.note}"
+            table.add_row(Text(name, style="dim" if waits else ""), _bar(state.done), Text(text.strip()))
         if len(states) > SHOWN:
             table.add_row(Text(f"and {len(states) - SHOWN} more", style="dim"))
         return table
@@ -137,15 +137,15 @@ def _left(done: float, seconds: float) -> Text:
 
 
 @cache  # it reads all rows, and is asked for every second while others are trained
-def _found(run: Path, _when: int) -> str:
-    """What a run that is over has found, in a few words; `_when` tells its ends apart, should it go on."""
+def _results_in_short(run: Path, _when: int) -> str:
+    """Return the results of an ended run in a few words; `_when` distinguishes its ends, if it is continued."""
     try:
         results = read_run(run)
         if results.status == "diverged":
             return f"at {results.round:,}"
         last = results.evaluation()
         measured = {
-            quantity: results.of_canaries(quantity.name, last) for quantity in shown(QUANTITIES.values(), "screen")
+            quantity: results.of_canaries(quantity.name, last) for quantity in select_for(QUANTITIES.values(), "screen")
         }
         if any(values is None for quantity, values in measured.items() if quantity.is_flag):
             return ""
@@ -155,7 +155,7 @@ def _found(run: Path, _when: int) -> str:
 
 
 def _in_short(quantity: Quantity, values: "pd.Series[float]") -> str:
-    """How many canaries are memorized, or the mean of a number."""
+    """Return the number of memorized canaries, or the mean of a number."""
     if quantity.is_flag:
         return f"{quantity.heading} {(values == 1).sum()}"
     return f"{quantity.format.format(values.mean())} {quantity.unit}"

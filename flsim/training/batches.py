@@ -1,4 +1,4 @@
-"""Which records a user trains on, in which order: the same for every engine."""
+"""The choice and order of the records that a user trains on, which is the same for every engine."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,13 @@ from flsim.training.hparams import LocalHParams
 
 
 def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """The records of each epoch in the order of training, int64 [examples] each: shuffled anew for every epoch.
+    """Return the records of each epoch in the order of training, int64 [examples] each, shuffled anew for every epoch.
 
     Args:
-        records: how many the user has; of more than `hparams.max_records`, so many are drawn for all epochs.
-        hparams: local training.
-        rng: of the user and the round.
+        records: number of records that the user has. If it exceeds `hparams.max_records`, that many are drawn once and
+            used in all epochs.
+        hparams: settings of local training.
+        rng: random stream of the user and the round.
     """
     examples = hparams.examples(records)
     chosen = np.arange(records) if examples == records else rng.choice(records, examples, replace=False)
@@ -24,7 +25,7 @@ def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) 
 
 
 def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Iterator[Batch]:
-    """The user's batches in the order of training."""
+    """Yield the user's batches in the order of training."""
     for order in epoch_orders(len(records), hparams, rng):
         for first in range(0, len(order), hparams.batch_size):
             yield batch(records, order[first : first + hparams.batch_size], layout)

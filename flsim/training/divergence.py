@@ -1,4 +1,7 @@
-"""A model that blew up without overflowing memorizes nothing, and would pass for a private one: its loss tells."""
+"""The check of the training loss that finds diverged models whose values are all finite.
+
+Such a model memorizes nothing, and would pass for a private one.
+"""
 
 import math
 
@@ -8,17 +11,17 @@ ABSURD = 10  # times the loss of uniform guessing
 
 
 def refuse_absurd_loss(when: str, loss: float, tokens: int, vocabulary_size: int, culprit: str) -> None:
-    """Refuse a training loss that is far above that of guessing.
+    """Refuse a training loss that is far above the loss of uniform guessing.
 
     Args:
         when: the round or step, for the message.
         loss: summed cross-entropy in nats.
-        tokens: number of positions that it is over; nothing is refused over none.
+        tokens: number of positions in the sum; a sum over no positions is never refused.
         vocabulary_size: number of token ids.
-        culprit: the setting that most likely is too high.
+        culprit: the setting that is most likely too high, for the message.
 
     Raises:
-        Diverged: the mean exceeds `ABSURD` times the loss of uniform guessing.
+        Diverged: the mean loss exceeds `ABSURD` times the loss of uniform guessing.
     """
     guessing = math.log(vocabulary_size)
     if tokens and loss > ABSURD * guessing * tokens:

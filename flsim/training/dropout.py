@@ -1,4 +1,4 @@
-"""Dropout's factors, the same for every engine: a function of (seed, step), the record's place and the time."""
+"""Dropout factors as a function of (seed, step), record and time, so that every engine drops the same values."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,19 +7,20 @@ from flsim.base.rng import stream
 
 
 def factors(probability: float, seed: int, step: int, rows: int, times: int, width: int) -> NDArray[np.float32]:
-    """Float32 [2, rows, times, width]: 0 with that probability, else 1 / (1 - probability).
+    """Return dropout factors, float32 [2, rows, times, width]: 0 for dropped values, else 1 / (1 - probability).
 
-    Srivastava et al. (2014), section 10 ("inverted"): the model that is evaluated needs no scaling.
+    This is the "inverted" form of Srivastava et al. (2014), section 10: a model needs no scaling when it is evaluated.
 
     Args:
-        probability: of dropping.
-        seed, step: the experiment's, and the step from 0.
-        rows: records of the batch; the first row is the longest record's, records of equal length in batch order.
-        times: the most that a record can have.
-        width: values of each position.
+        probability: probability of dropping a value.
+        seed, step: the experiment's seed, and the step, counted from 0.
+        rows: number of records in the batch. Row 0 belongs to the longest record; records of equal length keep the
+            order of the batch.
+        times: the most positions that a record can have.
+        width: number of values at each position.
 
     Returns:
-        Factors of what is read, and of what is predicted from.
+        Index 0 has the factors of what the cell reads, index 1 those of what words are predicted from.
     """
     drawn = stream(seed, "dropout", step).random((2, rows, times, width), np.float32)
     return (drawn >= probability).astype(np.float32) / np.float32(1 - probability)

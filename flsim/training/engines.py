@@ -1,4 +1,4 @@
-"""The engines of local training, by name: one contract, of which `local` is the oracle."""
+"""The engines of local training, by name. They share one contract, and `local` is their oracle."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ EngineName = Literal["cohort", "local"]
 
 
 class Engine(Protocol):
-    """Trains users from given parameters and sums their updates; see `flsim.training.local.train_cohort`."""
+    """An engine trains users from given parameters and sums their updates, as `flsim.training.local.train_cohort`."""
 
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
@@ -29,7 +29,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """The oracle, which a model is scratch for."""
+    """The oracle: one user after another in plain PyTorch. Training overwrites the parameters of `model`."""
 
     model: TrainableModel
     hparams: LocalHParams
@@ -53,11 +53,11 @@ def engine_of(
 ) -> Engine:
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    "cohort" is for models that declare a gradient written out and, where users are stacked, stacking. Others take
-    "local", plain PyTorch, and so does, where users would be stacked, an optimizer that only torch has.
+    Engine "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model
+    that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
 
     Raises:
-        InputError: the engine, or the device, cannot do what is asked for.
+        InputError: the engine or the device cannot do what the settings ask for.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
@@ -73,7 +73,7 @@ def engine_of(
 
 
 def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str, able: Capabilities | None) -> None:
-    """Raises InputError where the model, or the engine, has only float32; `able` None is not known yet."""
+    """Raise InputError where the model or the engine has only float32; `able` is None where it is not known yet."""
     if hparams.precision == "float32":
         return
     if able and not (able.low_precision and able.stacked and able.written_out):

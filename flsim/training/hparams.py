@@ -1,4 +1,4 @@
-"""What a user does with its records, whichever engine trains it."""
+"""The settings of local training, for whichever engine trains."""
 
 import math
 from dataclasses import dataclass
@@ -17,25 +17,28 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class LocalHParams:
-    """Local training.
+    """Settings of the local training of one user in one round.
 
     Each user begins with a fresh optimizer state in each round. A step's gradient is that of the mean cross-entropy
-    (nats) over the batch's real positions; then `proximal` adds its term, then `gradient_clip` bounds the sum.
+    (nats) over the batch's real positions. Then `proximal` adds its term, and `gradient_clip` bounds the sum.
 
     Attributes:
-        epochs: passes over the records.
+        epochs: passes over the user's records.
         batch_size: records in a step; the last batch of an epoch may be smaller.
-        learning_rate: of the optimizer, where `schedule` is at its highest.
-        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`: "sgd"; "momentum" adds `momentum` times the last
-            step's direction; "adam" and "rmsprop" have torch's defaults. Or ``path/to/file.py:NAME``, one's own.
-        momentum: of optimizer "momentum".
-        gradient_clip: bound on the L2 norm of a step's whole gradient; None for none.
+        learning_rate: the optimizer's highest learning rate, which `schedule` multiplies by its factor.
+        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`. "sgd" is plain; "momentum" adds `momentum` times the
+            last step's direction; "adam" and "rmsprop" have torch's defaults. ``path/to/file.py:NAME`` is a user's own.
+        momentum: factor of the last step's direction, for optimizer "momentum".
+        gradient_clip: bound on the L2 norm of a step's whole gradient; None for no bound.
         proximal: mu of FedProx, which adds mu / 2 ||w - w_global||^2 to the loss (Li et al., 2020, equation 2).
-        max_records: a user with more records trains on so many of them, drawn anew each round; None for all.
-        precision: of matrix products. "float32"; "tf32", on GPUs that have it; "bf16", whose weights stay in float32
-            and whose products and activations are bfloat16. The last two need the cohort engine.
-        schedule: what the learning rate does from round to round: it stays ("constant"), or falls towards 0 over the
-            rounds of the run, along a line ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME``.
+        max_records: a user with more records trains on that many of them, drawn anew each round; None for all.
+        precision: precision of matrix products: "float32"; "tf32", on GPUs that have it; or "bf16", which keeps weights
+            in float32 and has products and activations in bfloat16. The last two need the cohort engine.
+        schedule: change of the learning rate from round to round. "constant" keeps it; "linear" and "cosine" lower it
+            towards 0 over the rounds of the run. ``path/to/file.py:NAME`` is a user's own.
+
+    Examples:
+        >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP
     """
 
     epochs: int = 1
@@ -66,11 +69,15 @@ class LocalHParams:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step only adds the gradient, times the learning rate, to the weights."""
+        """Return whether a step only subtracts the gradient, times the learning rate, from the weights."""
         return self.optimizer == "sgd" and self.gradient_clip is None and not self.proximal
 
     def rate(self, round_: int, rounds: int | None) -> float:
-        """Return the learning rate of a round, from 0, of so many; their number may be None where the rate stays.
+        """Return the learning rate of a round.
+
+        Args:
+            round_: the round, from 0.
+            rounds: number of rounds of the run; None is enough for a constant schedule.
 
         Raises:
             InputError: a user's own schedule failed.
@@ -82,10 +89,10 @@ class LocalHParams:
         return rate_at(self.learning_rate, self.schedule, round_, rounds)
 
     def optimizer_over(self, parameters: list[Tensor], rate: float | None = None) -> torch.optim.Optimizer:
-        """Return torch's optimizer over parameters, before its first step; its rate is `learning_rate` where None."""
+        """Return a new torch optimizer over parameters; a `rate` of None stands for `learning_rate`."""
         rate = self.learning_rate if rate is None else rate
         return optimizer_named(self.optimizer).over(parameters, rate, self.momentum, 0.0)
 
     def examples(self, records: int) -> int:
-        """How many of a user's records it trains on in a round."""
+        """Return how many of a user's records it trains on in a round, from how many it has."""
         return records if self.max_records is None else min(records, self.max_records)

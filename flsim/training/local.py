@@ -1,4 +1,4 @@
-"""The `local` engine: one user after another, plain autograd and torch's optimizers. The oracle for every faster one.
+"""The `local` engine, the oracle for every faster one: one user after another, with autograd and torch's optimizers.
 
 McMahan et al. (2017), Algorithm 1, ClientUpdate; Thakkar et al. (2020), Algorithm 1, UserUpdate.
 """
@@ -27,19 +27,19 @@ def train_cohort(
     clip: float | None = None,
     rounds: int | None = None,
 ) -> UpdateSum:
-    """Train every user of the cohort from the model's parameters, and sum the updates.
+    """Train every user of the cohort from the model's parameters, and return the sum of their updates.
 
-    Without a clip they are weighted by local examples. With one each is clipped and has weight 1, so that a user moves
-    the sum by at most the clip.
+    Without a clip, updates are weighted by local examples. With a clip each update is clipped and has weight 1, so that
+    one user moves the sum by at most the clip.
 
     Args:
         model: the global model; its parameters are the same afterwards.
         users: the population.
-        cohort: indices of users in it; a user without records counts, with an update of zero.
-        hparams: local training.
+        cohort: indices of users in the population; a user without records counts, with an update of zero.
+        hparams: settings of local training.
         seed: the experiment's seed; a user's batches are a function of (seed, round, user).
         round_: the round, from 0.
-        clip: S, bound on the norm of a user's whole update; None leaves updates as they are.
+        clip: S, the bound on the norm of a user's whole update; None leaves updates as they are.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
     """
     start = {name: value.detach().clone() for name, value in model.trainable.items()}
@@ -61,12 +61,17 @@ def train_user(
     rate: float | None = None,
     correction: Params | None = None,
 ) -> tuple[float, int]:
-    """Train in place, at a learning rate that is `hparams.learning_rate` where None.
+    """Train the model in place on one user's batches.
 
-    A correction is added to each step's gradient, by name of the parameter, before any clip of it.
+    Args:
+        model: the model, at the global parameters.
+        batches: the user's batches in the order of training.
+        hparams: settings of local training.
+        rate: learning rate; None for `hparams.learning_rate`.
+        correction: tensors by parameter name, added to each step's gradient before any clip of it; None for none.
 
     Returns:
-        The summed cross-entropy (nats) before each step, and its number of positions.
+        The cross-entropy (nats) before each step, summed over all steps, and the number of positions in the sum.
     """
     parameters: list[Tensor] = list(model.trainable.values())
     anchor = [parameter.detach().clone() for parameter in parameters]
@@ -92,14 +97,15 @@ def train_user(
 
 
 def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
-    """All scaled by min(1, bound / their norm as one vector); torch's own rule adds 1e-6 to the norm."""
+    """Return the gradients times min(1, bound / their norm as one vector)."""
+    # torch's clip_grad_norm_ is not used, as it adds 1e-6 to the norm.
     norm = torch.nn.utils.get_total_norm(gradients)
     return tuple(gradient * (bound / norm).clamp(max=1) for gradient in gradients)
 
 
 @torch.no_grad()
 def restored(model: TrainableModel, start: Params) -> Params:
-    """Return parameters - start, in float64 on the model's device, and set the parameters back to start."""
+    """Return parameters - start, in float64 on the model's device, and set the parameters back to `start`."""
     update = {}
     for name, parameter in model.trainable.items():
         update[name] = (parameter - start[name]).to(torch.float64)

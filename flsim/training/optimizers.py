@@ -1,8 +1,8 @@
-"""Optimizers of local and central steps. Each is one value in this file, and nothing else knows it by name.
+"""The optimizers of local and central steps: each is one value in this file, and nothing else knows it by name.
 
-A user's own, ``path/to/file.py:NAME``, is a class of `torch.optim.Optimizer`, a function (parameters, lr) that makes
-one, or an `Optimizer` as below, whose `direction` then runs stacked on a GPU too. Where `weight_decay` is set, a class
-or function gets it as well.
+A user's own optimizer, ``path/to/file.py:NAME``, is one of three things: a class of `torch.optim.Optimizer`; a function
+(parameters, lr) that makes such an optimizer; or an `Optimizer` as below, whose `direction` then also runs stacked on a
+GPU. Where `weight_decay` is set, the class or function gets it as an argument.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,8 +15,8 @@ from torch import Tensor
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, naming_own_code, parts, resolve
 
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of torch.optim.Adam
-ALPHA = 0.99  # of torch.optim.RMSprop, whose epsilon is Adam's
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of torch.optim.Adam
+ALPHA = 0.99  # default of torch.optim.RMSprop, whose epsilon is Adam's
 
 Moments = Sequence[Tensor]
 Over = Callable[[Iterable[Tensor], float, float, float], torch.optim.Optimizer]
@@ -25,18 +25,19 @@ Direction = Callable[[Tensor, Moments, Moments, float], tuple[Tensor, Moments]]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How a gradient becomes a step.
+    """A rule that turns a gradient into a step.
 
     Attributes:
-        label: its name in a table.
-        over: (parameters, learning rate, momentum, weight decay) -> torch's optimizer over them. The oracle, and what
-            every engine on a CPU steps with.
-        slots: torch's names of the tensors that it keeps of each weight, in the weight's shape.
-        counts_steps: whether torch also keeps "step", a number, of each weight.
-        direction: (gradient, moments, corrections, momentum) -> (direction, moments after it), which stacked users step
-            along: w <- w - rate * direction. `moments` are those of `slots`, `corrections` are Adam's 1 - beta^t for
-            both of `BETAS`. None where only torch's optimizer is there.
-        triton: its branch in `flsim.training.cohort.triton_kernels`; where None, PyTorch computes `direction` instead.
+        label: the optimizer's name in a table.
+        over: (parameters, learning rate, momentum, weight decay) -> torch's optimizer over the parameters. This is the
+            oracle, and every engine on a CPU steps with it.
+        slots: torch's names of the tensors that the optimizer keeps for each weight, in the weight's shape.
+        counts_steps: whether torch also keeps "step", a number, for each weight.
+        direction: (gradient, moments, corrections, momentum) -> (direction, new moments). Stacked users step along the
+            direction: w <- w - rate * direction. `moments` are in the order of `slots`; `corrections` are Adam's
+            1 - beta^t for both of `BETAS`. None where only torch's optimizer exists.
+        triton: the optimizer's branch in `flsim.training.cohort.triton_kernels`; where None, PyTorch computes
+            `direction`.
     """
 
     label: str
@@ -125,7 +126,7 @@ def optimizer_named(name: str) -> Optimizer:
 
 @lru_cache(maxsize=32)
 def _own(name: str, make: object) -> Optimizer:
-    """Return a user's class of torch optimizers, or function that makes one, as an `Optimizer`."""
+    """Return an `Optimizer` that wraps a user's class of torch optimizers, or a function that makes one."""
     if not callable(make):
         raise InputError(f"{name}: must be a torch.optim.Optimizer, a function that makes one, or flsim's Optimizer")
 
@@ -134,7 +135,7 @@ def _own(name: str, make: object) -> Optimizer:
         try:
             with naming_own_code(InputError):
                 made = make(parameters, **settings)
-        except TypeError as error:  # of the call itself, which is no code of theirs
+        except TypeError as error:  # raised by the call itself, and so not inside the user's code
             raise InputError(f"{name}: cannot be made of (parameters, {', '.join(settings)}): {error}") from error
         if not isinstance(made, torch.optim.Optimizer) or not all("lr" in group for group in made.param_groups):
             raise InputError(f"{name}: made {type(made).__name__}, not a torch.optim.Optimizer with a learning rate")
@@ -144,12 +145,12 @@ def _own(name: str, make: object) -> Optimizer:
 
 
 def label_of(name: str) -> str:
-    """Return the name of an optimizer in a table, without executing a user's code."""
+    """Return an optimizer's name in a table, without executing a user's code."""
     return parts(name)[1] if is_own(name) else OPTIMIZERS[name].label
 
 
 def refuse_low_precision(name: str, precision: str) -> None:
-    """Raise InputError where an optimizer has no `direction`, without which engines train in float32 alone."""
+    """Raise InputError where an optimizer has no `direction`, without which engines train only in float32."""
     if precision != "float32" and optimizer_named(name).direction is None:
         raise InputError(
             f'optimizer "{name}" trains in float32; precision "{precision}" needs an Optimizer of flsim that has a '
@@ -158,16 +159,16 @@ def refuse_low_precision(name: str, precision: str) -> None:
 
 
 def refuse_failing(name: str) -> None:
-    """Try a step of a user's own optimizer. Raises InputError where it fails."""
+    """Try one step of a user's own optimizer, and raise InputError where it fails."""
     if is_own(name):
         _tried(optimizer_named(name))
 
 
 def slots_of(name: str) -> tuple[str, ...]:
-    """Return the slots of an optimizer's state that are as large as the weights; of a user's own, by trying a step.
+    """Return the slots of an optimizer's state that have the weights' shape; a user's own is tried for one step.
 
     Raises:
-        InputError: it fails, or a checkpoint cannot hold all of its state, which has to survive from step to step.
+        InputError: the step failed, or a checkpoint cannot hold all of the optimizer's state.
     """
     optimizer = optimizer_named(name)
     if not is_own(name):
@@ -179,7 +180,7 @@ def slots_of(name: str) -> tuple[str, ...]:
 
 
 def _tried(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, list[dict[str, object]], list[Tensor]]:
-    """Step once along two weights. Returns torch's optimizer, its settings before, and the weights."""
+    """Step once along two weights; return torch's optimizer, its settings before the step, and the weights."""
     weights = [torch.zeros(3, 2), torch.zeros(5)]
     stepping = optimizer.over(weights, 0.1, 0.9, 0.0)
     before = _settings_of(stepping)
@@ -195,7 +196,7 @@ def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
 
 
 def _slots_of(name: str, state: Mapping[str, object], weight: Tensor) -> set[str]:
-    """Return the slots of a weight's state that are like the weight."""
+    """Return the slots of a weight's state that have the weight's shape."""
     for slot, value in state.items():
         shape = () if slot == "step" else weight.shape
         if not isinstance(value, Tensor) or value.shape != shape or not slot.isidentifier():

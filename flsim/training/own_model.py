@@ -1,4 +1,4 @@
-"""A user's own network is tried before training: what it must be for training, attacks and resuming to be right."""
+"""The check of a user's own network before training: what training, attacks and resuming need of it."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 
 
 def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
-    """Try a user's own network on a few tokens; nothing happens where the network is a built-in one.
+    """Try a user's own network on a few tokens; a built-in network is not tried.
 
     Raises:
-        InputError: it cannot be made, or is not what `TrainableModel` asks for; the message says in what, and an error
-            of the user's code names its file and line.
+        InputError: the network cannot be made, or is not what `TrainableModel` asks for. The message names what is
+            wrong; an error of the user's code names its file and line.
     """
     if not is_own(model.architecture):
         return
@@ -28,7 +28,7 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
             _try(model, layout, seed)
     except InputError:
         raise
-    except Exception as error:  # of the call, such as a constructor with other arguments
+    except Exception as error:  # such as a call of a constructor that takes other arguments
         raise InputError(f"{model.label}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
@@ -44,7 +44,7 @@ def _try(model: ModelHParams, layout: Layout, seed: int) -> None:
 
 
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
-    """Return the digest of what training leaves alone in a user's own network; empty for a built-in one."""
+    """Return the digest of a user's own network's frozen values; empty for a built-in network."""
     return build(vocabulary_size, model).frozen_digest if is_own(model.architecture) else ""
 
 
@@ -98,7 +98,7 @@ def _refuse_gradient(name: str, model: TrainableModel, layout: Layout) -> None:
 
 
 def _tokens(layout: Layout) -> Tensor:
-    """Two records of four tokens."""
+    """Return two records of four tokens, int64 [2, 4]."""
     bos, first, last = layout.bos, layout.first_word, layout.last_word
     return torch.tensor([[bos, first, last, first], [bos, last, last, first]])
 

@@ -1,7 +1,7 @@
-"""Schedules of learning rates: each is a function (step or round, total) -> factor of the rate, all in this file.
+"""Learning rate schedules: each is a function (step or round, total) -> factor of the learning rate.
 
-Central steps, local training and the server's step use the same ones. A user's own, ``path/to/file.py:NAME``, is such
-a function; steps and rounds count from 0, so the last one is total - 1.
+Central steps, local training and the server's step share them. A user's own, ``path/to/file.py:NAME``, is such a
+function. Steps and rounds count from 0, so the last one is total - 1.
 """
 
 import math
@@ -14,7 +14,7 @@ Schedule = Callable[[int, int], float]
 
 
 def constant(_at: int, _total: int) -> float:
-    """Return 1."""
+    """Return the factor 1 at every step."""
     return 1.0
 
 
@@ -35,14 +35,14 @@ def rate_at(rate: float, schedule: str, at: int, total: int, warmup: int = 0) ->
     """Return the learning rate of a step or round.
 
     Args:
-        rate: the highest rate, which the schedule's factor multiplies.
+        rate: the highest learning rate, which the schedule's factor multiplies.
         schedule: a key of `SCHEDULES`, or a user's own.
         at: the step or round, from 0.
         total: number of steps or rounds of the whole training.
-        warmup: number of steps in which the rate rises along a line; the schedule has the others.
+        warmup: number of first steps in which the rate rises along a line; the schedule covers the other steps.
 
     Raises:
-        InputError: a user's own schedule failed, or gave a factor that is negative or not finite.
+        InputError: a user's own schedule failed, or returned a factor that is negative or not finite.
     """
     if at < warmup:
         return rate * (at + 1) / warmup

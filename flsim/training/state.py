@@ -1,4 +1,4 @@
-"""The state of training, whatever the algorithm: a checkpoint is the state and nothing else."""
+"""The state of training, whatever the algorithm; a checkpoint holds the state and nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Moments = dict[str, Params]
 
 @dataclass(frozen=True)
 class State:
-    """All that training carries from one round to the next; central training counts its steps as rounds.
+    """Everything that training carries from one round to the next; central training counts its steps as rounds.
 
     Checkpoints, messages and digests know no more of an algorithm than this.
 
@@ -21,6 +21,10 @@ class State:
         moments: other named tensors, such as an optimizer's: slot -> parameter -> tensor.
         values: numbers by name, such as the "clip" of the next round.
         ledger: what the completed rounds released.
+
+    Examples:
+        >>> state = flsim.open_run("runs/iid").latest_state()                  # doctest: +SKIP
+        >>> state.round, sorted(state.params)                                  # doctest: +SKIP
     """
 
     round: int
@@ -31,17 +35,17 @@ class State:
 
     @property
     def clip(self) -> float | None:
-        """Bound on the updates of the next round; None where nothing is clipped."""
+        """Return the bound on the norm of users' updates in the next round; None where nothing is clipped."""
         return self.values.get("clip")
 
 
 def flat(slots: Mapping[str, Params]) -> Params:
-    """Return named tensors as messages and sums hold them: "slot/parameter" -> tensor."""
-    return {f"{slot}/{name}": value for slot, of in slots.items() for name, value in of.items()}
+    """Return named tensors in the form of messages and sums: "slot/parameter" -> tensor."""
+    return {f"{slot}/{name}": value for slot, tensors in slots.items() for name, value in tensors.items()}
 
 
 def by_slot(tensors: Params) -> Moments:
-    """Return what `flat` made flat."""
+    """Return tensors by slot and parameter, from the keys that `flat` made."""
     slots: Moments = {}
     for key, value in tensors.items():
         slot, _, name = key.partition("/")

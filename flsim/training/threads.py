@@ -1,4 +1,4 @@
-"""Torch's threads in this process."""
+"""The number of threads that torch computes with in this process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Torch computes with so many threads in the block.
+    """Let torch compute with `number` threads within the block, and put the former number back afterwards.
 
     Small products gain nothing from a second thread, and wait for it where cores are busy.
     """

@@ -1,4 +1,4 @@
-"""What local training yields: one weighted sum over many users, never a single user's update."""
+"""The result of local training: one weighted sum over many users, never a single user's update."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,20 +11,20 @@ from flsim.training.clip import clip_factor, global_norm
 
 @dataclass(frozen=True)
 class UpdateSum:
-    """Sum over users of weight x (local model - global model), with counts; mergeable, with `zero` as identity.
+    """A sum over users of weight x (local model - global model), with counts; sums merge, and `zero` is the identity.
 
-    Where updates are clipped, the sum is over clipped ones and every user's weight is 1.
+    Where updates are clipped, `delta` sums the clipped updates and every user's weight is 1.
 
     Attributes:
-        delta: the sum, float64, so that neither the order nor the grouping of users matters beyond 1e-15 or so.
-        weight: sum of the users' weights: their numbers of local examples, or of users where updates are clipped.
-        users: number of users, those without records included.
+        delta: the sum, in float64, so that the order and grouping of users change it by about 1e-15 of its size only.
+        weight: sum of the users' weights: numbers of local examples, or 1 a user where updates are clipped.
+        users: number of users, including users without records.
         loss: summed training cross-entropy in nats, over all local steps.
-        tokens: number of positions that the loss is over.
-        norms: sum of the norms of users' updates before the clip, over finite ones.
+        tokens: number of positions in `loss`.
+        norms: sum of the finite norms of users' updates, before the clip.
         clipped: number of users whose norm exceeded the clip.
-        non_finite: number of users whose update is not finite. Clipping leaves them out of `delta`: they must fail the
-            round, which `flsim.algorithms.fedavg.apply` sees to.
+        non_finite: number of users whose update is not finite. Such updates are left out of `delta`, and their number
+            fails the round in `flsim.algorithms.fedavg.apply`.
         examples: number of local examples.
         left_out: number of records beyond the users' `max_records`, which were not trained on.
     """
@@ -56,17 +56,17 @@ class UpdateSum:
         left_out: int = 0,
         weight: float | None = None,
     ) -> "UpdateSum":
-        """One user's part of a sum: weighted by its examples, or clipped and of weight 1.
+        """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1.
 
-        An update that is not finite is counted and left out, since no clip would mend it.
+        An update that is not finite is counted and left out of `delta`, since no clip would mend it.
 
         Args:
             update: local model - global model, float64.
             examples: number of local examples.
-            loss, tokens: as the attributes.
-            clip: S, bound on the norm of the whole update; None for no clip.
-            left_out: as the attribute.
-            weight: of a user that is not clipped, in the place of its examples.
+            loss, tokens: see the attributes.
+            clip: S, the bound on the norm of the whole update; None for no clip.
+            left_out: see the attribute.
+            weight: the weight of an update without clip; None for `examples`.
         """
         counts, factor = cls.counts_of_user(global_norm(update), examples, loss, tokens, clip, left_out, weight)
         if counts.non_finite:
@@ -84,11 +84,11 @@ class UpdateSum:
         left_out: int = 0,
         weight: float | None = None,
     ) -> tuple["UpdateSum", float]:
-        """`of_user` for an engine that sums on its own device: all but `delta`, and the factor of the update in it."""
+        """Return all fields of `of_user` but `delta`, and the update's factor, for an engine that sums by itself."""
         if not math.isfinite(norm):
             return cls({}, 0.0, 1, loss, tokens, non_finite=1, examples=examples, left_out=left_out), 0.0
-        alone = examples if weight is None else weight
-        weight, factor = (alone, float(alone)) if clip is None else (1, clip_factor(norm, clip))
+        own_weight = examples if weight is None else weight
+        weight, factor = (own_weight, float(own_weight)) if clip is None else (1, clip_factor(norm, clip))
         clipped = int(clip is not None and norm > clip)
         return cls({}, float(weight), 1, loss, tokens, norm, clipped, examples=examples, left_out=left_out), factor
 
@@ -108,7 +108,7 @@ class UpdateSum:
 
     @property
     def within(self) -> int:
-        """Number of users whose update's norm is at most the clip; those without records are among them."""
+        """Return the number of users whose update's norm is at most the clip, including users without records."""
         return self.users - self.clipped - self.non_finite
 
     @property

@@ -1,4 +1,4 @@
-"""An attempt to train a central run on the Ray cluster: one task, or Ray Train's workers."""
+"""One attempt to train a central run on the Ray cluster, as one task or by Ray Train's workers."""
 
 from collections.abc import Generator
 from functools import partial
@@ -17,25 +17,25 @@ from server.central.steps import Lost, News, train
 from server.central.workers import train_together
 from server.cluster.causes import death
 
-LOOK = 0.2  # seconds between two looks at what else there is to do
-PATIENCE = 3.0  # seconds until someone is told that others hold what the training needs
+LOOK = 0.2  # seconds between two items of the iterator
+PATIENCE = 3.0  # seconds until a message says that others hold the resources of the training
 
 
 def attempt(path: Path, name: str, system: CentralSystemHParams, gpus: float) -> Generator[News | None]:
-    """Train a run until it ends, one way or another. When the iterator is closed, so is the training.
+    """Train a run until it ends; closing the iterator ends the training.
 
     Args:
         path: the run's folder, which all nodes see.
-        name: the run's.
-        system: its settings.
-        gpus: of each process that trains.
+        name: name of the run.
+        system: system settings of the run.
+        gpus: GPUs of each training process.
 
     Yields:
-        News, and None where there is none for a moment.
+        News, and every now and then None where there is none.
 
     Raises:
         Lost: a process died, or ran out of memory; the newest checkpoint is good.
-        Exception: what training raised, as it raised it.
+        Exception: training raised this error.
     """
     resources = {"CPU": float(system.threads)} | ({"GPU": gpus} if gpus else {})
     group, stream = placement_group([resources] * system.workers), None
@@ -52,7 +52,7 @@ def attempt(path: Path, name: str, system: CentralSystemHParams, gpus: float) ->
             options |= {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
             task = partial(ray.remote(train).options, **options)
         else:
-            remove_placement_group(group)  # Ray Train makes its own
+            remove_placement_group(group)  # Ray Train makes its own one
             task = partial(ray.remote(train_together).options, num_cpus=0)
         stream = task(num_returns="streaming", max_retries=0).remote(path, gpus)
         while True:
@@ -77,7 +77,7 @@ def attempt(path: Path, name: str, system: CentralSystemHParams, gpus: float) ->
 
 
 def _give_back() -> None:
-    """What this driver reserved; Ray Train's reservation would outlive its task where that is killed."""
+    """Release this driver's reservations; those of Ray Train would outlive its task where the task is killed."""
     job = ray.get_runtime_context().get_job_id()
     for name, about in placement_group_table().items():
         if name.endswith(job) and about["state"] != "REMOVED":
@@ -85,7 +85,7 @@ def _give_back() -> None:
 
 
 def refuse_what_does_not_fit(system: CentralSystemHParams, gpus: float, nodes: list[dict[str, float]]) -> None:
-    """Raises InputError where the training would wait for ever on nodes with such resources."""
+    """Raise InputError where the training would wait for ever on nodes with these resources."""
     if gpus and not any(node.get("GPU") for node in nodes):
         raise InputError('system.device is "cuda", but no Ray node has a GPU; set system.device = "cpu"')
     room = sum(
@@ -103,5 +103,5 @@ def refuse_what_does_not_fit(system: CentralSystemHParams, gpus: float, nodes: l
 
 
 def _in_words(system: CentralSystemHParams, gpus: float) -> str:
-    each = f"{system.threads} CPU{'s' * (system.threads != 1)}" + (f" and {gpus:g} GPUs" if gpus else "")
-    return each if system.workers == 1 else f"{system.workers} times {each}"
+    process = f"{system.threads} CPU{'s' * (system.threads != 1)}" + (f" and {gpus:g} GPUs" if gpus else "")
+    return process if system.workers == 1 else f"{system.workers} times {process}"

@@ -1,4 +1,4 @@
-"""A central run, without Flower: training and the evaluation beside it are on Ray; this process looks after them."""
+"""The launch of a central run, without Flower: training and evaluation run on Ray, and this process supervises them."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from flsim.base.progress import progress, say
 from flsim.privacy import report
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
-from flsim.runs.locks import DRIVEN, alone
+from flsim.runs.locks import DRIVEN, hold_lock
 from flsim.runs.recovery import recover
 from server.central.attempts import attempt, refuse_what_does_not_fit
 from server.central.steps import Lost, News, opened
@@ -21,7 +21,7 @@ from server.cluster.start import cluster, nodes
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
 
-EVALUATION_SHARE = 0.05  # of a GPU: Ray counts nothing else on it, and the evaluation leaves most of it to the training
+EVALUATION_SHARE = 0.05  # share of a GPU in the accounts of Ray; the rest of it is for training
 
 
 def simulate(
@@ -31,19 +31,19 @@ def simulate(
 
     Args:
         run: the run; its status, checkpoints, rows and log are kept up to date.
-        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
-        cpus: cores of the local one, or of the head; all where this is None.
-        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
-        retrain_lost: as of `flsim.runs.recovery.recover`.
+        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
+        cpus: cores of the local cluster, or of the head; None for all.
+        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
+        retrain_lost: see `flsim.runs.recovery.recover`.
 
     Raises:
-        InputError: no cluster at that address, none that the training fits on, or what `opened` refuses.
-        Diverged: values that are not finite; names the step and the last good checkpoint.
-        Interrupted: by a signal; there is a checkpoint.
+        InputError: there is no cluster at the address, none on which the training fits, or `opened` refuses the run.
+        Diverged: values are not finite; the message names the step and the last good checkpoint.
+        Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
     """
-    with alone(run, DRIVEN), logging_to(run.path):
-        with alone(run):  # a trainer whose driver died may still write
+    with hold_lock(run, DRIVEN), logging_to(run.path):
+        with hold_lock(run):  # a trainer whose driver died may still write
             recover(run, retrain_lost)
         opened(run)
         _simulate(run, address, cpus, head)
@@ -64,7 +64,7 @@ def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None)
 
 
 def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
-    """GPUs of a training process and of an evaluator: by default a process fills a GPU together with its evaluators."""
+    """Return the GPUs of a training process and of an evaluator; by default a process and its evaluators fill a GPU."""
     is_on_gpu = system.device == "cuda"
     training, evaluation = system.gpus, system.gpus_for_evaluation
     if evaluation is None:
@@ -76,14 +76,14 @@ def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
 
 
 def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
-    """All attempts: where a process dies, training starts again from the newest checkpoint, after 1, 2, 4, ... seconds.
+    """Train in attempts: where a process dies, the next one starts from the newest checkpoint after 1, 2, 4, ... s.
 
     Args:
         run: the run.
-        gpus: of each process that trains.
-        evaluations: of the run.
-        stop: set from outside where the run shall end.
-        stop_file: tells the process that trains.
+        gpus: GPUs of each training process.
+        evaluations: evaluations of the run.
+        stop: the event that asks the run to end.
+        stop_file: the file that asks the training process to end.
 
     Raises:
         Interrupted: `stop` was set.
@@ -110,7 +110,7 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
 
 
 def _attempt(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> Iterator[News]:
-    """Show what there is to know, and have checkpoints evaluated, while it trains."""
+    """Make one attempt, yield its news with a progress display, and submit its checkpoints to the evaluation."""
     config, spent, advance = run.config, dict[str, float](), None
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, run.path / STORAGE, ignore_errors=True)
@@ -123,7 +123,7 @@ def _attempt(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_f
             evaluations.poll()
             if news is None:
                 continue
-            if advance is None:  # it trains from now on
+            if advance is None:  # the first news: training has begun
                 advance = stack.enter_context(progress(run.name, run.rounds, news.step, unit="steps"))
             advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
             if news.saved:

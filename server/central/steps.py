@@ -1,4 +1,4 @@
-"""The steps of a central run, in the process that trains: what it writes, and what it tells the driver."""
+"""The steps of a central run, in the training process: checkpoints and log, and news for the driver."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -13,27 +13,27 @@ from flsim.base.extensions import naming_own_code
 from flsim.runs import roundlog
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
-from flsim.runs.locks import alone
+from flsim.runs.locks import hold_lock
 from flsim.training.central import CentralTraining, Log
 from flsim.training.central.training import train_chunks
 from flsim.training.state import State
 from server.stopping import StopFile
 
-NEWS_EVERY = 0.5  # seconds
+NEWS_EVERY = 0.5  # seconds between two news
 
 
 class Lost(Exception):  # noqa: N818 (an outcome)
-    """A process of the training is gone; the run can go on from its newest checkpoint."""
+    """A training process was lost; the run can be resumed from its newest checkpoint."""
 
 
 @dataclass(frozen=True)
 class News:
-    """What the driver is told.
+    """Progress of the training process, for the driver.
 
     Attributes:
         step: number of completed steps.
-        loss: nats a position, since the news before.
-        saved: whether there is a checkpoint of that step.
+        loss: nats a position, since the last news.
+        saved: whether there is a checkpoint of this step.
         spent: epsilons by the name of the convention, where they were computed.
     """
 
@@ -50,27 +50,30 @@ def train(path: Path, gpus: float) -> Iterator[News]:
         path: the run's folder.
         gpus: share of a GPU that this process may fill.
 
+    Yields:
+        News for the driver.
+
     Raises:
-        InputError: as `opened`, or no GPU where there should be one.
-        Diverged: values that are not finite; names the step.
-        Interrupted: the driver asked for it; there is a checkpoint.
+        InputError: see `opened`; or there is no GPU where the settings ask for one.
+        Diverged: values are not finite; the message names the step.
+        Interrupted: the driver asked for the end; there is a checkpoint.
         RunFailed: another process trains the run, or a user's own code failed.
     """
     run, stop = Run.open(path), StopFile(path)
     use(run.central.system, gpus)
-    with alone(run), naming_own_code():
+    with hold_lock(run), naming_own_code():
         training, state = opened(run)
         chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop())
         yield from written(run, state, chunks, stop)
 
 
 def opened(run: Run) -> tuple[CentralTraining, State]:
-    """What a central run trains, and where it goes on from. Raises InputError where it cannot."""
+    """Return a central run's training and the state to continue from; raise InputError where it cannot be trained."""
     return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
 def use(system: CentralSystemHParams, gpus: float) -> None:
-    """Keep to a process' share of the machine."""
+    """Restrict this process to its share of the machine."""
     torch.set_num_threads(system.threads)
     if system.device == "cuda":
         if not torch.cuda.is_available():
@@ -79,10 +82,13 @@ def use(system: CentralSystemHParams, gpus: float) -> None:
 
 
 def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]], stop: StopFile) -> Iterator[News]:
-    """Save and log what is trained from `state` on; every state that is saved has a line about the steps before it.
+    """Save and log the training from `state` on; every saved state has a line about the steps before it.
+
+    Yields:
+        News for the driver.
 
     Raises:
-        Interrupted: the driver asked for it, and a state was saved since.
+        Interrupted: the driver asked for the end, and a state was saved since.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
     spent = run.epsilons(state)
@@ -95,7 +101,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
             continue
         evaluated = reached is not None and run.is_evaluated_at(step)
         if reached is not None:
-            if evaluated:  # accounting takes a second or so
+            if evaluated:  # otherwise accounting, which takes about a second, is skipped
                 spent = run.epsilons(reached)
             now = time.monotonic()
             run.log_round(

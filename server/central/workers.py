@@ -1,4 +1,4 @@
-"""Central training in several processes, by Ray Train: torch's DistributedDataParallel, on any nodes' CPUs or GPUs."""
+"""Central training in several processes on any nodes, by Ray Train with torch's DistributedDataParallel."""
 
 import os
 from collections import deque
@@ -13,23 +13,23 @@ import torch.distributed as dist
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import naming_own_code
 from flsim.runs.folder import Run
-from flsim.runs.locks import alone
+from flsim.runs.locks import hold_lock
 from flsim.training.central.distributed import DistributedEngine, shared
 from flsim.training.central.training import train_chunks
 from server.central.steps import Lost, News, opened, use, written
 from server.cluster.internals import trainer_without_cleaner
 from server.stopping import StopFile
 
-LOOK = "0.5"  # seconds between two looks at the workers' health
+LOOK = "0.5"  # seconds between two checks of the workers' health
 TIMEOUT = 600  # seconds that a worker waits for the others; the first one also saves and writes meanwhile
-STORAGE = ".ray-train"  # in the run's folder, where all nodes see it; it holds nothing that is needed
+STORAGE = ".ray-train"  # in the run's folder, where all nodes see it; its files are not needed afterwards
 
 
 def train_together(path: Path, gpus: float) -> Iterator[News]:
-    """As `server.central.steps.train`, by as many processes as the run's settings say, each with so many GPUs.
+    """Train a run like `server.central.steps.train`, by as many processes as its settings say, each with `gpus` GPUs.
 
     Raises:
-        InputError, Diverged, Interrupted, RunFailed, OSError: as there.
+        InputError, Diverged, Interrupted, RunFailed, OSError: see `server.central.steps.train`.
         Lost: a process died, or failed in another way.
     """
     from ray.train import RunConfig, ScalingConfig, TrainingFailedError
@@ -69,12 +69,12 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
 
 
 def _work(settings: dict[str, Any]) -> None:
-    """A worker. The first one reads the checkpoint, writes and tells; the others only train."""
+    """Work as a worker: the first one also reads the checkpoint, writes files and sends news."""
     told, run, leads = settings["told"], Run.open(settings["path"]), dist.get_rank() == 0
     stop = StopFile(run.path)
     try:
         use(run.central.system, settings["gpus"])
-        with alone(run) if leads else nullcontext(), naming_own_code():
+        with hold_lock(run) if leads else nullcontext(), naming_own_code():
             state = shared(opened(run)[1] if leads else None)
             training = run.central.training_of(run.users, run.rounds)
             engine = DistributedEngine(training, state)

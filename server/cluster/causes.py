@@ -1,4 +1,4 @@
-"""Why a process of Ray ended, or none starts: what logs and the system's limits and counters say of it, in a line."""
+"""The causes why a process of Ray ended, or none starts, in one line, from logs and from the system's limits."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from server.cluster.internals import logs_folder
 TAIL = 1 << 16  # bytes that are read at the end of a log
 FEWER = "run fewer processes at once (system.shards, system.evaluators)"
 
-# What the system's refusals look like in logs, of C++ as of Python.
+# The system's refusals as they appear in logs, of C++ as of Python.
 NO_PROCESS = re.compile(r"Resource temporarily unavailable|can't start new thread")
 NO_ROOM = re.compile(r"No space left on device")
 NO_MEMORY = re.compile(r"Cannot allocate memory|std::bad_alloc|MemoryError")
@@ -23,7 +23,7 @@ NO_FILE = re.compile(r"Too many open files")
 
 
 def death(error: RayError) -> str:
-    """How a process died, and why as far as this machine knows; without Ray's guesses."""
+    """Return how a process died, and why as far as this machine knows; without Ray's guesses."""
     text = " ".join(str(error).split())
     if isinstance(error, OutOfMemoryError):
         used = re.search(r" was (\S+ / \S+) ", text)
@@ -35,20 +35,20 @@ def death(error: RayError) -> str:
 
 
 def _logs_of(error: str) -> list[Path]:
-    """What a process wrote whose number an error names, where it ran on this machine."""
+    """Return the logs of the process whose number an error names, where it ran on this machine."""
     folder, pid = logs_folder(), re.search(r" pid: (\d+) ", error)
     return list(folder.glob(f"worker-*-{pid[1]}.*")) if folder and pid else []
 
 
-def said(error: BaseException) -> str:
-    """One line: what an exception says, and of which type it is unless it is one of ours."""
+def one_line(error: BaseException) -> str:
+    """Return an exception's message as one line, with its type unless it is one of flsim's errors."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (InputError, RunFailed)) else f"{type(error).__name__}: {text}"
 
 
 def reason_of(error: RayError) -> str:
-    """Return, in one line, what code in a process of Ray raised, or how that process died."""
-    return said(error.cause or error) if isinstance(error, RayTaskError) else death(error)
+    """Return, in one line, the error that code in a process of Ray raised, or how that process died."""
+    return one_line(error.cause or error) if isinstance(error, RayTaskError) else death(error)
 
 
 def named_in(*texts: str | Path) -> str | None:
@@ -77,7 +77,7 @@ def memory_that_ran_out() -> str | None:
 
 
 def oom_kills() -> int:
-    """How many processes of this one's control group the kernel has killed for want of memory; else, of the machine."""
+    """Return how many processes the kernel has killed for want of memory in this control group, else on the machine."""
     for text in (_of_group("memory", "memory.events", "memory.oom_control"), _read(Path("/proc/vmstat"))):
         if line := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
             return int(line[1])
@@ -85,14 +85,14 @@ def oom_kills() -> int:
 
 
 def memory() -> int:
-    """Bytes that this process and those that it starts may have together."""
+    """Return the bytes that this process and its children may use in total."""
     limit = _of_group("memory", "memory.max", "memory.limit_in_bytes").strip()
     total = int(psutil.virtual_memory().total)
     return min(total, int(limit)) if limit.isdigit() else total
 
 
 def limits() -> str:
-    """The limits of this process and of those that it starts, on threads and on memory, for a parenthesis."""
+    """Return the limits of this process and its children, on threads and on memory, for a parenthesis."""
     known = []
     for option, number, unit in (("u", resource.RLIMIT_NPROC, 1), ("v", resource.RLIMIT_AS, 1024)):
         most, _ = resource.getrlimit(number)
@@ -108,7 +108,7 @@ def _in_gigabytes(amount: int) -> str:
 
 
 def _of_group(controller: str, *names: str) -> str:
-    """The first of a controller's files that this process's control group has, of version 1 or 2; else nothing."""
+    """Return the first of a controller's files in this process's control group, version 1 or 2; empty without one."""
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,6 +1,6 @@
 """The private parts of Ray and Flower that this project needs, each with the public interface that is missing.
 
-No other file of the product imports them, so that a new version of either is checked against this file alone.
+No other file of the product imports private parts, so that a new version is checked against this file alone.
 """
 
 import os
@@ -35,7 +35,7 @@ def temporary_folder() -> Path:
 def logs_folder() -> Path | None:
     """Return the folder of the logs of Ray's processes on this machine; None where Ray is not connected.
 
-    No public function names it.
+    No public function returns it.
     """
     this = worker.global_worker.node
     return Path(this.get_logs_dir_path()) if this else None
@@ -44,7 +44,7 @@ def logs_folder() -> Path | None:
 def arguments_of_own_processes() -> set[str]:
     """Return command-line arguments that only this process's raylet and control store on this machine have.
 
-    No public function says which processes are Ray's own.
+    No public function tells which processes are Ray's own.
     """
     this = worker.global_worker.node
     return {f"--raylet_socket_name={this.raylet_socket_name}", f"--session-name={this.session_name}"}
@@ -83,11 +83,11 @@ def without_services() -> Iterator[None]:
 
 @contextmanager
 def loopback() -> Iterator[None]:
-    """Have what Ray starts in the block listen on loopback.
+    """Make Ray's processes that start in the block listen on loopback.
 
-    A node whose address is 127.0.0.1 does, but on Linux Ray takes another address of the machine wherever it is given
-    that one, and `ray.init` has no option against it. This is the switch by which it does not on systems where it has
-    no clusters. Ray reads the constant in this process, and the variable in those that it starts.
+    A node whose address is 127.0.0.1 does so. But on Linux Ray replaces this address by another one of the machine, and
+    `ray.init` has no option against it. On systems where Ray has no clusters it does not replace the address, and this
+    is the switch. Ray reads the constant in this process, and the variable in the processes that it starts.
     """
     name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
     variable = os.environ.get(name)
@@ -106,12 +106,12 @@ def address_of_control_store(address: str) -> str:
 
     `ray.init` is the only public function that resolves an address such as "auto", and it tries for minutes.
     """
-    services.find_gcs_addresses.cache_clear()  # "auto" looks for processes, and remembers what it found
+    services.find_gcs_addresses.cache_clear()  # "auto" searches for processes, and caches the result
     return services.canonicalize_bootstrap_address(address) or ""
 
 
 def address_for_others(host: str) -> str:
-    """Return the address under which Ray tells other nodes of this host: of a local one, one that they can reach.
+    """Return the address of this host that Ray tells other nodes; for loopback, an address that they can reach.
 
     The public `ray.util.get_node_ip_address` takes no host.
     """
@@ -119,7 +119,7 @@ def address_for_others(host: str) -> str:
 
 
 def trainer_without_cleaner() -> Any:
-    """Return Ray Train's `TorchTrainer` without the process that cleans up after a dead controller: the driver does.
+    """Return Ray Train's `TorchTrainer` without the process that cleans up after a dead controller, as drivers do that.
 
     The public way to choose callbacks, `RunConfig.callbacks`, adds to the default ones and removes none.
     """
@@ -135,9 +135,9 @@ def trainer_without_cleaner() -> Any:
 
 
 def send_as(run: int, node: int) -> None:
-    """Have Flower's messages of this process be of that run and from that node.
+    """Set the run and the node that Flower's messages of this process come from.
 
-    `Message` asks a private global for both; only Flower's own processes set it.
+    `Message` reads both from a private global, which only Flower's own processes set.
     """
     from flwr.supercore.task_identity import TaskIdentity
 

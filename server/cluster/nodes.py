@@ -1,8 +1,8 @@
-"""Which Ray nodes may be used: those that run the same code, and see the same files, as this process.
+"""The Ray nodes that a run may use: those that run the same code, and see the same files, as this process.
 
-Any difference in a version is refused, though most would change no result: nobody knows which do. Another processor is
-only reported, since few clusters consist of equal ones. The digest of the code is compared although the code is shipped
-(`server.cluster.start`): a worker may import an older checkout all the same.
+Any difference in a version is refused, though most would change no result, as nobody knows which do. Another processor
+is only reported, since few clusters consist of equal ones. The digest of the code is compared although the code is
+shipped (`server.cluster.start`): a worker may import an older checkout all the same.
 """
 
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ Node = dict[str, Any]
 
 @dataclass(frozen=True)
 class About:
-    """What there is at a node.
+    """The code, files and processor of a node.
 
     Attributes:
-        versions: of code and libraries.
-        processor: its model.
-        run: digest of the run's settings and of its user's own code, or None where its folder is not seen.
-        corpus: digest of the corpus's manifest, or None where it cannot be opened.
-        trouble: why it cannot.
+        versions: versions of code and libraries.
+        processor: model of the processor.
+        run: digest of the run's settings and of its user's own code; None where the node does not see the folder.
+        corpus: digest of the corpus's manifest; None where the node cannot open the corpus.
+        trouble: the reason why it cannot open the corpus.
     """
 
     versions: dict[str, str]
@@ -49,7 +49,7 @@ class About:
 
 
 def about(run: Path, corpus: Path | str) -> About:
-    """Of where this is called; a corpus in an object store is fetched."""
+    """Return the code, files and processor of this node; a corpus in an object store is fetched."""
     try:
         files = [run / "config.toml", *sorted((run / FOLDER).glob("*.py"))]
         settings = digest(*map(file_digest, files))
@@ -62,47 +62,47 @@ def about(run: Path, corpus: Path | str) -> About:
 
 
 class Nodes:
-    """Looks after the nodes of the cluster that is connected, for a run.
+    """The nodes of the connected cluster, checked for a run.
 
-    A node that leaves is never asked again; one that comes back is another node to Ray.
+    A node that left is never asked again; a node that comes back is another node to Ray.
     """
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
-        """Nothing is asked yet.
+        """Prepare the checks; no node is asked yet.
 
         Args:
-            run, corpus: their folders, which all nodes are to see; or the URI of a corpus.
-            is_local: this process has started the cluster, for itself alone. So its one node runs this code and sees
-                these files, and is not asked: a process that answers takes as long to start as a client.
+            run, corpus: folders of run and corpus, which all nodes are to see; or the URI of a corpus.
+            is_local: whether this process has started the cluster for itself alone. Its one node then runs this code
+                and sees these files, and is not asked: a process that answers takes as long to start as a client.
         """
         self._paths = run.resolve(), located(corpus)
-        self._here = about(*self._paths)
-        self._asked: dict[ray.ObjectRef, str] = {}  # reply to be -> node
+        self._own = about(*self._paths)
+        self._asked: dict[ray.ObjectRef, str] = {}  # node by its future reply
         self._known = {node: str(what["NodeManagerAddress"]) for node, what in _alive().items() if is_local}
         self._good = {*self._known}
         self._lost: set[str] = set()  # nodes whose process died before it could answer
 
     def check(self) -> None:
-        """Ask all nodes that are there, and wait for them.
+        """Ask all nodes of the cluster, and wait for their answers.
 
         Raises:
-            InputError: some differ from this process, or do not answer; it says which, and in what.
-            RunFailed: none differs, but Ray lost a process that was to answer, as where memory runs out.
+            InputError: nodes differ from this process, or do not answer; the message says which, and in what.
+            RunFailed: no node differs, but Ray lost a process that was to answer, as where memory runs out.
         """
         self._ask_new(_alive())
         _, silent = (
             ray.wait(list(self._asked), num_returns=len(self._asked), timeout=DEADLINE) if self._asked else ((), ())
         )
-        refused = [f"{self._name(self._asked[each])} does not answer within {DEADLINE:g} s" for each in silent]
+        refused = [f"{self._name(self._asked[reply])} does not answer within {DEADLINE:g} s" for reply in silent]
         refused += [f"{self._name(node)} {why}" for node, why in self._answers() if why]
         if refused:
             only_lost = len(refused) == len(self._lost)
             raise (RunFailed if only_lost else InputError)("; ".join(sorted(refused)))
 
     def usable(self) -> list[Node]:
-        """Nodes that are alive and were found to be equal, as `ray.nodes` describes them; cheap, and never waits.
+        """Return nodes that are alive and equal to this process, as `ray.nodes` describes them, without waiting.
 
-        Nodes that are new are asked meanwhile, and are among those of a later call. What changed is said, once.
+        New nodes are asked meanwhile, and are among those of a later call. Changes are reported once.
         """
         alive = _alive()
         for node in self._good - alive.keys():
@@ -120,12 +120,12 @@ class Nodes:
     def _ask_new(self, alive: dict[str, Node]) -> None:
         for node in alive.keys() - self._known.keys():
             self._known[node] = alive[node]["NodeManagerAddress"]
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            task = ray.remote(about).options(num_cpus=0, scheduling_strategy=there)
+            on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+            task = ray.remote(about).options(num_cpus=0, scheduling_strategy=on_node)
             self._asked[task.remote(*self._paths)] = node
 
     def _answers(self) -> list[tuple[str, str]]:
-        """Nodes that have answered since, and why they are not usable, or nothing; those that left are left out."""
+        """Return nodes with new answers, and why each is not usable, or ""; without nodes that left."""
         answers = []
         for reply in ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else ():
             node = self._asked.pop(reply)
@@ -143,29 +143,29 @@ class Nodes:
             answers.append((node, why))
         return answers
 
-    def _differs(self, node: str, there: About) -> str:
-        """In what a node differs, for a sentence that begins with it; nothing where it does not."""
-        here, (run, corpus) = self._here, self._paths
+    def _differs(self, node: str, theirs: About) -> str:
+        """Return in what a node differs, for a sentence that begins with the node; empty where it does not."""
+        ours, (run, corpus) = self._own, self._paths
         names = sorted(
-            name for name in {*here.versions, *there.versions} if here.versions.get(name) != there.versions.get(name)
+            name for name in {*ours.versions, *theirs.versions} if ours.versions.get(name) != theirs.versions.get(name)
         )
         if names:
             return "has " + ", ".join(
-                f"{name} {_short(there, name)} where this process has {_short(here, name)}" for name in names
+                f"{name} {_short(theirs, name)} where this process has {_short(ours, name)}" for name in names
             )
-        if there.corpus is None and is_uri(corpus):
-            return f"does not see the corpus {corpus} ({there.trouble}); {REACH}"
+        if theirs.corpus is None and is_uri(corpus):
+            return f"does not see the corpus {corpus} ({theirs.trouble}); {REACH}"
         for seen, expected, what, path in (
-            (there.run, here.run, "run folder", run),
-            (there.corpus, here.corpus, "corpus", corpus),
+            (theirs.run, ours.run, "run folder", run),
+            (theirs.corpus, ours.corpus, "corpus", corpus),
         ):
             if seen is None:
                 return f"does not see the {what} {path}; {SHARE}"
             if seen != expected:
                 return f"sees another {what} at {path}; {SHARE}"
-        if there.processor != here.processor:
+        if theirs.processor != ours.processor:
             say(
-                f"{self._name(node)} has another processor ({there.processor}) than this machine ({here.processor}): "
+                f"{self._name(node)} has another processor ({theirs.processor}) than this machine ({ours.processor}): "
                 "results may differ in their last bits from a run on equal ones"
             )
         return ""
@@ -183,10 +183,10 @@ def _size(node: Node) -> str:
     return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
 
 
-def _short(of: About, name: str) -> str:
-    """A version; of our code, the beginning of its digest."""
-    found = of.versions.get(name, "nothing")
-    return found[:12] if name == "flsim" else found
+def _short(about: About, name: str) -> str:
+    """Return a version; for flsim's code, the beginning of its digest."""
+    version = about.versions.get(name, "nothing")
+    return version[:12] if name == "flsim" else version
 
 
 def _last_line(error: RayError) -> str:

@@ -1,4 +1,4 @@
-"""Ray's start on this machine: refused where it has no room, watched while it lasts, explained where it fails."""
+"""The start of Ray on this machine: refused without room, watched while it lasts, and explained where it fails."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from server.cluster import causes
 from server.cluster.internals import temporary_folder
 from server.cluster.watch import LOOK, is_alive
 
-ROOM = 1 << 20  # bytes: a short run writes a quarter of it, and where there is none Ray waits for itself
+ROOM = 1 << 20  # bytes: a short run writes a quarter of it, and without room Ray waits for itself
 THREADS = 300  # a run of two clients and an evaluator has 250; with a few less Ray hangs within a call, for ever
 MAKE_ROOM = "make room there, or set RAY_TMPDIR to another folder"
 GRACE = 2.0  # seconds in which Ray may say by itself that a process of its own has ended
@@ -23,13 +23,13 @@ GRACE = 2.0  # seconds in which Ray may say by itself that a process of its own 
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Ray starts in the block.
+    """Watch a start of Ray within the block.
 
     Ray would wait for half a minute for a process of its own that ends meanwhile, in a call that nothing interrupts. So
-    a thread watches those processes, says why one has ended, and ends this process with exit code 1.
+    a thread watches those processes, reports why one has ended, and ends this process with exit code 1.
 
     Raises:
-        RunFailed: Ray does not start; the line says why, and what to do.
+        RunFailed: Ray does not start; the message says why, and what to do.
     """
     folder = temporary_folder()
     refuse_without_room(folder)
@@ -47,7 +47,7 @@ def starting() -> Iterator[None]:
 
 
 def refuse_without_room(folder: Path) -> None:
-    """Raises RunFailed where Ray's temporary folder cannot be made, or its filesystem is full."""
+    """Raise RunFailed where Ray's temporary folder cannot be made, or its filesystem is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         left = shutil.disk_usage(folder).free
@@ -58,7 +58,7 @@ def refuse_without_room(folder: Path) -> None:
 
 
 def _refuse_without_threads() -> None:
-    """Raises RunFailed where Ray could not start its threads; it is tried out, for limits are of many kinds."""
+    """Raise RunFailed where Ray could not start its threads; they are tried, as limits are of many kinds."""
     over, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(THREADS):
@@ -77,7 +77,7 @@ def _refuse_without_threads() -> None:
 
 
 def _failure(folder: Path, reason: str) -> str:
-    """What to say where Ray has not started: what its logs say, or else the reason that it gave itself."""
+    """Return the message for a start that failed: the cause in Ray's logs, or else the reason that Ray gave."""
     if "AF_UNIX path length" in reason:
         reason = f"{folder} is too long a path for its sockets; set RAY_TMPDIR to a shorter one, such as /tmp"
     else:
@@ -101,5 +101,5 @@ def _watch(folder: Path, over: threading.Event) -> None:
 
 
 def _of_ray() -> list[psutil.Process]:
-    """The control store and the raylet that this process has started, also where they have ended."""
+    """Return the control store and the raylet that this process has started, even where they have ended."""
     return [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]

@@ -1,4 +1,4 @@
-"""A Ray cluster for as long as a run needs it: the one place that starts Ray, or joins it."""
+"""A Ray cluster for the time of a run; no other file starts Ray or joins a cluster."""
 
 import ctypes
 import importlib.util
@@ -26,28 +26,28 @@ from server.cluster.watch import watched
 
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
 NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
-LOOK = 0.1  # seconds between two looks at a head that starts
+LOOK = 0.1  # seconds between two checks of a head that starts
 
 
 @contextmanager
 def cluster(address: str | None = None, cpus: int | None = None, head: str | None = None) -> Iterator[None]:
-    """Ray, initialised in this thread, until the block ends.
+    """Provide Ray, initialised in this thread, until the block ends.
 
-    A local cluster listens on loopback alone. Nodes of another one run the code of this process, which is shipped.
+    A local cluster listens on loopback alone. Nodes of another cluster run the code of this process, which is shipped.
 
     Args:
-        address: of a cluster that runs already ("auto" finds it); a local one is started where this is None.
-        cpus: cores of the local one, or of the head; all where this is None.
-        head: "HOST:PORT" of this machine, where a head is started for as long as the block lasts, which other nodes
-            can join; instead of `address`.
+        address: address of an existing cluster ("auto" searches for one); None starts a local one.
+        cpus: cores of the local cluster, or of the head; None for all.
+        head: "HOST:PORT" of this machine on which to start a head, for the time of the block, that other nodes can
+            join; in place of `address`.
 
     Raises:
-        InputError: no cluster at that address, or no head can be started there.
-        Interrupted: from the keyboard.
-        RunFailed: no local one starts.
+        InputError: there is no cluster at the address, or no head can be started there.
+        Interrupted: the keyboard interrupted the start.
+        RunFailed: no local cluster starts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Nobody asks for them without a dashboard, and the control store keeps 100,000: hundreds of MB in a long run.
+    # Task events are of use to a dashboard alone, and the control store keeps 100,000: hundreds of MB in a long run.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     if address is not None and head is not None:
         raise InputError("--address joins a cluster and --head starts one; give one of them")
@@ -66,12 +66,12 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
 
 
 def nodes() -> list[dict[str, float]]:
-    """Total resources of each Ray node that is alive."""
+    """Return the total resources of each living Ray node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def end_with_parent() -> None:
-    """Linux kills this process when the one that started it ends, however that ends."""
+    """Let Linux kill this process when its parent ends, however the parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -80,17 +80,17 @@ def _connect(address: str | None, cpus: int | None) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address and "://" in address:
         raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
-    if address is None:  # "local": without it Ray would join any cluster of this machine, a dying one too
+    if address is None:  # "local": without it Ray would join any cluster of this machine, even one that is ending
         with starting(), internals.loopback(), internals.without_services():
-            quiet = options | {"logging_level": logging.CRITICAL}  # why it does not start is said in a line of ours
+            quiet = options | {"logging_level": logging.CRITICAL}  # the reason of a failed start is in flsim's message
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
         logging.getLogger("ray").setLevel(options["logging_level"])
         return
     try:
         _refuse_silence(address)
-        with chdir("/"):  # Ray has workers import from this folder first, before what is shipped
+        with chdir("/"):  # Ray's workers import from this folder first, before the shipped code
             ray.init(address=address, runtime_env=_this_code(), **options)
-    except Exception as error:  # Ray raises bare ones, too
+    except Exception as error:  # Ray also raises plain exceptions
         raise InputError(
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error
@@ -110,7 +110,7 @@ def _refuse_silence(address: str) -> None:
 
 
 def _this_code() -> dict[str, list[str]]:
-    """A Ray runtime environment in which all nodes run this process's packages, whatever is installed there."""
+    """Return a Ray runtime environment in which all nodes run this process's packages, whatever is installed there."""
     specs = [importlib.util.find_spec(name) for name in PACKAGES]
     folders = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
     return {"py_modules": folders, "excludes": ["**/__pycache__/**"]}
@@ -118,12 +118,13 @@ def _this_code() -> dict[str, list[str]]:
 
 @contextmanager
 def _head(place: str, cpus: int | None) -> Iterator[str]:
-    """A head node in processes that end with this one; its address.
+    """Start a head node in processes that end with this one; yield its address.
 
-    Ray ends what `ray start --block` started when that is killed, so it is enough that this process's end kills it.
+    Ray ends what `ray start --block` started when that is killed, so it is enough that the end of this process kills
+    it.
 
-    Loopback is refused: Ray would listen on all addresses, and no machine could join. No token is asked for unless the
-    environment says so (RAY_AUTH_MODE): a token of ours would have to be carried to each machine that joins.
+    Loopback is refused: Ray would listen on all addresses, and no machine could join. No token is required unless the
+    environment says so (RAY_AUTH_MODE): a token of flsim's own would have to be carried to each machine that joins.
     """
     host, port = _place(place)
     refuse_without_room(internals.temporary_folder())
@@ -131,11 +132,11 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
     command = [sys.executable, "-c", internals.RAY_WITHOUT_CLIENTS, "start", "--head", "--block"]
     command += [f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
     command += [] if cpus is None else [f"--num-cpus={cpus}"]
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for this process, which may have something to write first
             preexec_fn=end_with_parent,
@@ -143,8 +144,8 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
         try:
             _wait_for(process, host, port)
             if process.poll() is not None:
-                said.seek(0)
-                why = " ".join(next((line for line in reversed(said.readlines()) if line.strip()), "").split())
+                output.seek(0)
+                why = " ".join(next((line for line in reversed(output.readlines()) if line.strip()), "").split())
                 raise InputError(f"--head {place}: Ray does not start there ({why})")
             say(f"head at {address}; another machine joins with: ray start --address {address}")
             if os.environ.get("RAY_AUTH_MODE") != "token":
@@ -160,7 +161,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Host and port on which a head can listen. Raises InputError where it cannot, or nobody else could join."""
+    """Return host and port on which a head can listen; raise InputError where it cannot, or where nobody could join."""
     host, _, port = text.rpartition(":")
     try:
         host, number = socket.gethostbyname(host or " "), int(port)
@@ -180,7 +181,7 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", host: str, port: int) -> None:
-    """Until someone listens there, or the process has ended."""
+    """Wait until a process listens at the address, or until the started process has ended."""
     until = time.monotonic() + START_DEADLINE
     while process.poll() is None and time.monotonic() < until:
         try:
@@ -192,7 +193,7 @@ def _wait_for(process: "subprocess.Popen[bytes]", host: str, port: int) -> None:
 
 
 class _RayMessages(io.TextIOBase):
-    """Ray prints its messages on standard output, which is for results: they go to standard error, line by line."""
+    """A stream that sends Ray's messages to standard error, line by line, as standard output is for results."""
 
     def __init__(self) -> None:
         self._line = ""

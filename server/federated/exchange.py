@@ -1,6 +1,6 @@
-"""A round's requests and replies as Flower messages.
+"""The exchange of a round's requests and replies as Flower messages.
 
-It is not Flower's Strategy: that averages the replies that it got and goes on; here a missing one fails the run.
+It is not Flower's Strategy, which averages the replies that came; here a missing reply fails the run.
 """
 
 import time
@@ -23,20 +23,20 @@ POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
 START_POLL = 0.02  # while client processes start, which need the processor
 PATIENT_POLL = 0.1  # seconds, where replies take long
 NODES_DEADLINE = 600.0  # seconds, as an evaluator has: a machine that is busy with other work starts none for minutes
-WORTH_SAYING = 60.0  # seconds without a client
+WORTH_SAYING = 60.0  # seconds without a client until a message says so
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Sends requests to nodes and collects their replies.
+    """The sender of requests to nodes, which collects their replies.
 
     Attributes:
         grid: Flower's message layer.
-        nodes: the id of each shard's node.
-        address: the run that requests are of.
-        deadline: how long replies are waited for; it learns from how long they took.
-        retries: times that a shard is asked again after an error or the deadline.
-        stop: set from outside where the run shall end.
+        nodes: the node id of each shard.
+        address: the run that requests are about.
+        deadline: how long to wait for replies; it learns from their durations.
+        retries: how often a shard is asked again after an error or the deadline.
+        stop: the event that asks the run to end.
     """
 
     grid: Grid
@@ -50,11 +50,11 @@ class Exchange:
         """Send each request to its shard's node and collect all replies, in the requests' order.
 
         A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries`
-        times, after 1, 2, 4, ... seconds. Nobody is asked before a client is there, and the seconds count from then on.
+        times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then on.
 
         Raises:
-            ShardFailed: a shard failed each time, with its last reason.
-            RunFailed: no client came back, in two minutes or the longest deadline, whichever is longer.
+            ShardFailed: a shard failed in every attempt; the message has the last reason.
+            RunFailed: no client came back within two minutes or the longest deadline, whichever is longer.
             Interrupted: `stop` was set.
         """
         self.stop.check()
@@ -75,13 +75,13 @@ class Exchange:
         return [replies[request.shard] for request in asked]
 
     def send_once(self, request: RoundRequest) -> dict[int, str]:
-        """One attempt at one request: why it failed, by its shard, or nothing."""
+        """Make one attempt at one request; return the reason by shard where it failed, else nothing."""
         return self._attempt([request], self.deadline.patience, {})
 
     def _attempt(self, asked: Sequence[RoundRequest], seconds: float, replies: dict[int, ShardReply]) -> dict[int, str]:
-        """One attempt of so many seconds, once clients are there.
+        """Make one attempt of `seconds` seconds, once clients run, and return the reasons of failed shards.
 
-        Fills `replies`, tells the deadline how long each took, and returns the reasons of the shards that failed.
+        The attempt fills `replies`, and tells the deadline how long each reply took.
         """
         wait_for_nodes(self.grid, len(self.nodes), self.stop, max(self.deadline.patience, NODES_DEADLINE))
         messages = [
@@ -111,7 +111,7 @@ class Exchange:
 
 
 def _reply(message: Message, round_: int, shard: int) -> ShardReply:
-    """Raises ValueError and the like where it is not an answer to what was asked."""
+    """Return the reply in a message; raise ValueError or another error where it does not answer the request."""
     reply = decode_reply(message.content)
     if (reply.round, reply.shard) != (round_, shard):
         raise ValueError(f"it answers round {reply.round + 1}, shard {reply.shard}")
@@ -119,7 +119,7 @@ def _reply(message: Message, round_: int, shard: int) -> ShardReply:
 
 
 def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:
-    """Ids of as many nodes as there are shards, in ascending order; they are there while clients are."""
+    """Return as many node ids as there are shards, in ascending order; nodes exist while clients run."""
     began, is_told = time.monotonic(), False
     while len(nodes := sorted(grid.get_node_ids())) < shards:
         stop.check()

@@ -1,4 +1,4 @@
-"""Why a shard keeps failing: a file that changed, a user who is too much for a client, or neither."""
+"""The cause of a shard's repeated failure: a changed file, a user that no client can train, or neither."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,37 +14,37 @@ Ask = Callable[[RoundRequest], dict[int, str]]
 
 
 class ShardFailed(RunFailed):
-    """A shard failed as often as it may."""
+    """A shard failed in all attempts."""
 
     def __init__(self, request: RoundRequest, times: int, reason: str) -> None:
         super().__init__(f"round {request.round + 1}: shard {request.shard} failed {times} times, last with: {reason}")
         self.request = request
 
 
-def blame(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
-    """What to tell of a shard that keeps failing.
+def explain(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
+    """Return the error to raise for a shard that keeps failing.
 
     Args:
         run: the run.
         failed: the shard's request, and how it failed.
-        ask: one attempt at a request; what failed, by shard.
+        ask: function that makes one attempt at a request and returns the reasons of failure, by shard.
     """
     try:
         run.verify()
     except InputError as error:
         return RunFailed(str(failed) if str(error) in str(failed) else f"{failed}; {error}")
     if any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
-        return RunFailed(str(failed))  # the user's own code, and no single user of the population
+        return RunFailed(str(failed))  # an error of the user's own code, which no single user of the population causes
     about = {"round": failed.request.round + 1, "shard": failed.request.shard}
     say(f"{run.name}: {failed}; looks for the user whom it fails with", **about)
 
     def fails(users: Sequence[int]) -> bool:
         return bool(ask(replace(failed.request, users=failed.request.users[list(users)])))
 
-    found = culprit(range(len(failed.request.users)), fails)
-    if found is None:
+    place = culprit(range(len(failed.request.users)), fails)
+    if place is None:
         return RunFailed(f"{failed}; no single one of its users is the cause; `flsim run --resume` tries again")
-    user = int(failed.request.users[found])
+    user = int(failed.request.users[place])
     return RunFailed(
         f"{failed}; user {user} ({run.users.name(user)}) alone fails it too: leave that user out of the corpus, "
         f"or give clients more memory"
@@ -52,7 +52,7 @@ def blame(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
 
 
 def culprit(users: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
-    """One of `users` who fails alone, found by halving; None where there is none, or where nobody fails it too.
+    """Return one of `users` that fails on its own, by halving; None where there is none, or where no user fails too.
 
     >>> culprit(range(8), lambda users: 5 in users)
     5

@@ -1,4 +1,4 @@
-"""A federated run on a Ray cluster: Flower's ClientApp in processes on its machines, the rounds in this process."""
+"""The launch of a federated run on a Ray cluster: client processes on its machines, the rounds in this process."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from server.federated import rounds
 from server.pool.grid import ClientShare, ray_grid
 from server.stopping import Stop, stopping
 
-EVALUATION_SHARE = 0.05  # of a GPU, for all evaluators
+EVALUATION_SHARE = 0.05  # share of a GPU, for all evaluators
 
 
 def simulate(
@@ -22,19 +22,19 @@ def simulate(
     """Train a run on Ray, with a Flower node per shard.
 
     Args:
-        run: the run; it says the number of shards and the resources of a client.
-        address: of a Ray cluster that runs already ("auto" finds it); a local one is started where this is None.
-        cpus: cores of the local one, or of the head; all where this is None.
-        head: "HOST:PORT" of this machine, where a head is started that others can join; in place of `address`.
-        retrain_lost: as of `flsim.runs.recovery.recover`.
+        run: the run; its settings have the number of shards and the resources of a client.
+        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
+        cpus: cores of the local cluster, or of the head; None for all.
+        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
+        retrain_lost: see `flsim.runs.recovery.recover`.
 
     Raises:
-        InputError: no cluster at that address, its machines differ, or none can hold a client.
-        Interrupted: by a signal; there is a checkpoint of the last completed round.
-        RunFailed: as `server.federated.rounds.train`.
+        InputError: there is no cluster at the address, its machines differ, or none can hold a client.
+        Interrupted: a signal ended the run; there is a checkpoint of the last completed round.
+        RunFailed: see `server.federated.rounds.train`.
     """
     system, stop = run.federated.system, Stop()
-    _say_what_a_cap_leaves_out(run)
+    _warn_of_capped_canaries(run)
     with cluster(address, cpus, head), stopping(stop):
         client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
@@ -46,8 +46,9 @@ def simulate(
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
 
 
-def _say_what_a_cap_leaves_out(run: Run) -> None:
-    """No cap drops a canary silently: one that is trained on less often than it was planted looks less memorized."""
+def _warn_of_capped_canaries(run: Run) -> None:
+    """Warn where `max_records` leaves copies of canaries out."""
+    # A canary that is trained on less often than it was planted looks less memorized.
     cap = run.federated.local.max_records
     if cap is None:
         return
@@ -60,10 +61,10 @@ def _say_what_a_cap_leaves_out(run: Run) -> None:
 
 
 def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
-    """GPUs of a client and of an evaluator, on nodes with so many GPUs.
+    """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
-    Nodes are filled with clients by their totals, whatever else runs there. So one client per GPU takes a little less
-    than the whole, and the evaluators, which ask for no CPU, find the rest.
+    Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
+    than the whole GPU, and the rest is for the evaluators, which need no CPU.
     """
     there_are_some = any(gpus)
     client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
@@ -76,13 +77,13 @@ def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, flo
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
-    """Raises InputError where clients could not train."""
+    """Raise InputError where the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
 
 
 def _refuse_what_does_not_fit(share: ClientShare) -> None:
-    """Raises InputError where no machine could hold a client."""
+    """Raise InputError where no machine can hold a client."""
     if not any(share.fits(node) for node in nodes()):
         raise InputError(
             f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has them; lower "

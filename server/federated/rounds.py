@@ -1,4 +1,4 @@
-"""A federated run while it is trained: each round is logged, saved and evaluated as its settings say."""
+"""The rounds of a federated run: each is trained, logged, saved and evaluated as the settings say."""
 
 import time
 from collections import defaultdict
@@ -14,7 +14,7 @@ from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import report
 from flsim.runs.folder import Run
-from flsim.runs.locks import alone
+from flsim.runs.locks import hold_lock
 from flsim.runs.recovery import recover
 from flsim.training.state import State
 from flsim.training.threads import threads
@@ -22,7 +22,7 @@ from flsim.training.update import UpdateSum
 from flsim.wire import Address
 from server.federated.deadline import Deadline
 from server.federated.exchange import NODES_DEADLINE, Exchange, wait_for_nodes
-from server.federated.failures import ShardFailed, blame
+from server.federated.failures import ShardFailed, explain
 from server.stopping import Stop
 from server.supervision import Evaluations, keep, supervised
 
@@ -33,19 +33,19 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
     Args:
         grid: Flower's message layer, with a node per shard.
         run: the run; its status, checkpoints, rows and log are kept up to date.
-        stop: set from outside to write a checkpoint of the last completed round and end.
+        stop: the event that asks to save the last completed round and end.
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
-        retrain_lost: as of `flsim.runs.recovery.recover`.
+        retrain_lost: see `flsim.runs.recovery.recover`.
 
     Raises:
-        InputError: it is a central run.
-        Diverged: values that are not finite; names the round and the last good checkpoint.
+        InputError: the run is a central one.
+        Diverged: values are not finite; the message names the round and the last good checkpoint.
         Interrupted: `stop` was set.
         RunFailed: a shard kept failing, or an evaluation failed.
     """
     system = run.federated.system
     # Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy.
-    with alone(run), logging_to(run.path), threads(1):
+    with hold_lock(run), logging_to(run.path), threads(1):
         nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
@@ -59,14 +59,14 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
             try:
                 return exchange.send(asked)
             except ShardFailed as failed:
-                raise blame(run, failed, exchange.send_once) from failed
+                raise explain(run, failed, exchange.send_once) from failed
 
         with supervised(run, evaluation_gpus, stop=stop) as evaluations:
             return train_rounds(run, run.latest_state(), send, evaluations)
 
 
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
-    """All rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
+    """Train all rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
     training = run.federated.training_of(run.users, run.rounds)
     with progress(run.name, run.rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
@@ -74,7 +74,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
             for round_ in training.rounds(state, run.rounds, send):
                 state, total = round_.state, round_.total
                 evaluated = run.is_evaluated_at(state.round)
-                if evaluated:  # accounting takes a second or so
+                if evaluated:  # otherwise accounting, which takes about a second, is skipped
                     spent, spent_by = run.epsilons(state), f"by round {state.round}"
                 now = time.monotonic()
                 run.log_round(
@@ -101,14 +101,14 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
 
 
 def leave(run: Run, state: State) -> None:
-    """Save the last completed round, so that none is trained again."""
+    """Save the last completed round, so that it is not trained again."""
     if state.round and not run.is_saved_at(state.round):
         run.save(state)
     log.info("interrupted", extra={"round": state.round})
 
 
 def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
-    """A round in numbers, for the log; null where there is nothing to tell."""
+    """Return the numbers of a round for the log; null where there are none."""
     return {
         "loss": total.loss / total.tokens if total.tokens else None,
         "users": total.users,
@@ -121,7 +121,7 @@ def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
 
 
 def _training_seconds(replies: Sequence[ShardReply]) -> float:
-    """How long the busiest client process trained; a process trains its shards one after another."""
+    """Return the seconds that the busiest client process trained; a process trains its shards one after another."""
     by_worker: defaultdict[str, float] = defaultdict(float)
     for reply in replies:
         by_worker[reply.worker] += reply.seconds

@@ -1,6 +1,7 @@
-"""Ray actors that may die at any moment and work on one job at a time: what the grid and the evaluation service share.
+"""A pool of Ray actors that may die at any moment and work on one job at a time.
 
-Who works on what, for how long, and whether it is tried again is up to the owner of the pool.
+The grid and the evaluation service share it. The owner of a pool decides which actor works on which job, for how long,
+and whether a job is tried again.
 """
 
 import time
@@ -18,24 +19,24 @@ Key = TypeVar("Key")
 
 @dataclass(eq=False)
 class Actor(Generic[Job]):
-    """An actor and what it works on."""
+    """An actor and its job."""
 
     handle: Any
     machine: str | None  # id of the Ray node that it is bound to
-    ready: Any  # reference of a reply that comes once its process runs
-    is_ready: bool = False  # whether that reply was seen
+    ready: Any  # reference to a reply that comes once its process runs
+    is_ready: bool = False  # whether the reply of `ready` has come
     job: Job | None = None
-    reply: Any = None  # reference of the job's result
+    reply: Any = None  # reference to the job's result
     since: float = 0.0  # `time.monotonic` when it got the job
 
 
 class Actors(list[Actor[Job]], Generic[Job]):
-    """The actors that were started and not ended. Nothing here waits."""
+    """The actors that were started and not ended; no method waits."""
 
     def start(self, kind: type, *arguments: Any, machine: str | None = None, **options: Any) -> Actor[Job]:
         """Start an actor of a class that has a method `ready`, which returns None.
 
-        It is bound to a `machine` (the id of a Ray node) where one is named; `options` are Ray's.
+        It is bound to `machine`, the id of a Ray node, where that is not None; `options` are Ray's.
         """
         # Ray restarts and retries nothing: it keeps no order among tasks that it retries, and would not report them.
         options |= {"max_restarts": 0, "max_task_retries": 0}
@@ -71,7 +72,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
             yield actor, job, outcome
 
     def end(self, actor: Actor[Job]) -> None:
-        """Kill an actor, whatever it does."""
+        """Kill an actor, whether it works or not."""
         ray.kill(actor.handle)
         self.remove(actor)
 
@@ -82,7 +83,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
 
 
 def _outcomes(pending: Mapping[Any, Key]) -> Iterator[tuple[Key, Any]]:
-    """Yield what stands beside references whose values are there or never will be, and the value or a RayError."""
+    """Yield keys whose references have a value or never will, and the value or a RayError."""
     if not pending:
         return
     for reference in ray.wait([*pending], num_returns=len(pending), timeout=0, fetch_local=False)[0]:

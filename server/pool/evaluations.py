@@ -1,7 +1,7 @@
-"""Evaluation beside training: a pool of Ray actors that work off a bounded queue of checkpoints, of one run or several.
+"""Evaluation beside training: Ray actors that work off a bounded queue of checkpoints, of one run or several.
 
-A checkpoint is on disk before it is submitted, and its rows are there once it is evaluated, whole. So whatever dies,
-nothing is lost that cannot be found again (`Run.unevaluated`), and what is done twice changes nothing.
+A checkpoint is on disk before it is submitted, and its rows are on disk, whole, once it is evaluated. So whatever dies,
+`Run.unevaluated` finds the work that is missing, and an evaluation that is done twice changes nothing.
 """
 
 import math
@@ -23,24 +23,24 @@ from flsim.results.evaluations import Evaluation, Outcome, log_evaluation
 from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
 
-NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 19, the lowest priority there is
+NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 19, the lowest priority of Linux
 START_DEADLINE = 600.0  # seconds until a new process runs: it may have to wait for its share of a GPU
-LOOK = 1.0  # seconds between two looks at the clock while nothing ends
+LOOK = 1.0  # seconds between two checks of deadlines while no evaluation ends
 
 Work = Callable[[Path, Path], object]
 
 
 @dataclass(frozen=True)
 class ServiceHParams:
-    """How checkpoints are worked off.
+    """Settings of the evaluation service.
 
     Attributes:
-        evaluators: processes.
-        num_gpus: GPUs that each of them holds, to be left over by the clients; may be a fraction. With 0 each runs on
+        evaluators: number of processes.
+        num_gpus: GPUs of each process, which clients have to leave free; may be a fraction. With 0 each process runs on
             one CPU thread.
-        queue: checkpoints of a run that the service holds at most, those included whose outcome was not asked for yet.
-        deadline: seconds for an attempt; who takes longer is killed.
-        retries: of a checkpoint whose process died, was killed, or ran out of memory.
+        queue: the most checkpoints of a run in the service, including those whose outcome was not asked for yet.
+        deadline: seconds for an attempt; a process that takes longer is killed.
+        retries: number of further attempts at a checkpoint whose process died, was killed, or ran out of memory.
     """
 
     evaluators: int = 1
@@ -58,7 +58,7 @@ class ServiceHParams:
 
 
 class _Evaluator:
-    """The actor: applies the work to one checkpoint after another."""
+    """The actor, which applies the work to one checkpoint after another."""
 
     def __init__(self, work: Work, num_gpus: float) -> None:
         os.nice(NICENESS)
@@ -70,7 +70,7 @@ class _Evaluator:
         """Return once the process runs."""
 
     def evaluate(self, run: Path, checkpoint: Path, _ready: None) -> tuple[float, float, float]:
-        """Seconds it took, when it ended, and seconds of the processor since the one before, or since it started."""
+        """Return the seconds of the work, its time of end, and the processor seconds since the work before or start."""
         began = time.monotonic()
         self._work(run, checkpoint)
         spent, self._spent = self._spent, time.process_time()
@@ -85,44 +85,44 @@ class _Job:
 
 
 class EvaluationService:
-    """Evaluates checkpoints of any number of runs while they train. Nobody waits, but in `drain`.
+    """A service that evaluates checkpoints of any number of runs while they train; only `drain` waits.
 
-    Processes start with the first submissions. One that dies, that hangs, or that runs out of memory is replaced, and
-    its checkpoint is tried again, after the others of its run that wait; when its retries are spent, that is its
-    outcome, and the next one's turn. Every attempt that ends has a line in its run's evaluations.jsonl.
+    Processes start with the first submissions. A process that dies, hangs, or runs out of memory is replaced, and its
+    checkpoint is tried again, after the others of its run in the queue. When its retries are spent, the failure is its
+    outcome. Every attempt that ends has a line in its run's evaluations.jsonl.
 
-    The queue is bounded for each run. Where it is full, `submit` says no and forgets the checkpoint, which is to be
-    submitted again when there is room: training neither waits nor piles anything up. Runs take turns.
+    The queue is bounded for each run. Where it is full, `submit` returns False and drops the checkpoint, which is to be
+    submitted again when there is room: training neither waits nor fills memory. Runs take turns.
 
-    The queue is held here, in the caller's process, and moves on when `submit`, `poll` or `drain` looks. It may be used
-    from several threads.
+    The queue is in the caller's process, and moves on in `submit`, `poll` and `drain`. Several threads may use the
+    service.
 
     >>> service = EvaluationService(evaluate_checkpoint, ServiceHParams(num_gpus=0.05))     # doctest: +SKIP
     >>> service.submit(run, checkpoint); service.poll(run); service.drain(run)              # doctest: +SKIP
     """
 
     def __init__(self, work: Work, hparams: ServiceHParams = ServiceHParams()) -> None:
-        """Nothing starts yet.
+        """Prepare the service; no process starts yet.
 
         Args:
-            work: takes the paths of a run and of a checkpoint, and stores what it finds, so that storing it twice
-                changes nothing. A function that other processes can import, or a `functools.partial` of one. Where it
-                raises `Diverged` the model is not finite; anything else that it raises is a failure.
-            hparams: how many at a time, how long, how often.
+            work: function of the paths of a run and of a checkpoint, which stores its results, so that storing them
+                twice changes nothing. Other processes import it; it may be a `functools.partial`. `Diverged` means that
+                the model is not finite; any other error is a failure.
+            hparams: number of processes, deadline and retries.
         """
         self._work, self._hparams = work, hparams
         self._pool = Actors[_Job]()
-        self._waiting: dict[Path, deque[_Job]] = {}  # by run, in the order of their turns
-        self._ended: dict[Path, list[Evaluation]] = {}  # by run, until it asks
+        self._waiting: dict[Path, deque[_Job]] = {}  # queued jobs by run, in the order of the runs' turns
+        self._ended: dict[Path, list[Evaluation]] = {}  # outcomes by run, until `poll` or `drain` returns them
         self._lock = RLock()
 
     def pending(self, run: Path) -> int:
-        """Submissions of a run whose outcome no `poll` or `drain` has returned."""
+        """Return the number of a run's submissions whose outcome no `poll` or `drain` has returned."""
         with self._lock:
             return len(self._jobs(run)) + len(self._ended.get(run, ()))
 
     def submit(self, run: Path, checkpoint: Path) -> bool:
-        """Queue a checkpoint; returns at once. One that is in the queue, or being evaluated, is there once.
+        """Queue a checkpoint and return at once; one that is queued or being evaluated is not queued again.
 
         Returns:
             Whether there was room.
@@ -141,17 +141,18 @@ class EvaluationService:
             return True
 
     def poll(self, run: Path) -> list[Evaluation]:
-        """Outcomes of a run's evaluations that ended since the last look, in that order; does not wait."""
+        """Return the outcomes of a run's evaluations that ended since the last call, in that order; does not wait."""
         with self._lock:
             if self._jobs(run):
                 self._advance()
             return self._ended.pop(run, [])
 
     def drain(self, run: Path, timeout: float = math.inf) -> list[Evaluation]:
-        """As `poll`, once nothing of the run is pending.
+        """Wait until nothing of the run is pending, and return outcomes like `poll`.
 
         Args:
-            timeout: seconds to wait at most; what is `pending` then goes on.
+            run: the folder of the run.
+            timeout: the most seconds to wait; pending evaluations then go on.
         """
         until = time.monotonic() + timeout
         ended = self.poll(run)
@@ -164,7 +165,7 @@ class EvaluationService:
         return ended
 
     def forget(self, run: Path) -> None:
-        """End what of a run is being evaluated, and forget what is pending; other runs go on."""
+        """End a run's evaluations, and drop what is pending; other runs go on."""
         with self._lock:
             for actor, job in self._pool.busy():
                 if job.run == run:
@@ -173,34 +174,34 @@ class EvaluationService:
             self._ended.pop(run, None)
 
     def close(self) -> None:
-        """End all processes, and forget what is pending."""
+        """End all processes, and drop what is pending."""
         with self._lock:
             self._pool.close()
             self._waiting.clear()
             self._ended.clear()
 
     def _jobs(self, run: Path) -> list[_Job]:
-        """What of a run waits or is being evaluated."""
+        """Return a run's jobs, queued or in work."""
         return [*self._waiting.get(run, ()), *(job for _, job in self._pool.busy() if job.run == run)]
 
     def _wait(self, job: _Job) -> None:
         self._waiting.setdefault(job.run, deque()).append(job)
 
     def _advance(self) -> None:
-        """See what ended or takes too long, and hand out what waits."""
+        """Process evaluations that ended or take too long, and give out queued jobs."""
         _refuse_without_ray()
         for actor, job, outcome in self._pool.ended():
             self._conclude(actor, job, outcome)
         for actor, error in self._pool.started():
             if error is None:
-                actor.since = time.monotonic()  # the time of its job begins now
+                actor.since = time.monotonic()  # the deadline of its job counts from now
         for actor, job in self._pool.busy():
             if late := self._late(actor):
                 self._lose(actor, job, late)
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give idle processes what waits, and start as many as there may be; the runs take turns."""
+        """Give queued jobs to idle processes, and start as many processes as allowed; runs take turns."""
         while self._waiting:
             if not self._pool.idle() and len(self._pool) == self._hparams.evaluators:
                 return
@@ -209,10 +210,10 @@ class EvaluationService:
             jobs = self._waiting.pop(run)
             job = jobs.popleft()
             # The reply of `ready` is an argument, so that no work begins before this process can know that the actor
-            # runs: an actor that froze in between would have the time in which processes start.
+            # runs. An actor that froze in between would have the deadline of a start.
             self._pool.send(actor, job, "evaluate", job.run, job.checkpoint, actor.ready)
             if jobs:
-                self._waiting[run] = jobs  # at the end
+                self._waiting[run] = jobs  # at the end of the dict, so that other runs have their turns first
 
     def _start(self) -> Actor[_Job]:
         # num_cpus=0: client processes are counted by all the CPUs of a machine (`RayGrid`, and Flower's simulation),
@@ -221,7 +222,7 @@ class EvaluationService:
         return self._pool.start(_Evaluator, self._work, gpus, num_cpus=0, num_gpus=gpus)
 
     def _late(self, actor: Actor[_Job]) -> str | None:
-        """What to say of an attempt that takes too long."""
+        """Return the reason that an attempt takes too long; None where it does not."""
         if actor.is_ready:
             limit, what = self._hparams.deadline, "no result within {:g} s"
         else:
@@ -229,7 +230,7 @@ class EvaluationService:
         return what.format(limit) if time.monotonic() - actor.since > limit else None
 
     def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
-        """An attempt ended, one way or another."""
+        """Record the end of an attempt, with whatever outcome."""
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
@@ -238,15 +239,15 @@ class EvaluationService:
             self._end(actor, job, "diverged" if isinstance(outcome.cause, Diverged) else "failed", reason_of(outcome))
 
     def _lose(self, actor: Actor[_Job], job: _Job, reason: str) -> None:
-        """The process is gone, or is no good any more."""
+        """Replace a process that is gone or useless; try its job again, or end it as failed."""
         self._pool.end(actor)
         if job.attempt > self._hparams.retries:
             tries = f" {job.attempt} times, last with" if job.attempt > 1 else ""
             self._end(actor, job, "failed", f"it failed{tries}: {reason}")
             return
         self._end(actor, job, "retried", reason)
-        said = f"{job.run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}"
-        say(said, file=job.checkpoint.name, attempt=job.attempt)
+        message = f"{job.run.name}: the evaluation of {job.checkpoint.name} is tried again: {reason}"
+        say(message, file=job.checkpoint.name, attempt=job.attempt)
         self._wait(replace(job, attempt=job.attempt + 1))
 
     def _end(
@@ -265,5 +266,5 @@ class EvaluationService:
 
 
 def _refuse_without_ray() -> None:
-    if not ray.is_initialized():  # a call into Ray would start another one by itself
+    if not ray.is_initialized():  # a call into Ray would start another Ray
         raise RunFailed("evaluation needs Ray, which is not initialised in this process")

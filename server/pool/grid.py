@@ -1,11 +1,10 @@
-"""Flower's message layer on Ray: a Flower Grid whose nodes are shards, served by ClientApp processes on all Ray nodes.
+"""Flower's message layer on Ray: a Flower Grid whose nodes are shards, served by client processes on all Ray nodes.
 
-It takes the place of Flower's own simulation engine, which counts its processes once, when it starts, so that a machine
-that joins is never used; which works on min(32, cores of the driver + 4) messages at a time, whatever the size of the
-cluster; which looks for messages every 0.1 s; and in which a process that hangs, or whose machine leaves, takes its
-message with it. Here processes come and go with the machines, and an idle one serves the next shard. ClientApp,
-messages and ServerApp are the same on Flower's own runtimes, and results are equal bit for bit
-(test_flower_runtimes.py).
+It replaces Flower's simulation engine for four reasons. That engine counts its processes once, when it starts, and
+never uses a machine that joins. It works on min(32, cores of the driver + 4) messages at a time, whatever the size of
+the cluster. It polls for messages every 0.1 s. A process that hangs, or whose machine leaves, takes its message with
+it. Here processes come and go with the machines, and an idle one serves the next shard. ClientApp, messages and
+ServerApp are the same on Flower's own runtimes, and results are equal bit for bit (test_flower_runtimes.py).
 """
 
 import importlib
@@ -28,31 +27,31 @@ from server.cluster.internals import numbered, send_as
 from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 
-LOOK = 1.0  # seconds between two looks at the machines
-SERVER = 0  # the node that sends
-CLIENT_FAILED = 0  # Flower's code of an error that it does not name
+LOOK = 1.0  # seconds between two checks of the machines
+SERVER = 0  # the node that sends requests
+CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
-STARTS = 5  # processes that end before they have started, one after another, until there is no hope
+STARTS = 5  # processes in a row that end during their start, after which the run fails
 
 
 @dataclass(frozen=True)
 class ClientShare:
-    """What a client process holds of its machine."""
+    """The share of a machine that a client process holds."""
 
     cpus: int
     gpus: float = 0.0
 
     def fits(self, resources: dict[str, float]) -> int:
-        """How many of them a machine with such resources has room for."""
+        """Return how many client processes a machine with these resources has room for."""
         of_cpus = int(resources.get("CPU", 0.0) / self.cpus)
         if not self.gpus:
             return of_cpus
-        gpus = resources.get("GPU", 0.0)  # a share is of one of them
+        gpus = resources.get("GPU", 0.0)  # a share is of a single GPU
         return min(of_cpus, int(gpus) * int(1 / self.gpus) if self.gpus < 1 else int(gpus / self.gpus))
 
 
 class _Client:
-    """The actor: applies the ClientApp to one message after another."""
+    """The actor, which applies the ClientApp to one message after another."""
 
     def __init__(self, app: str) -> None:
         module, _, name = app.partition(":")
@@ -66,42 +65,42 @@ class _Client:
 
 
 class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
-    """Flower nodes 0 to shards - 1, each the name of a shard, and the processes that serve them.
+    """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
     There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
-    served its node before, which has the shard in its memory, or to any that is idle. A process that dies is replaced,
-    and its message answered with an error. A machine that leaves is missed by nobody, for its messages go to others;
-    one that joins is used from the next look on. A newer message to a node takes the place of one that is unanswered,
-    and whoever still works on that is ended: it hangs.
+    served its node before, which has the shard in memory, or else to an idle one. A process that dies is replaced, and
+    its message is answered with an error. Messages of a machine that leaves go to other machines; a machine that joins
+    is used from the next check on. A newer message to a node replaces an unanswered one, and the process that still
+    works on the older one is ended, as it hangs.
 
-    All of it moves on when messages are pushed or pulled, in the thread that does.
+    The grid moves on when messages are pushed or pulled, in the caller's thread.
     """
 
     def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes) -> None:
-        """Nothing starts yet.
+        """Prepare the grid; no process starts yet.
 
         Args:
-            app: of Flower, as ``module:attribute``; imported by each process.
-            shards: Flower nodes.
-            share: what a process holds.
+            app: Flower's ClientApp as ``module:attribute``, which each process imports.
+            shards: number of Flower nodes.
+            share: the share of a machine of each process.
             machines: the Ray nodes that may be used.
         """
         self._app, self._shards, self._share, self._machines = app, shards, share, machines
         self._processes = Actors[Message]()
         self._waiting: deque[Message] = deque()
         self._replies: dict[str, Message] = {}
-        self._served_by: dict[int, Actor[Message]] = {}  # the last one, by node
+        self._served_by: dict[int, Actor[Message]] = {}  # the last process of each node
         self._patient_until: float | None = None
         self._numbers = count(1)
         self._looked, self._failed_starts = -LOOK, 0
         send_as(run=1, node=SERVER)
 
     def set_run(self, run: Any) -> None:
-        """There is only one."""
+        """Accept Flower's run and ignore it, as a grid is for one run."""
 
     @property
     def run(self) -> Any:
-        """There is none of Flower's: nothing here asks for it, and code that does shall hear so."""
+        """Raise an error, as there is no run of Flower's and no code here asks for it."""
         raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
 
     def create_message(
@@ -110,10 +109,10 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> list[int]:
-        """All nodes while processes are there to serve them, none while none is.
+        """Return all nodes while processes run to serve them, else none.
 
-        At first those that there is room for are waited for, but not for long where one is there: others may hold the
-        room.
+        At first the call waits for all processes that have room, but not for long once one runs: other programs may
+        hold the room.
         """
         self._advance()
         ready = [process.is_ready for process in self._processes]
@@ -127,7 +126,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         return list(range(self._shards))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand out messages, or have them wait for a process; returns at once."""
+        """Give messages to processes, or queue them; returns at once."""
         sent = [numbered(message, next(self._numbers)) for message in messages]
         for message in sent:
             self._withdraw(message.metadata.dst_node_id)
@@ -136,9 +135,9 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies that are there, each of them once; does not wait."""
+        """Return replies that have come, each of them once; does not wait."""
         self._advance()
-        return [self._replies.pop(each) for each in message_ids if each in self._replies]
+        return [self._replies.pop(id_) for id_ in message_ids if id_ in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages and wait for all replies, or those that come within `timeout` seconds."""
@@ -147,7 +146,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         while left and time.monotonic() < until:
             replies += self.pull_messages(left)
             answered = {reply.metadata.reply_to_message_id for reply in replies}
-            left = [each for each in left if each not in answered]
+            left = [id_ for id_ in left if id_ not in answered]
             time.sleep(0.005)
         return replies
 
@@ -158,7 +157,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._waiting.clear()
 
     def _advance(self) -> None:
-        """See who is there, what ended, and hand out what waits."""
+        """Follow the machines, process ends of work, and give out queued messages."""
         if time.monotonic() - self._looked >= LOOK:
             self._look()
             self._looked = time.monotonic()
@@ -169,7 +168,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._dispatch()
 
     def _look(self) -> None:
-        """Processes follow the machines."""
+        """Start and end processes so that they follow the machines."""
         room = {machine["NodeID"]: self._share.fits(machine["Resources"]) for machine in self._machines.usable()}
         for process in [process for process in self._processes if process.machine not in room]:
             if process.job is not None:
@@ -180,13 +179,13 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         for process in self._processes:
             room[process.machine] -= 1
         while len(self._processes) < self._shards and any(left > 0 for left in room.values()):
-            machine = max(room, key=lambda each: room[each])  # the emptiest
+            machine = max(room, key=lambda id_: room[id_])  # the machine with most room
             room[machine] -= 1
             cpus, gpus = self._share.cpus, self._share.gpus
             self._processes.start(_Client, self._app, machine=machine, num_cpus=cpus, num_gpus=gpus)
 
     def _see_start(self, process: Actor[Message], error: RayError | None) -> None:
-        """A process runs, or never will."""
+        """Record that a process runs, or that its start failed."""
         if error is None:
             self._failed_starts = 0
             log.info("client process started", extra=self._room(process))
@@ -199,7 +198,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             raise RunFailed(f"client processes do not start; the last one: {reason_of(error)}") from error
 
     def _conclude(self, process: Actor[Message], message: Message, reply: Message | RayError) -> None:
-        """A reply is there, or will never be."""
+        """Store a reply, or an error where none will come."""
         if isinstance(reply, RayError):
             lives = isinstance(reply, RayTaskError)
             about = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
@@ -210,28 +209,28 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         self._replies[message.metadata.message_id] = reply
 
     def _dispatch(self) -> None:
-        """Give what waits to who is idle."""
+        """Give queued messages to idle processes."""
         for _ in range(len(self._waiting)):
             if not (idle := self._processes.idle()):
                 return
             message = self._waiting.popleft()
             node = message.metadata.dst_node_id
             before = self._served_by.get(node)
-            process = before if before in idle else self._stranger(idle)
+            process = before if before in idle else self._pick(idle)
             self._served_by[node] = process
             self._processes.send(process, message, "run", message, self._context(node))
 
-    def _stranger(self, idle: list[Actor[Message]]) -> Actor[Message]:
+    def _pick(self, idle: list[Actor[Message]]) -> Actor[Message]:
         """Return an idle process, preferably one whose cached shard no queued message needs."""
-        wanted = {self._served_by.get(message.metadata.dst_node_id) for message in self._waiting}
-        return next((process for process in idle if process not in wanted), idle[0])
+        reserved = {self._served_by.get(message.metadata.dst_node_id) for message in self._waiting}
+        return next((process for process in idle if process not in reserved), idle[0])
 
     def _context(self, node: int) -> Context:
         config = {"partition-id": node, "num-partitions": self._shards}
         return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
     def _withdraw(self, node: int) -> None:
-        """Forget what a node was asked before; a process that is still at it hangs."""
+        """Drop earlier messages to a node; a process that still works on one hangs, and is ended."""
         self._waiting = deque(message for message in self._waiting if message.metadata.dst_node_id != node)
         self._replies = {key: reply for key, reply in self._replies.items() if reply.metadata.src_node_id != node}
         for process, message in self._processes.busy():
@@ -242,18 +241,18 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
     def _end(self, process: Actor[Message]) -> None:
         self._processes.end(process)
-        self._looked = -LOOK  # another one takes its place
+        self._looked = -LOOK  # so that another one replaces it at once
         self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
         log.info("client process ended", extra=self._room(process))
 
     def _room(self, process: Actor[Message]) -> dict[str, Any]:
-        """For the log: its machine, how many processes are ready now, and on how many machines."""
-        ready = [each.machine for each in self._processes if each.is_ready]
+        """Return fields for the log: the process' machine, and the numbers of ready processes and of their machines."""
+        ready = [other.machine for other in self._processes if other.is_ready]
         return {"machine": process.machine, "processes": len(ready), "machines": len(set(ready))}
 
 
 def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes) -> closing[RayGrid]:
-    """A `RayGrid` whose processes end with the block."""
+    """Return a `RayGrid` whose processes end with the block."""
     return closing(RayGrid(app, shards, share, machines))
 
 

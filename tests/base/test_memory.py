@@ -30,14 +30,14 @@ def test_memory_is_that_of_all_descendants_and_tells_own_from_mapped(
     """Each holds 64 MB of its own; a file of 32 MB that all of them map counts once."""
     (tmp_path / "hold.py").write_text(HOLD)
     (tmp_path / "file").write_bytes(bytes(32 * MEGABYTE))
-    before = Memory.of(os.getpid())
+    before = Memory.held_by(os.getpid())
     with subprocess.Popen(
         [sys.executable, "hold.py", "file", *nested], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         for _ in range(processes):
             holder.stdout.readline()
-        after = Memory.of(os.getpid())
+        after = Memory.held_by(os.getpid())
         holder.communicate()
     own, mapped = after.anonymous - before.anonymous, after.file - before.file
     assert 64 * processes <= own / MEGABYTE < 64 * processes + 24 * processes
@@ -47,4 +47,4 @@ def test_memory_is_that_of_all_descendants_and_tells_own_from_mapped(
 def test_a_process_that_has_ended_uses_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    assert Memory.of(ended.pid) == Memory()
+    assert Memory.held_by(ended.pid) == Memory()

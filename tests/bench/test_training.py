@@ -65,7 +65,7 @@ def test_a_user_s_plain_loop_equals_the_local_engine_on_the_same_batches(run: Ru
     assert [len(users) for users in work.rounds] == [SMALL.users] * 3
     params = work.start
     for users in work.rounds:
-        models = [NextWord.of(params) for _ in users]
+        models = [NextWord.from_params(params) for _ in users]
         for model, data in zip(models, users, strict=True):
             train(model, data, work)
         records = torch.tensor([float(len(inputs)) for inputs, _ in users], dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_other_training_is_refused(run: Run) -> None:
     """Users one after another instead of averaged; no training; no parameters, as Flower ends if all clients fail."""
     work, local = work_of(run), train_with_engines(run, ["local"])["local"]
     assert distances({"local": local}, work.start) == {"local": 0}
-    model = NextWord.of(work.start)
+    model = NextWord.from_params(work.start)
     for data in work.rounds[0]:
         train(model, data, work)
     other = Result({name: value.detach() for name, value in model.named_parameters()}, local.seconds)

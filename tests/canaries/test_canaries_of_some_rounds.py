@@ -56,7 +56,7 @@ def planted_in(experiment: Experiment, world: World) -> tuple[flsim.Planted, fls
     always = flsim.plant(Corpus.open(experiment.folder / "corpus"), CANARIES, world=world)
     users, canaries = always.users, windowed(always.canaries)
     assert len(np.unique(users.overlay.canaries)) == len(BOUNDS)
-    sometimes = Population.of(users.split, canaries, users.overlay, users.twin)
+    sometimes = Population.with_canaries(users.split, canaries, users.overlay, users.twin)
     return always, replace(always, users=sometimes, canaries=canaries)
 
 

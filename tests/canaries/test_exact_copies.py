@@ -33,7 +33,7 @@ EXACT = "canaries.insertions=[1, 4, 2]"
 def split_of(sizes: list[int]) -> Split:
     """Users of so many records, each of three words that no canary has."""
     count = sum(sizes)
-    flat = Records.of([[1 + index % 40, 2, 3] for index in range(count)])
+    flat = Records.from_lists([[1 + index % 40, 2, 3] for index in range(count)])
     return Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *sizes]), Path("nowhere"))
 
 

@@ -131,7 +131,7 @@ def test_the_twin_is_a_permutation_of_the_planted_records(sizes: list[int], p_u:
     """No record and no canary copy is lost, gained or cut, whatever the users' sizes."""
     rng = np.random.default_rng(seed)
     records = [[rng.integers(1, 96, rng.integers(1, 20)).tolist() for _ in range(size)] for size in sizes]
-    flat = Records.of([record for user in records for record in user])
+    flat = Records.from_lists([record for user in records for record in user])
     split = Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *sizes]), Path("nowhere"))
     planting = plant(split, canaries_of((p_u, p_e), (p_u, 0.5)), seed)
     real = population_of(split, planting)
@@ -176,7 +176,7 @@ def test_a_phrase_that_occurs_is_drawn_again(make_corpus: MakeCorpus) -> None:
 def test_occurring_equals_a_search_record_by_record(
     records: list[list[int]], phrases: list[tuple[int, ...]], chunk: int
 ) -> None:
-    flat = Records.of(records)
+    flat = Records.from_lists(records)
     split = Split(Layout(8), flat.tokens, flat.offsets, np.array([0, len(records)]), Path("nowhere"))
     naive = {p for p in phrases for r in records if any(tuple(r[i : i + 3]) == p for i in range(len(r) - 2))}
     assert occurring(split, phrases, chunk) == naive

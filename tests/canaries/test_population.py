@@ -34,7 +34,7 @@ PHRASES = ((90, 91, 92, 93, 94), (1, 2), (95,) * 7)
 
 
 def split_of(users: list[Sentences]) -> Split:
-    flat = Records.of([record for user in users for record in user])
+    flat = Records.from_lists([record for user in users for record in user])
     ends = np.cumsum([0, *map(len, users)])
     return Split(Layout(100), flat.tokens, flat.offsets, ends, Path("nowhere"))
 

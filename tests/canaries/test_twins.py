@@ -52,7 +52,7 @@ def test_both_worlds_of_any_users_are_twins(
     users: list[list[list[int]]], how: Literal["probability", "copies"], seed: int, window: int
 ) -> None:
     """With canaries that are longer or shorter than what they replace; whatever the pieces that the twin is made in."""
-    flat = Records.of([record for user in users for record in user])
+    flat = Records.from_lists([record for user in users for record in user])
     ends = np.cumsum([0, *map(len, users)])
     split = Split(Layout(100), flat.tokens, flat.offsets, ends, Path("nowhere"))
     copies = {"probability": (None, None), "copies": (len(flat) // 2, len(flat) // 3)}[how]
@@ -108,7 +108,7 @@ def test_both_runs_ask_the_same_users_and_train_as_long(
 def test_users_of_the_mean_size_are_no_twins(random_users: Callable[..., list[list[list[int]]]]) -> None:
     """That the law can fail: of users of 1 and of 9 records."""
     users = random_users(2, 9, 30)
-    flat = Records.of([users[0][0], *users[1]])
+    flat = Records.from_lists([users[0][0], *users[1]])
     split = Split(Layout(100), flat.tokens, flat.offsets, np.array([0, 1, 10]), Path("nowhere"))
     planting = plant(split, (Canary("c0", PHRASES[0], 1e-9, 1.0),), 0)
     twin, overlay = make_twin(split, planting, 0)

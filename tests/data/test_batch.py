@@ -26,7 +26,7 @@ def naive_batch(records: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np
 @given(records, st.data())
 def test_batch_is_what_a_loop_over_records_makes(records: list[list[int]], data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=12))
-    made = batch(Records.of(records), np.array(chosen), LAYOUT)
+    made = batch(Records.from_lists(records), np.array(chosen), LAYOUT)
     inputs, targets = naive_batch([records[index] for index in chosen])
     np.testing.assert_array_equal(made.inputs, inputs)
     np.testing.assert_array_equal(made.targets, targets)
@@ -43,12 +43,12 @@ def test_batch_is_what_a_loop_over_records_makes(records: list[list[int]], data:
 )
 def test_a_record_as_tff_lays_it_out(record: list[int], inputs: list[int], targets: list[int]) -> None:
     """PAD 0, 8 words, OOV 9, BOS 10, EOS 11."""
-    made = batch(Records.of([record]), np.array([0]), LAYOUT)
+    made = batch(Records.from_lists([record]), np.array([0]), LAYOUT)
     assert (made.inputs.tolist(), made.targets.tolist()) == ([inputs], [targets])
 
 
 @given(records)
 def test_records_are_what_they_were_made_of(records: list[list[int]]) -> None:
-    made = Records.of(records)
+    made = Records.from_lists(records)
     assert [record.tolist() for record in made] == records
     assert (len(made), made.words) == (len(records), sum(map(len, records)))

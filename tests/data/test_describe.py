@@ -26,12 +26,12 @@ def write(path: Path, splits: dict[str, list[str]], **manifest: Any) -> Corpus:
     with new_folder(path) as folder, CorpusWriter(folder, Vocabulary(("a", "b"), (2, 1)), Layout(6)) as writer:
         for split, users in splits.items():
             for user in users:
-                writer.splits[split].add(user, Records.of([[1, 2], [3, 1]]))
+                writer.splits[split].add(user, Records.from_lists([[1, 2], [3, 1]]))
         writer.finish(**{"dropped": {}, "sources": [], "parameters": {}, **manifest})
     return Corpus.open(path)
 
 
-def said(path: Path, splits: dict[str, list[str]], **manifest: Any) -> str:
+def text_of(path: Path, splits: dict[str, list[str]], **manifest: Any) -> str:
     """The text as one line."""
     return " ".join(describe(inspect(write(path, splits, **manifest))).split())
 
@@ -64,23 +64,23 @@ def test_histograms_are_drawn_on_request(make_corpus: MakeCorpus) -> None:
 
 
 def test_who_is_a_member(tmp_path: Path) -> None:
-    safe = said(tmp_path / "safe", {"train": ["a#0", "a#1"], "heldout": ["b#0"], "test": ["c#0"]})
+    safe = text_of(tmp_path / "safe", {"train": ["a#0", "a#1"], "heldout": ["b#0"], "test": ["c#0"]})
     assert "held-out users are the safe non-members for user-level attacks" in safe
     assert "no test author is in train" in safe
     assert "WARNING" not in safe
-    dated = said(tmp_path / "dated", {"train": ["a#0", "b", "c", "d", "e"], "heldout": ["f"], "test": [*"abcdz"]})
+    dated = text_of(tmp_path / "dated", {"train": ["a#0", "b", "c", "d", "e"], "heldout": ["f"], "test": [*"abcdz"]})
     assert "4 of 5 test authors are train authors too (a, b, c and 1 more), so members" in dated
     assert "safe non-members for user-level attacks" in dated
-    leaky = said(tmp_path / "leaky", {"train": ["a#0", "b#0"], "heldout": ["a#1", "c#0"]})
+    leaky = text_of(tmp_path / "leaky", {"train": ["a#0", "b#0"], "heldout": ["a#1", "c#0"]})
     assert "WARNING 1 of 2 held-out authors are train authors too (a): they are members" in leaky
     assert "safe" not in leaky
-    assert "none held out: user-level attacks have no safe non-members" in said(tmp_path / "none", {"train": ["a"]})
+    assert "none held out: user-level attacks have no safe non-members" in text_of(tmp_path / "none", {"train": ["a"]})
 
 
 def test_drops_in_words(tmp_path: Path) -> None:
     dropped = {"users_too_short": 30, "posts_without_owner": 0, "mice_that_ran": 7, "posts_in_latin": 1}
     parameters = {"read": {"users": 40, "posts": 1000}}
-    text = said(tmp_path / "corpus", {"train": ["a"]}, dropped=dropped, parameters=parameters)
+    text = text_of(tmp_path / "corpus", {"train": ["a"]}, dropped=dropped, parameters=parameters)
     assert "30 authors 75.0% too short for a balanced user" in text
     assert "1 posts 0.1% in latin" in text
     assert "7 mice that ran" in text
@@ -89,7 +89,7 @@ def test_drops_in_words(tmp_path: Path) -> None:
 
 
 def test_formats_notes_and_warnings(tmp_path: Path) -> None:
-    text = said(
+    text = text_of(
         tmp_path / "corpus",
         {"train": ["a"]},
         sources=[{"name": "so.sqlite", "bytes": 1234, "sha256": "", "format": "tff-sqlite"}, {"name": "x", "bytes": 1}],

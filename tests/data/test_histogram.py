@@ -16,21 +16,21 @@ lengths = st.one_of(
 )
 
 
-def of(values: list[int]) -> Distribution:
-    return Distribution.of([np.array(values)])
+def distribution(values: list[int]) -> Distribution:
+    return Distribution.count([np.array(values)])
 
 
 @given(values=lengths, more=lengths)
 def test_bins_hold_every_value_once(values: list[int], more: list[int]) -> None:
     """Of both lists in the bins of the whole."""
-    whole = of(values) + of(more)
+    whole = distribution(values) + distribution(more)
     edges, scale = whole.edges()
     bins = list(pairwise(edges))
     assert 1 <= len(bins) <= BINS
     assert all(low < high for low, high in bins)
     assert whole.binned(edges) == [sum(low <= x < high for x in values + more) for low, high in bins]
-    assert of(values).binned(edges) == [sum(low <= x < high for x in values) for low, high in bins]
-    assert sum(of(more).binned(edges)) == len(more)
+    assert distribution(values).binned(edges) == [sum(low <= x < high for x in values) for low, high in bins]
+    assert sum(distribution(more).binned(edges)) == len(more)
     median = sorted(values + more)[(len(values + more) - 1) // 2]
     longtailed = max(values + more) > 10 * max(1, median)
     assert (scale == "log") == (longtailed and max(values + more) - min(values + more) >= BINS)
@@ -38,7 +38,7 @@ def test_bins_hold_every_value_once(values: list[int], more: list[int]) -> None:
 
 @given(values=lengths, cut=st.integers(0, 50))
 def test_a_distribution_in_pieces_is_that_of_the_whole(values: list[int], cut: int) -> None:
-    pieces = Distribution.of([np.array(values[:cut], np.int64), np.array(values[cut:], np.int64)])
+    pieces = Distribution.count([np.array(values[:cut], np.int64), np.array(values[cut:], np.int64)])
     distinct = sorted(set(values))
     assert pieces.values.tolist() == distinct
     assert pieces.counts.tolist() == [values.count(value) for value in distinct]
@@ -56,13 +56,13 @@ def test_a_distribution_in_pieces_is_that_of_the_whole(values: list[int], cut: i
     ],
 )
 def test_edges_are_round(values: list[int], expected: tuple[list[int], str]) -> None:
-    edges, scale = of(values).edges()
+    edges, scale = distribution(values).edges()
     assert (edges[: len(expected[0])], scale) == expected
     assert not values or edges[-1] > max(values)
 
 
 def test_edges_of_a_long_tail_have_one_ratio() -> None:
-    edges, scale = of([1_000] * 9 + [10**9]).edges()
+    edges, scale = distribution([1_000] * 9 + [10**9]).edges()
     ratios = np.array(edges[1:]) / edges[:-1]
     assert scale == "log"
     assert len(ratios) == BINS

@@ -37,7 +37,9 @@ def write(path: Path, splits: dict[str, list[User]], layout: Layout, **manifest:
     with new_folder(path) as folder, CorpusWriter(folder, vocabulary, layout) as writer:
         for split, written in splits.items():
             for name, records in written:
-                writer.splits[split].add(name, Records.of([[ids[rank] for rank in record] for record in records]))
+                writer.splits[split].add(
+                    name, Records.from_lists([[ids[rank] for rank in record] for record in records])
+                )
         writer.finish(**{"dropped": {}, "sources": [], "parameters": {}, **manifest})
     return Corpus.open(path, verify=True)
 

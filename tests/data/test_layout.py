@@ -63,7 +63,7 @@ def test_layouts_that_nobody_published_are_refused() -> None:
 @EVERY
 def test_words_to_ids_and_back(name: str, tmp_path: Path) -> None:
     first, _, oov, bos, eos = IDS[name]
-    vocabulary = Vocabulary.of({"b": 9, "a": 9, "c": 7, "d": 3, "e": 2, "f": 1}, 9, name)
+    vocabulary = Vocabulary.most_frequent({"b": 9, "a": 9, "c": 7, "d": 3, "e": 2, "f": 1}, 9, name)
     vocabulary.write(tmp_path / "vocabulary.tsv")
     assert Vocabulary.read(tmp_path / "vocabulary.tsv", name) == vocabulary
     assert vocabulary.encode(["e", "nowhere", "a", "b"]) == [first + 4, oov, first, first + 1]
@@ -73,7 +73,7 @@ def test_words_to_ids_and_back(name: str, tmp_path: Path) -> None:
 @EVERY
 def test_a_batch(name: str) -> None:
     first, last, oov, bos, eos = IDS[name]
-    made = batch(Records.of([[first, oov], [last, last, first, first]]), np.array([0, 1]), layout_of(name))
+    made = batch(Records.from_lists([[first, oov], [last, last, first, first]]), np.array([0, 1]), layout_of(name))
     assert made.inputs.tolist() == [[bos, first, oov, 0], [bos, last, last, first]]
     assert made.targets.tolist() == [[first, oov, eos, 0], [last, last, first, first]]
 
@@ -111,7 +111,7 @@ class Users:
         return len(self.users)
 
     def __getitem__(self, user: int) -> Records:
-        return Records.of(self.users[user])
+        return Records.from_lists(self.users[user])
 
 
 @EVERY

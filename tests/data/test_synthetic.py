@@ -75,7 +75,7 @@ def naive_user(language: Language, hparams: SyntheticHParams, seed: int, name: s
         fresh = language.draw_words(topic, rng.random(len(lengths)), words)
         following = language.successors[topic, table[:, position - 1], rng.integers(4, size=len(lengths))]
         table[:, position] = np.where(rng.random(len(lengths)) < hparams.order, following, fresh)
-    return Records.of([record[:length].tolist() for record, length in zip(table, lengths, strict=True)])
+    return Records.from_lists([record[:length].tolist() for record, length in zip(table, lengths, strict=True)])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ USERS = st.lists(st.lists(st.lists(st.integers(1, 3), max_size=4), max_size=8), 
 
 
 def split_of(users: list[Sentences]) -> Split:
-    flat = Records.of([record for user in users for record in user])
+    flat = Records.from_lists([record for user in users for record in user])
     return Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *map(len, users)]), Path("nowhere"))
 
 

@@ -31,7 +31,7 @@ Users = Callable[..., list[list[list[int]]]]
 SMALL = SanitizationHParams(0.1, ModelHParams(6, 8), CentralHParams(2, batch_size=8, optimizer="adam"))
 
 
-def alone(model: CIFGLanguageModel, corpus: Corpus) -> list[float]:
+def scores_one_by_one(model: CIFGLanguageModel, corpus: Corpus) -> list[float]:
     """Each record by the attacks' scorer: what follows BOS, EOS where it is short enough."""
     layout, train = corpus.layout, corpus.split("train")
     found = []
@@ -49,7 +49,7 @@ def test_records_are_scored_as_each_alone(make_corpus: MakeCorpus, random_users:
     positions = stream(0, "test", "positions").permutation(66)
     scores = record_log_perplexities(tuple(models), corpus.split("train"), positions)
     for model, own in zip(models, scores, strict=True):
-        np.testing.assert_allclose(own, np.array(alone(model, corpus))[positions], rtol=1e-5)
+        np.testing.assert_allclose(own, np.array(scores_one_by_one(model, corpus))[positions], rtol=1e-5)
 
 
 def test_differences_are_between_models_of_either_half(make_corpus: MakeCorpus, random_users: Users) -> None:
@@ -59,7 +59,7 @@ def test_differences_are_between_models_of_either_half(make_corpus: MakeCorpus, 
     for half in halves(train.records, seed=4):
         training = CentralTraining(Subset(train, half), SMALL.training, seed=4)
         ((state, _),) = train_central(init(40, SMALL.model, 4), training, SMALL.training.steps_over(len(half)))
-        scores.append(alone(CIFGLanguageModel.of(state.params), corpus))
+        scores.append(scores_one_by_one(CIFGLanguageModel.from_params(state.params), corpus))
     expected = np.abs(np.array(scores[0]) - np.array(scores[1]))
     assert expected.max() > 0.01
     np.testing.assert_allclose(log_perplexity_differences(train, SMALL, 4), expected, atol=1e-4)

@@ -31,7 +31,7 @@ class Population:
         return len(self.users)
 
     def __getitem__(self, user: int) -> Records:
-        return Records.of(self.users[user])
+        return Records.from_lists(self.users[user])
 
 
 def some_users(seed: int, users: int = 7) -> list[list[list[int]]]:

@@ -1,4 +1,4 @@
-"""The run that nothing happens to: what all runs with faults are held against."""
+"""The undisturbed run that all runs with faults are compared with."""
 
 from pathlib import Path
 

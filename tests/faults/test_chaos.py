@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from fault_injection import AT_WORK, TO_PROCESSES, Harm, Relief, Surroundings, kind_of, living, small_places, title_of
 from faulty import SETTINGS, assert_equal_runs, events
-from harms import AT_WORK, TO_PROCESSES, Harm, Relief, Surroundings, kind_of, living, small_places, title_of
 from helpers import Experiment, finish, start
 from raynodes import tree
 from test_central_run import CENTRAL

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from faulty import OPTIONS, SETTINGS, assert_equal_runs, events, go_on, sick_client, wait_for
 from helpers import Experiment, Trained, start, wait_for_round
-from links import HOSTS, joined_machines
+from network_emulation import HOSTS, joined_machines
 from raynodes import started
 from waiting import wait_until
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+from fault_injection import Surroundings, little_memory, small_places
 from faulty import SETTINGS, assert_equal_runs
-from harms import Surroundings, little_memory, small_places
 from helpers import Experiment, Trained, finish, start
 from test_central_run import CENTRAL
 from test_central_run import PRIVATE as PRIVATE_CENTRAL

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from fault_injection import little_memory
 from faulty import fill, kill, of_run, small_disk
-from harms import little_memory
 from helpers import Experiment, finish, start
 from waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""The measures of docs/measures.md, and runs of two worlds that are measured by them."""
+"""The measures of docs/measures.md, and runs of two worlds measured by them."""
 
 import json
 import re

@@ -122,7 +122,9 @@ def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> 
             st.lists(st.integers(0, 7), min_size=length, max_size=length), min_size=1, max_size=6, unique_by=tuple
         )
     ),
-    template=st.lists(st.sets(st.integers(0, 7), min_size=1).map(sorted), min_size=1, max_size=4).map(Template.of),
+    template=st.lists(st.sets(st.integers(0, 7), min_size=1).map(sorted), min_size=1, max_size=4).map(
+        Template.from_positions
+    ),
     width=st.sampled_from([1, 2, 5, 8, 30, 5000]),
     rows=st.sampled_from([1, 3, 16, 10_000]),
 )

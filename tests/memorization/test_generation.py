@@ -49,7 +49,7 @@ settings_of_sampling = pytest.mark.parametrize(
         (Template.words(LAYOUT, 3), 1.0, None),
         (Template.tokens(LAYOUT, 2), 1.0, None),
         (Template.tokens(LAYOUT, 2), 0.5, 3),
-        (Template.of([[1, 2, 5], 4, [0, 3]]), 3.0, 2),
+        (Template.from_positions([[1, 2, 5], 4, [0, 3]]), 3.0, 2),
     ],
 )
 
@@ -116,7 +116,7 @@ def test_the_wait_for_the_canary_is_geometric() -> None:
 
 
 def test_a_canary_that_cannot_come_never_does() -> None:
-    for template, top_k in ((Template.of([[1, 2], [1, 2]]), None), (Template.words(LAYOUT, 2), 1)):
+    for template, top_k in ((Template.from_positions([[1, 2], [1, 2]]), None), (Template.words(LAYOUT, 2), 1)):
         model, hparams = random_model(0, 0.0), GenerationHParams(500, top_k=top_k)
         found = generative_sampling(model, BOS, torch.tensor([1, 4]), template, hparams, stream(0, "never"))
         assert (found.hits, found.first, found.nats, found.expected) == (0, None, math.inf, math.inf)

@@ -23,7 +23,7 @@ templates = st.lists(
     st.one_of(st.sampled_from(TOKENS), st.sets(st.sampled_from(TOKENS), min_size=1).map(sorted), st.just(list(TOKENS))),
     min_size=1,
     max_size=4,
-).map(Template.of)
+).map(Template.from_positions)
 prefixes = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3)
 
 
@@ -86,7 +86,7 @@ def test_whatever_the_limits_what_is_said_is_true(
 
 def test_limits_do_leave_searches_unfinished() -> None:
     """And so the law above is not only about complete ones: both limits, one at a time."""
-    template = Template.of([list(TOKENS)] * 4)
+    template = Template.from_positions([list(TOKENS)] * 4)
     for limits in (ShortestPathHParams(count=3, nodes=9), ShortestPathHParams(count=3, frontier=2)):
         outcomes = [shortest_path(TableModel(seed, 40), torch.tensor([0]), template, limits) for seed in range(30)]
         assert not all(found.complete for found in outcomes)
@@ -145,7 +145,7 @@ def test_beam_search_misses_what_the_shortest_path_finds() -> None:
     model.table[:] = 8
     model.table[1], model.table[1, 3] = 0, 4
     model.table[(3 * 1 + 5 * 3 + 1) % CELLS] = 0
-    prefix, template = torch.tensor([0]), Template.of([first, TOKENS])
+    prefix, template = torch.tensor([0]), Template.from_positions([first, TOKENS])
     assert beam_searches(model, prefix[None], template, 5)[1].tolist() == [[8] * 5]
     found = shortest_path(model, prefix, template)
     assert (found.tokens, found.scores) == (((3, 0),), (4,))

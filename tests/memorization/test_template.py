@@ -14,7 +14,7 @@ def test_templates() -> None:
     layout = Layout(8, name="fedjax")  # PAD, BOS, EOS, words 3 to 6, OOV
     assert Template.words(layout, 2).allowed == ((3, 4, 5, 6), (3, 4, 5, 6))
     assert Template.tokens(layout, 1).allowed == (tuple(range(8)),)
-    made = Template.of([4, [6, 3, 3], 2])
+    made = Template.from_positions([4, [6, 3, 3], 2])
     assert made.allowed == ((4,), (3, 6), (2,))
     assert (made.length, made.space) == (3, 2)
     assert [ids.tolist() for ids in made.on(torch.device("cpu"))] == [[4], [3, 6], [2]]

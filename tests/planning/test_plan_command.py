@@ -105,8 +105,8 @@ def test_a_run_of_its_own(experiment: Experiment, flsim: Flsim) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--tier", "huge"), "has no tier 'huge'; choose of"),
-        (("--only", "none"), "has no grid 'none'; choose of"),
+        (("--tier", "huge"), "has no tier 'huge'; choose one of"),
+        (("--only", "none"), "has no grid 'none'; choose one of"),
         (("--set", "training"), "write it as section.key=value"),
         (("--set", "seed=3"), "--set seed: of a sweep that is for --seeds"),
         (("--effect", "nan"), "--effect nan: a number of bits is needed"),

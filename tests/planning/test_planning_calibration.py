@@ -143,7 +143,7 @@ def test_memory_is_as_sweeps_record_it() -> None:
     """Of this process and all below it, by another way to read it; it may have grown in between."""
     watch = Watch()
     watch.look()
-    assert watch.peak == pytest.approx(Memory.of(os.getpid()).total, rel=0.1)
+    assert watch.peak == pytest.approx(Memory.held_by(os.getpid()).total, rel=0.1)
     assert (watch.rest, watch.run, watch.began) == (watch.peak, 0, {})
 
 

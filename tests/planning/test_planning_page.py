@@ -100,7 +100,7 @@ def test_a_page_fits_and_says_all(sweep_file: Path) -> None:
     text = page(plan)
     assert max(map(len, text.splitlines())) <= 80
     titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
-    assert titles == ["Scale", "Time", "Memory", "Disk", "Statistical power", "Beside what was recorded"]
+    assert titles == ["Scale", "Time", "Memory", "Disk", "Statistical power", "Predicted and recorded"]
     assert "About 4.1 GB at the peak" in text
     assert "an idle one" not in text
     busy = page(replace(plan, machine=replace(plan.machine, busy=0.6)))

@@ -68,7 +68,7 @@ def freeze(_run: Path, _checkpoint: Path) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def said(ended: Sequence[Evaluation]) -> list[tuple[str, str, int]]:
+def outcomes_of(ended: Sequence[Evaluation]) -> list[tuple[str, str, int]]:
     return [(each.checkpoint, each.outcome, each.attempt) for each in ended]
 
 
@@ -77,7 +77,7 @@ def poll_until(service: EvaluationService, run: Path) -> list[tuple[str, str, in
     deadline = time.monotonic() + TIMEOUT
     while not (ended := service.poll(run)):
         assert time.monotonic() < deadline, "no evaluation ended"
-    return said(ended)
+    return outcomes_of(ended)
 
 
 @pytest.fixture
@@ -104,14 +104,14 @@ def test_nothing_waits_and_one_runs_at_a_time_in_order(service: EvaluationServic
     assert names(tmp_path) == ["a"]
     (tmp_path / "a.go").touch()
     ended = service.drain(run, TIMEOUT)
-    assert said(ended) == [("a", "stored", 1), ("bb", "stored", 1), ("ccc", "stored", 1)]
+    assert outcomes_of(ended) == [("a", "stored", 1), ("bb", "stored", 1), ("ccc", "stored", 1)]
     assert names(tmp_path) == ["a", "bb", "ccc"]
     assert len({line[1] for line in log(tmp_path)}) == 1
     assert (service.pending(run), service.poll(run), service.drain(run)) == (0, [], [])
     assert read_evaluations(run) == ended
     assert all(each.cpu_seconds is not None and each.seconds >= 0 and each.reason is None for each in ended)
     assert service.submit(run, run / "a")  # once more, if someone wants it
-    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
 
 
 def test_training_goes_first(service: EvaluationService, run: Path, tmp_path: Path) -> None:
@@ -132,14 +132,14 @@ def test_a_full_queue_says_so_and_loses_nothing(run: Path, tmp_path: Path) -> No
     assert service.submit(run, run / "c")  # is there
     assert service.submit(other, other / "e")  # another run has room of its own
     (tmp_path / "a.go").touch()
-    assert said(service.drain(other, TIMEOUT)) == [("e", "stored", 1)]
+    assert outcomes_of(service.drain(other, TIMEOUT)) == [("e", "stored", 1)]
     for name in ("b", "c"):
         wait_for(tmp_path / f"{name}.started")
     assert service.pending(run) == 3
     assert not service.submit(run, run / "d")
-    assert said(service.drain(run, TIMEOUT)) == [(name, "stored", 1) for name in "abc"]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [(name, "stored", 1) for name in "abc"]
     assert service.submit(run, run / "d")
-    assert said(service.drain(run, TIMEOUT)) == [("d", "stored", 1)]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [("d", "stored", 1)]
     service.close()
     assert sorted(names(tmp_path)) == ["a", "b", "c", "d", "e"]
 
@@ -153,7 +153,7 @@ def test_runs_take_turns_and_know_only_their_own(service: EvaluationService, tmp
             service.submit(run, run / str(index))
     (tmp_path / "0.go").touch()
     for run in runs:
-        assert said(service.drain(run, TIMEOUT)) == [(str(index), "stored", 1) for index in range(3)]
+        assert outcomes_of(service.drain(run, TIMEOUT)) == [(str(index), "stored", 1) for index in range(3)]
         assert len(read_evaluations(run)) == 3
     assert [(line[4], line[0]) for line in log(tmp_path)] == [
         ("one", "0"), ("one", "1"), ("two", "0"), ("one", "2"), ("two", "1"), ("two", "2")
@@ -172,7 +172,7 @@ def test_a_pool_works_on_several_at_a_time(run: Path, tmp_path: Path) -> None:
     assert poll_until(service, run) == [("b", "stored", 1)]
     assert poll_until(service, run) == [("c", "stored", 1)]
     (tmp_path / "a.go").touch()
-    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
     service.close()
     pids = {name: pid for name, pid, *_ in log(tmp_path)}
     assert pids["c"] == pids["b"] != pids["a"]
@@ -186,7 +186,7 @@ def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationSer
     assert (bad.outcome, bad.reason) == ("failed", r"KeyError: 'no such\ncorpus'")
     assert nan.outcome == "diverged"
     assert nan.reason == "round 3: 1 of 8 values of parameter embedding are not finite"
-    assert said([good]) == [("a", "stored", 1)]
+    assert outcomes_of([good]) == [("a", "stored", 1)]
     assert failures(run) == {"bad": bad.reason}
 
 
@@ -200,7 +200,7 @@ def test_who_runs_out_of_memory_is_replaced(
     """The others go first. Python's own error, and torch's on a CPU."""
     for each in (name, "a"):
         service.submit(run, run / each)
-    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1), (name, "stored", 2)]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "stored", 1), (name, "stored", 2)]
     (first, one), (second, two), (third, three) = ((line[0], line[1]) for line in log(tmp_path))
     assert (first, second, third) == (name, "a", name)
     assert one != two == three
@@ -223,7 +223,7 @@ def test_a_killed_process_is_replaced_and_its_work_done_again(
         os.kill(int(log(tmp_path)[-1][1]), signal.SIGKILL)
     (tmp_path / "bb.go").touch()
     service.submit(run, run / "ccc")
-    assert sorted(said(service.drain(run, TIMEOUT))) == [("bb", "stored", 3), ("ccc", "stored", 1)]
+    assert sorted(outcomes_of(service.drain(run, TIMEOUT))) == [("bb", "stored", 3), ("ccc", "stored", 1)]
     assert sorted(names(tmp_path)) == ["a", "bb", "bb", "bb", "ccc"]
     outcomes = [each.outcome for each in read_evaluations(run) if each.checkpoint == "bb"]
     assert outcomes == ["retried", "retried", "stored"]
@@ -244,13 +244,13 @@ def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: P
     for name in ("dies", "a"):
         service.submit(run, run / name)
     first, dead = service.drain(run, TIMEOUT)
-    assert said([first, dead]) == [("a", "stored", 1), ("dies", "failed", 2)]
+    assert outcomes_of([first, dead]) == [("a", "stored", 1), ("dies", "failed", 2)]
     assert str(dead.reason).startswith("it failed 2 times, last with: its process died: ")
     assert names(tmp_path) == ["dies", "a", "dies"]
     assert [each.outcome for each in read_evaluations(run)] == ["retried", "stored", "failed"]
     assert failures(run) == {"dies": dead.reason}
     service.submit(run, run / "a")
-    assert said(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
     service.close()
 
 
@@ -266,7 +266,7 @@ def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
     os.kill(int(log(tmp_path)[1][1]), signal.SIGSTOP)
     service.submit(run, run / "a")
     hung, good = service.drain(run, TIMEOUT)
-    assert said([hung, good]) == [("hangs", "failed", 2), ("a", "stored", 1)]
+    assert outcomes_of([hung, good]) == [("hangs", "failed", 2), ("a", "stored", 1)]
     assert hung.reason == "it failed 2 times, last with: no result within 2 s"
     assert [each.outcome for each in read_evaluations(run)] == ["retried", "failed", "stored"]
     deadline = time.monotonic() + TIMEOUT
@@ -282,7 +282,7 @@ def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -
     """Three times: it was luck whether Ray's reply that the process runs had left before, and a start has minutes."""
     service = EvaluationService(freeze, ServiceHParams(deadline=0.5, retries=2))
     service.submit(run, run / "a")
-    assert said(service.drain(run, TIMEOUT)) == [("a", "failed", 3)]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "failed", 3)]
     service.close()
 
 
@@ -295,7 +295,7 @@ def test_closing_forgets_what_is_pending_and_submitting_starts_anew(
     service.close()
     assert service.drain(run) == []
     service.submit(run, run / "bb")
-    assert said(service.drain(run, TIMEOUT)) == [("bb", "stored", 1)]
+    assert outcomes_of(service.drain(run, TIMEOUT)) == [("bb", "stored", 1)]
 
 
 def test_forgetting_a_run_leaves_the_others(service: EvaluationService, run: Path, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_forgetting_a_run_leaves_the_others(service: EvaluationService, run: Pat
     wait_for(tmp_path / "a.started")
     service.forget(run)
     assert service.pending(run) == 0
-    assert said(service.drain(other, TIMEOUT)) == [("c", "stored", 1)]
+    assert outcomes_of(service.drain(other, TIMEOUT)) == [("c", "stored", 1)]
     assert names(tmp_path) == ["a", "c"]
     assert read_evaluations(run) == []
 

@@ -174,7 +174,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     results = read_run(run.path)
     assert results.evaluated == [8]
     assert set(results.failures) == {name(2), name(4), name(6)}
-    with pytest.raises(InputError, match=r"round 4 was not evaluated \(.*another model.*\); choose of 8"):
+    with pytest.raises(InputError, match=r"round 4 was not evaluated \(.*another model.*\); choose one of 8"):
         results.evaluation(4)
     table = to_markdown(memorization_table([results]))
     assert re.search(r"\| *failed *\|", table)

@@ -1,4 +1,4 @@
-"""A simulated disk that can lose power: what a folder may hold afterwards, between what was synced and everything.
+"""A simulated disk that can lose power, with all states that a folder may then have.
 
 The reading of POSIX is the strict one. Bytes are safe once their file is synced, names once their folder is. A rename
 is one step, and is safe once a folder of it is synced. ext4, XFS and Btrfs promise more: they keep the order of names,
@@ -207,16 +207,16 @@ class Disk:
         """What is there if these changes of names came, and the bytes of all files but some met their end in `mode`."""
         names: dict[Node, dict[str, Node]] = {}
 
-        def of(folder: Node) -> dict[str, Node]:
+        def names_in(folder: Node) -> dict[str, Node]:
             return names.setdefault(folder, dict(folder.safe_names))
 
         for change in self._changes:
             if change.number in kept:
-                _take(change, of)
+                _take(change, names_in)
         state: State = {}
 
         def walk(folder: Node, path: str) -> None:
-            for name, node in of(folder).items():
+            for name, node in names_in(folder).items():
                 state[f"{path}{name}"] = None if node.is_folder else node.after(but.get(node, mode))
                 walk(node, f"{path}{name}/")
 

@@ -1,7 +1,7 @@
-"""What a command and all of its processes did to a folder, step by step: `strace` says it, in the order of its log.
+"""The changes of a command and all of its processes to a folder, step by step, from the log of `strace`.
 
-Anything that changes a file and that this does not understand is an error, and the steps, taken again, must give the
-folder that is there in the end, byte for byte.
+Anything that changes a file and that this module does not understand is an error. The steps, taken again, must give the
+final folder, byte for byte.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Each state that a loss of power can leave, tried once: laid out in a folder, gone on with, and counted."""
+"""Replay of each state that a loss of power can leave: laid out in a folder, continued, and counted."""
 
 import os
 import re

@@ -1,7 +1,8 @@
-"""The command, given again on what a loss of power left; all of it in this process, without Ray.
+"""The command, repeated after a loss of power, all of it in this process, without Ray.
 
 Only what Ray does is replaced: requests, evaluations and a sweep's runs are worked off where they are submitted.
-`python tests/power/resuming.py run ...` is the command so; with NO_SYNC in the environment nothing is ever synced.
+`python tests/power/resuming.py run ...` runs the command in this way; with NO_SYNC in the environment nothing is ever
+synced.
 """
 
 import importlib
@@ -75,7 +76,7 @@ class NodesHere:
 def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> list[ShardReply]:
     """Stands in for `server.federated.exchange.Exchange.send`: trains what is asked for."""
     run = Run.open(Path(exchange.address.run))
-    return run.federated.training_of(run.users, run.rounds).here()(asked)
+    return run.federated.training_of(run.users, run.rounds).send_in_process()(asked)
 
 
 def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[Ended]:

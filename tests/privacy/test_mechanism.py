@@ -105,7 +105,7 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     hparams = PrivacyHParams("clip", clip=clip)
     like = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
 
-    def of(a: NDArray[np.float64], b: NDArray[np.float64], examples: int) -> UpdateSum:
+    def update(a: NDArray[np.float64], b: NDArray[np.float64], examples: int) -> UpdateSum:
         return UpdateSum.of_user({"a": torch.from_numpy(a), "b": torch.from_numpy(b)}, examples, 1.0, 1, clip)
 
     def mean(total: UpdateSum) -> torch.Tensor:
@@ -113,9 +113,9 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
 
     base = UpdateSum.zero(like)
     for user in users:
-        base = base.merge(of(*user))
+        base = base.merge(update(*user))
     bound = clip / cohort * (1 + 1e-9)
-    added, replaced = base.merge(of(*one)), base.merge(of(*other))
+    added, replaced = base.merge(update(*one)), base.merge(update(*other))
     assert float((mean(added) - mean(base)).norm()) <= bound
     assert float((mean(added) - mean(replaced)).norm()) <= 2 * bound
     # and the count that the clip adapts to, by 1/2 and by 1

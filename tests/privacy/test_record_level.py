@@ -30,12 +30,12 @@ def model_of(seed: int = 0) -> CIFGLanguageModel:
 
 
 def lot_of(records: list[list[int]]) -> tuple[Tensor, Tensor]:
-    of = Records.of(records)
+    of = Records.from_lists(records)
     padded = batch(of, np.arange(len(of)), LAYOUT)
     return torch.from_numpy(padded.inputs), torch.from_numpy(padded.targets)
 
 
-def alone(model: CIFGLanguageModel, record: list[int]) -> Params:
+def gradient_of_record(model: CIFGLanguageModel, record: list[int]) -> Params:
     """Plain autograd over the mean loss of one record, unpadded."""
     loss, count = loss_sum(model, *lot_of([record]))
     named = dict(model.named_parameters())
@@ -80,7 +80,7 @@ def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list
     inputs, targets = (torch.nn.functional.pad(value, (0, padding, 0, 1)) for value in lot_of(records))
     gradients, losses = record_gradients(model, inputs, targets)
     for row, record in enumerate(records):
-        for name, expected in alone(model, record).items():
+        for name, expected in gradient_of_record(model, record).items():
             torch.testing.assert_close(gradients[name][row], expected, rtol=0, atol=1e-10)
         expected_loss = loss_sum(model, *lot_of([record]))[0].detach()
         torch.testing.assert_close(losses[row], expected_loss, rtol=0, atol=1e-10)
@@ -103,7 +103,7 @@ def test_without_noise_a_step_is_along_the_clipped_sum_over_l(
     opacus adds 1e-6 to a norm before it divides by it. float64, 1e-10.
     """
     model = model_of()
-    gradients = [alone(model, record) for record in records]
+    gradients = [gradient_of_record(model, record) for record in records]
     factors = [min(1.0, clip / (norm(gradient) + 1e-6)) for gradient in gradients]
     if clip == 1e9:
         assert set(factors) == {1.0}
@@ -122,7 +122,7 @@ def test_one_record_more_moves_the_sum_by_the_clip_at_most(
     without, with_it = steps_along(records, clip), steps_along([*records, added], clip)
     moved = norm({name: with_it[name] - without[name] for name in without})
     assert moved <= clip
-    if norm(alone(model_of(), added)) > clip:
+    if norm(gradient_of_record(model_of(), added)) > clip:
         assert moved == pytest.approx(clip, rel=1e-4)
 
 

@@ -59,7 +59,7 @@ class Page(HTMLParser):
     def section(self, id_: str) -> str:
         return " ".join(self._texts[id_].split())
 
-    def of(self, tag: str) -> list[dict[str, str]]:
+    def elements_of(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.elements if name == tag]
 
 
@@ -223,14 +223,14 @@ def test_structure_is_accessible(page: Page) -> None:
         for name in ("aria-labelledby", "aria-describedby"):
             assert attributes.get(name, ids[0]) in ids
         assert attributes.get("href", f"#{ids[0]}")[1:] in ids
-    assert page.of("html") == [{"lang": "en"}]
-    assert [len(page.of(tag)) for tag in ("h1", "main", "header", "nav", "footer")] == [1] * 5
+    assert page.elements_of("html") == [{"lang": "en"}]
+    assert [len(page.elements_of(tag)) for tag in ("h1", "main", "header", "nav", "footer")] == [1] * 5
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert all(after <= before + 1 for before, after in zip([0, *levels], levels, strict=False))
-    assert all(svg.get("role") == "img" or svg.get("aria-hidden") == "true" for svg in page.of("svg"))
-    assert len(page.of("caption")) == len(page.of("table"))
-    assert {th.get("scope") for th in page.of("th")} == {"col", "row"}
-    assert len(page.of("figcaption")) == len(page.of("figure"))
+    assert all(svg.get("role") == "img" or svg.get("aria-hidden") == "true" for svg in page.elements_of("svg"))
+    assert len(page.elements_of("caption")) == len(page.elements_of("table"))
+    assert {th.get("scope") for th in page.elements_of("th")} == {"col", "row"}
+    assert len(page.elements_of("figcaption")) == len(page.elements_of("figure"))
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:

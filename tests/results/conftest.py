@@ -1,4 +1,4 @@
-"""Run folders as a run leaves them, without any checkpoint."""
+"""Run folders as a run leaves them, without checkpoints."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

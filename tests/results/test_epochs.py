@@ -57,7 +57,7 @@ def test_the_evaluation_at_an_epoch_is_the_nearest_and_near(rounds: set[int], pe
     if min(off.values()) <= max(0.5, 0.01 * epoch * per_epoch):
         assert off[run.evaluation_at_epoch(epoch)] == min(off.values())
     else:
-        with pytest.raises(InputError, match="choose of"):
+        with pytest.raises(InputError, match="choose one of"):
             run.evaluation_at_epoch(epoch)
 
 
@@ -65,12 +65,12 @@ def test_the_evaluation_at_an_epoch_is_the_nearest_and_near(rounds: set[int], pe
 def test_an_epoch_that_was_not_evaluated_is_one_line_with_those_that_were(pair: list[RunResults], epoch: float) -> None:
     with pytest.raises(InputError) as caught:
         pair[1].evaluation_at_epoch(epoch)
-    assert str(caught.value) == f"run sgd: was not evaluated at {epoch:g} epochs; choose of 5, 10"
+    assert str(caught.value) == f"run sgd: was not evaluated at {epoch:g} epochs; choose one of 5, 10"
 
 
 def test_many_epochs_are_abbreviated(make_run: MakeRun) -> None:
     run = read_run(make_run(dict.fromkeys(range(10, 210, 10), RS), rounds_per_epoch=10))
-    with pytest.raises(InputError, match=r"choose of 1, 2, 3, 4, \.\.\., 17, 18, 19, 20$"):
+    with pytest.raises(InputError, match=r"choose one of 1, 2, 3, 4, \.\.\., 17, 18, 19, 20$"):
         run.evaluation_at_epoch(0.5)
 
 
@@ -80,7 +80,7 @@ def test_runs_of_both_kinds_are_shown_after_as_many_epochs(pair: list[RunResults
     shown = tables.to_markdown(table)
     assert "Round" not in shown
     assert "| Epochs" not in shown
-    assert shown.endswith("All after 5 epochs: each reads as many records as there are.\n")
+    assert shown.endswith("All after 5 epochs; an epoch reads as many records as there are.\n")
     pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
 
 

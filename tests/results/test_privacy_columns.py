@@ -62,7 +62,7 @@ def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -
         ["", ""],
     ]
     assert "Rec. eps.: epsilon of one record, not of a user, by poisson-rdp, delta 1e-05." in shown
-    assert "Round: completed rounds; of central training (b_r), steps." in shown
+    assert "Round: completed rounds; for central training (b_r), steps." in shown
     pd.testing.assert_frame_equal(tables.from_csv(tables.to_csv(table)), table)
     assert r"Record-level $\varepsilon$" in tables.to_latex(table)
 

@@ -90,7 +90,10 @@ def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) 
 def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
     for arguments, message in (
         (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: each says where to look"),
-        (["table", *names, "--over-seeds", "--epoch", "3"], "run iid-0: was not evaluated at 3 epochs; choose of 10"),
+        (
+            ["table", *names, "--over-seeds", "--epoch", "3"],
+            "run iid-0: was not evaluated at 3 epochs; choose one of 10",
+        ),
         (["table", *names, "iid-0", "--over-seeds"], "iid-0: named twice, by itself or by its sweep; name it once"),
         (["table", *names, "--out", "missing/table.md"], "missing/table.md: no such folder as missing; make it first"),
         (["table", *names, "--out", "."], ".: is a folder; name a file in it"),

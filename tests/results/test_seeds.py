@@ -117,7 +117,7 @@ def test_at_an_epoch_all_that_were_evaluated_there_count(troubled: list[RunResul
     row = seeds_table.seeds_table(troubled, epoch=10).iloc[0]
     assert row["runs"] == "iid-0, iid-1, dead, slow"
     assert row["left_out"].endswith("; new (completed, not evaluated at 10 epochs)")
-    with pytest.raises(InputError, match="run iid-0: was not evaluated at 7 epochs; choose of 10"):
+    with pytest.raises(InputError, match="run iid-0: was not evaluated at 7 epochs; choose one of 10"):
         seeds_table.seeds_table(troubled, epoch=7)
     with pytest.raises(InputError, match="run iid-0: round 7 was not evaluated"):
         seeds_table.seeds_table(troubled, round=7)

@@ -330,17 +330,19 @@ def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, f
 def test_what_changes_results_is_in_the_digest() -> None:
     """How long is not, but for a schedule that knows the end; the seed is not in what a series has in common."""
 
-    def of(**training: object) -> CentralConfig:
+    def central(**training: object) -> CentralConfig:
         config = parse({"data": {"corpus": "c"}, "training": {"kind": "central", **training}}, "x")
         assert isinstance(config, CentralConfig)
         return config
 
-    assert of(epochs=1).digest == of(steps=7).digest != of(dropout=0.1).digest
-    assert of(epochs=1, schedule="linear").digest != of(epochs=2, schedule="linear").digest
-    other = replace(of(), seed=1)
-    assert (other.digest != of().digest, other.series == of().series, other.series != of(dropout=0.1).series) == (
-        True,
-    ) * 3
+    assert central(epochs=1).digest == central(steps=7).digest != central(dropout=0.1).digest
+    assert central(epochs=1, schedule="linear").digest != central(epochs=2, schedule="linear").digest
+    other = replace(central(), seed=1)
+    assert (
+        other.digest != central().digest,
+        other.series == central().series,
+        other.series != central(dropout=0.1).series,
+    ) == (True,) * 3
 
 
 def test_a_config_can_be_made_in_python() -> None:

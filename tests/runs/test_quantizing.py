@@ -34,7 +34,7 @@ def test_the_new_run_is_measured_by_rounded_weights(experiment: Experiment) -> N
     (state, about), (trained, _) = load(out / "checkpoints" / path.name), load(path)
     assert all(torch.equal(value, trained.params[name]) for name, value in state.params.items())
     assert about.config == made.config.digest != run.config.digest
-    coarse = quantized(CIFGLanguageModel.of(trained.params), 3)
+    coarse = quantized(CIFGLanguageModel.from_params(trained.params), 3)
     hparams = replace(run.config.evaluation, weight_bits=None)
     expected = evaluate(coarse, run.canaries, run.corpus.split("test"), hparams, run.config.seed, "run-3bit", 2)
     found = read_run(out)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from faulty import fill, small_disk
 from helpers import PRIVATE, Experiment
-from tracked import ALL, FOLDERS, of_mlflow, of_tensorboard, of_wandb
+from tracker_files import ALL, FOLDERS, of_mlflow, of_tensorboard, of_wandb
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError

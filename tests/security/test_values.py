@@ -104,7 +104,7 @@ def survive(file: Path, texts: Iterator[str], work: Callable[[], object]) -> Non
     assert survives(work)
 
 
-def shown(path: Path, *_: object) -> None:
+def render_parts(path: Path, *_: object) -> None:
     """What a report and a notebook say of a run or a sweep, but for the figures."""
     of = gather([path])
     about.provenance(of)
@@ -115,7 +115,7 @@ def shown(path: Path, *_: object) -> None:
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=(10,))
     file = run / "run.json"
-    survive(file, absurd(json.loads(file.read_text())), lambda: shown(run, state_of(run, 0.0)))
+    survive(file, absurd(json.loads(file.read_text())), lambda: render_parts(run, state_of(run, 0.0)))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_lines_of_logs_are_passed_over(tmp_path: Path, name: str, line: dict[str
     run = write_run(tmp_path / "run", rounds=(10,), status="running")
     for text in absurd(line):
         (run / name).write_text(f"{text}\n")
-        assert survives(lambda: shown(run, state_of(run, 0.0)))
+        assert survives(lambda: render_parts(run, state_of(run, 0.0)))
 
 
 def test_what_a_sweep_says_of_its_runs(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_a_sweep_says_of_its_runs(tmp_path: Path) -> None:
 
     def work() -> None:
         survives(SweepFolder(tmp_path)._known)
-        shown(tmp_path)
+        render_parts(tmp_path)
 
     survive(tmp_path / "sweep.json", absurd(said), work)
 

@@ -1,4 +1,4 @@
-"""What the tests of data share: dumps and JSON lines written by hand, and folders as bytes."""
+"""Helpers for tests of data: dumps and JSON lines written by hand, and folders as bytes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What tests of faults share: a run that is long enough for something to happen, and the harm that is done to it."""
+"""Helpers for tests of faults: a run that is long enough to be disturbed, and the faults to inject."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Helpers that several test files share."""
 
 import csv
 import json
@@ -77,7 +77,7 @@ class InMemory(Unchanging):
         return len(self.users)
 
     def __getitem__(self, user: int) -> Records:
-        return Records.of(self.users[user])
+        return Records.from_lists(self.users[user])
 
 
 def final_state(run: Path) -> State:

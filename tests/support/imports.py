@@ -1,4 +1,4 @@
-"""What the tests of interrupted imports share: the real command in small pieces, which can be made to wait."""
+"""Helpers for tests of interrupted imports: the real command in small pieces, which can be made to wait."""
 
 import os
 import subprocess

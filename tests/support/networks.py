@@ -1,4 +1,4 @@
-"""One small network of each architecture, and what they compute in plain numpy, one token at a time."""
+"""One small network of each architecture, with its computation in plain numpy, one token at a time."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""What the tests of readers share: a whole file read as the import does it, and files damaged on purpose."""
+"""Helpers for tests of readers: a whole file read as the import reads it, and files damaged on purpose."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

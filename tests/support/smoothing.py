@@ -1,4 +1,4 @@
-"""Adam and RMSProp where rounding is not amplified, for tests that compare engines."""
+"""Adam and RMSProp without amplified rounding, for tests that compare engines."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

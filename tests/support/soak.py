@@ -206,7 +206,7 @@ class Slope:
     error: float
 
     @classmethod
-    def of(cls, rounds: list[int], values: list[int]) -> "Slope":
+    def fit(cls, rounds: list[int], values: list[int]) -> "Slope":
         """Least squares over means of blocks, Student's t."""
         blocks = [(np.mean(x), np.mean(y)) for x, y in _blocks(rounds, values)]
         fit = linregress(*zip(*blocks, strict=True))
@@ -256,7 +256,7 @@ def describe(soaked: Soaked) -> str:
 def _row(held: Held, total: int) -> str:
     if len(after_warm_up(held.rounds, held.rounds, total)[0]) < 9:  # three blocks of three
         return f"| {held.kind} | {_megabytes(held.resident)} | | | | | too short |"
-    own, resident = (Slope.of(*after_warm_up(held.rounds, of, total)) for of in (held.own, held.resident))
+    own, resident = (Slope.fit(*after_warm_up(held.rounds, of, total)) for of in (held.own, held.resident))
     descriptors, threads = (after_warm_up(held.rounds, of, total)[1] for of in (held.descriptors, held.threads))
     flat = "**no**" if grows(descriptors) or grows(threads) else resident.is_flat(held.resident[-1])
     slopes = " | ".join(f"{each.value / 1024:+,.0f} ± {each.error / 1024:,.0f}" for each in (resident, own))

@@ -1,4 +1,4 @@
-"""What the tests of the stacked trainer share."""
+"""Helpers for tests of the stacked trainer."""
 
 import math
 from dataclasses import replace

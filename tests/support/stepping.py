@@ -1,4 +1,4 @@
-"""What the tests of central training's engines share."""
+"""Helpers for tests of central training's engines."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ hparams_strategy = st.builds(
 
 
 def source(records: list[list[int]]) -> Split:
-    flat = Records.of(records)
+    flat = Records.from_lists(records)
     return Split(LAYOUT, flat.tokens, flat.offsets, np.array([0, len(records)]), Path("nowhere"))
 
 

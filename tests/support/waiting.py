@@ -1,4 +1,4 @@
-"""Waiting, and being interrupted, for tests in whose processes nothing else may be loaded, too."""
+"""Helpers to wait, and to be interrupted, for test processes that must load nothing else."""
 
 import signal
 import time

@@ -131,9 +131,9 @@ def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
 
 
 def test_an_unknown_tier_or_grid_names_those_that_are_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="choose of a, b"):
+    with pytest.raises(InputError, match="choose one of a, b"):
         planned(tmp_path, MINIMAL, only=["c"])
-    with pytest.raises(InputError, match="choose of tiny"):
+    with pytest.raises(InputError, match="choose one of tiny"):
         tier_of(load(tmp_path / "sweep.toml"), "huge", "f")
 
 

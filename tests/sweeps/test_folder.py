@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> SweepFolder:
     """A sweep of which no run has begun."""
     made, definition = SweepFolder(tmp_path / "out"), load(TABLE)
     planned = planned_runs(definition, definition.tiers["smoke"], made.path / "corpus", str(TABLE))
-    with made.alone():
+    with made.hold_lock():
         made.write(TABLE, definition, "smoke", planned, "flsim sweep")
     return made
 
@@ -47,10 +47,10 @@ def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(
 
 
 def test_two_do_not_sweep_one_folder(folder: SweepFolder) -> None:
-    with folder.alone(), pytest.raises(InputError, match="another `flsim sweep` is at work"), folder.alone():
+    with folder.hold_lock(), pytest.raises(InputError, match="another `flsim sweep` is at work"), folder.hold_lock():
         pass
     (folder.path / FILE).unlink()  # as where it was killed before it had written that
-    with folder.alone():
+    with folder.hold_lock():
         pass
 
 

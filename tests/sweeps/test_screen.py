@@ -35,20 +35,20 @@ def test_what_a_run_is_at(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+def screen_output(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     said = StringIO()
     console = Console(file=said, width=80, force_terminal=True, color_system=None)
     monkeypatch.setattr(module, "console", console)
     return said
 
 
-def test_a_screen_of_80_columns_shows_those_that_run_first(tmp_path: Path, shown: StringIO) -> None:
+def test_a_screen_of_80_columns_shows_those_that_run_first(tmp_path: Path, screen_output: StringIO) -> None:
     folder = SweepFolder(tmp_path)
     names = [f"fedavg-non-iid-cohort{index}-a-rather-long-name-of-a-run-seed0" for index in range(30)]
     run_folder(folder.run(names[25]), "running", 50, '{"round": 50, "loss": 4.0}\n')
-    with Screen(folder, names, began=time.time() - 100).shown() as screen:
+    with Screen(folder, names, began=time.time() - 100).live() as screen:
         screen.look()
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen_output.getvalue())
     assert max(map(len, re.split(r"[\r\n]+", text))) <= 80
     assert "0 of 30 runs" in text
     assert "50/100, loss 4.00" in text
@@ -59,7 +59,7 @@ def test_a_screen_of_80_columns_shows_those_that_run_first(tmp_path: Path, shown
 def test_elsewhere_a_run_that_begins_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = SweepFolder(tmp_path)
     run_folder(folder.run("one"), "running", 5)
-    with Screen(folder, ["one", "two"], began=0).shown() as screen:
+    with Screen(folder, ["one", "two"], began=0).live() as screen:
         screen.look()
         screen.look()
         screen.ended("two", "disk full", left=1)

@@ -45,7 +45,7 @@ def trained(state: State, training: CentralTraining, until: int) -> State:
 
 
 def all_records() -> tuple[Tensor, Tensor]:
-    read = batch(Records.of(RECORDS), np.arange(len(RECORDS)), LAYOUT)
+    read = batch(Records.from_lists(RECORDS), np.arange(len(RECORDS)), LAYOUT)
     return torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
 
 

@@ -112,7 +112,7 @@ def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit()
     records, hparams, model = [[1, 2], [3, 4, 5], [9]], LocalHParams(batch_size=2), model_of().float()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     total = train_cohort(model, InMemory(LAYOUT, [records]), [0], hparams, 0, 0)
-    train_user(model, local_batches(Records.of(records), LAYOUT, hparams, stream(0, "local", 0, 0)), hparams)
+    train_user(model, local_batches(Records.from_lists(records), LAYOUT, hparams, stream(0, "local", 0, 0)), hparams)
     for name, value in model.state_dict().items():
         assert torch.equal(total.delta[name], (value - before[name]).double() * 3)
     assert (total.weight, total.clipped, total.examples) == (3.0, 0, 3)
@@ -200,7 +200,7 @@ def test_a_user_without_records_changes_nothing_and_a_cohort_of_them_neither() -
 
 
 def test_batches_are_all_records_once_an_epoch_in_a_new_order() -> None:
-    records = Records.of([[1 + i % 8] for i in range(10)])
+    records = Records.from_lists([[1 + i % 8] for i in range(10)])
     for epochs in (1, 3):
         batches = list(local_batches(records, LAYOUT, LocalHParams(epochs, 4), stream(0, "t")))
         assert [len(b.inputs) for b in batches] == [4, 4, 2] * epochs

@@ -1,5 +1,5 @@
-"""Other platforms, as their own users would run them on our model: what `flsim bench training` compares with.
+"""Other platforms as their own users run them on our model, for comparison in `flsim bench training`.
 
-Each is a program, `python -m flsim.bench.peers NAME WORK RESULT CORES`, which reads and writes files of `work`: so it
-can run in an environment of its own, which needs nothing of ours but `flsim.models`, that is numpy and torch.
+Each is a program, `python -m flsim.bench.peers NAME WORK RESULT CORES`, which reads and writes files of `work`. It can
+therefore run in an environment of its own, which needs only `flsim.models` of flsim, with numpy and torch.
 """

@@ -1,4 +1,4 @@
-"""`python -m flsim.bench.peers NAME WORK RESULT CORES`."""
+"""Program that trains with another platform: `python -m flsim.bench.peers NAME WORK RESULT CORES`."""
 
 import importlib
 import sys

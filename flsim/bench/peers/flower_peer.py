@@ -1,4 +1,4 @@
-"""Flower as its quickstart for PyTorch has it: a virtual node per user, its FedAvg, its simulation on Ray."""
+"""Training with Flower as in its quickstart for PyTorch: a virtual node per user, its FedAvg, its simulation on Ray."""
 
 import time
 from functools import lru_cache
@@ -23,11 +23,11 @@ client_app = ClientApp()
 
 @client_app.train()
 def train_one_user(message: Message, context: Context) -> Message:
-    """Train the user that this node is."""
+    """Train the user of this node."""
     config = message.content.config_records["config"]
     work = load(Path(str(config["work"])))
     data = work.rounds[int(config["server-round"]) - 1][int(context.node_config["partition-id"])]
-    model = NextWord.of(message.content.array_records["arrays"].to_torch_state_dict())
+    model = NextWord.from_params(message.content.array_records["arrays"].to_torch_state_dict())
     train(model, data, work)
     metrics = MetricRecord({"num-examples": len(data[0])})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)

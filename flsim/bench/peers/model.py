@@ -12,17 +12,18 @@ class NextWord(CIFGLanguageModel):
     """The model, with its loss."""
 
     def total_loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        """Summed cross-entropy (nats), and over how many positions; padding that a batch does not need is cut off."""
+        """Return the summed cross-entropy (nats) and its number of positions, without unneeded padding."""
         time = int((targets != 0).any(0).sum())
         return loss_sum(self, inputs[:, :time], targets[:, :time])
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy, in nats."""
         total, count = self.total_loss(inputs, targets)
         return total / count
 
 
 def train(model: NextWord, data: UserData, work: Work) -> None:
-    """One local epoch of SGD, in place."""
+    """Train one local epoch of SGD, in place."""
     optimizer = torch.optim.SGD(model.parameters(), work.learning_rate)
     for batch in zip(*(torch.split(tensor, work.batch_size) for tensor in data), strict=True):
         optimizer.zero_grad()

@@ -1,6 +1,7 @@
-"""pfl-research: its FederatedAveraging over its simulated backend and PyTorch model, as its own benchmarks do.
+"""Training with pfl-research: its FederatedAveraging over its simulated backend and PyTorch model.
 
-Several processes, started by torch's launcher, share a cohort, as its documentation says for several GPUs.
+The code follows its own benchmarks. Several processes, started by torch's launcher, share a cohort, as its
+documentation describes for several GPUs.
 """
 
 import time
@@ -27,7 +28,7 @@ from flsim.bench.peers.work import Result, Work
 
 
 class Model(NextWord):
-    """What pfl asks of a module: `loss`, which it trains, and `metrics`, which it takes in its first round."""
+    """The module that pfl trains by its `loss`, with `metrics`, which pfl calls in its first round."""
 
     @torch.no_grad()
     def metrics(self, inputs: Tensor, targets: Tensor) -> dict[str, Weighted]:
@@ -36,7 +37,7 @@ class Model(NextWord):
 
 
 class Clock(TrainingProcessCallback):  # type: ignore[misc]
-    """The time after each round."""
+    """Callback that records the time after each round."""
 
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
@@ -47,7 +48,7 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]
 
 
 def run(path: Path, cores: int) -> Result | None:  # noqa: ARG001 (torch's launcher has started a process for each)
-    """Train all rounds of the work; the first of the processes returns what came out."""
+    """Train all rounds of the work; the first process returns the result, the others None."""
     work = Work.load(path)
     users = len(work.rounds[0])
     # A sampler that goes through the users of all rounds in order gives each round its own.
@@ -58,7 +59,7 @@ def run(path: Path, cores: int) -> Result | None:  # noqa: ARG001 (torch's launc
         round_, user = map(int, name.split("/"))
         return PyTorchTensorDataset(work.rounds[round_][user], user_id=name)
 
-    module = Model.of(work.start)
+    module = Model.from_params(work.start)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     data = FederatedDataset(dataset, sampler)
     clock = Clock()

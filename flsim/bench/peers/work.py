@@ -1,4 +1,4 @@
-"""What every platform is given to train, and what it answers, as files."""
+"""Work and results of a platform, as files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ class Work:
 
     Attributes:
         start: parameters of the global model.
-        rounds: of each round, of each user, int64 inputs and targets [records, longest record], padded with 0, in the
-            order in which the round trains on them.
-        batch_size: records in a step; of one local epoch.
-        learning_rate: of a user's SGD.
+        rounds: for each round and user, int64 inputs and targets [records, longest record], padded with 0, in the order
+            in which the round trains on them.
+        batch_size: records in a step of the one local epoch.
+        learning_rate: learning rate of a user's SGD.
     """
 
     start: Params
@@ -38,11 +38,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out.
+    """The result of training.
 
     Attributes:
         params: the global model's parameters after all rounds.
-        seconds: of each round.
+        seconds: seconds of each round.
     """
 
     params: Params

@@ -1,7 +1,7 @@
-"""Stack Overflow as TensorFlow Federated hosts it: what must be in it, and what to say where it is not.
+"""The published size of Stack Overflow, and warnings about a copy that differs from it.
 
-The counts are those of the docstring of `tff.simulation.datasets.stackoverflow.load_data`. FedJAX's and pfl-research's
-copies are made of the same data.
+The counts are those of the docstring of `tff.simulation.datasets.stackoverflow.load_data`. The copies that FedJAX and
+pfl-research host are made of the same data.
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ FORMATS = {"tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5"}
 
 
 def warnings(format_names: set[str], users: Mapping[str, int], records: Mapping[str, int]) -> list[str]:
-    """What is read, against what was published, for the splits that are there.
+    """Return warnings about sources whose counts differ from the published ones.
 
     Args:
         format_names: formats of all sources; nothing is compared unless all of them hold this data set.
-        users: split -> users in the sources.
-        records: split -> sentences in the sources, before any is dropped.
+        users: numbers of users in the sources, by split.
+        records: numbers of sentences in the sources before any is dropped, by split.
     """
     if not format_names or not format_names <= FORMATS:
         return []
     return [
-        f"{found[split]:,} {what} in {split}, but Stack Overflow as published has {published[split]:,}: "
+        f"{counts[split]:,} {what} in {split}, but Stack Overflow as published has {published[split]:,}: "
         "a part of it, or another data set"
-        for what, found, published in (("users", users, USERS), ("sentences", records, RECORDS))
+        for what, counts, published in (("users", users, USERS), ("sentences", records, RECORDS))
         for split in published
-        if found.get(split) and found[split] != published[split]
+        if counts.get(split) and counts[split] != published[split]
     ]

@@ -1,7 +1,7 @@
-"""FedJAX's copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.sqlite``: one row a client.
+"""Reader of FedJAX's copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.sqlite``, with one row per client.
 
-Table ``federated_data(client_id, data, num_examples)``, where `data` is zlib of a msgpack map from feature to array.
-Arrays of bytes are extension type 4, itself msgpack of (shape, list of bytes). The split is in the file's name.
+The table is ``federated_data(client_id, data, num_examples)``, where `data` is zlib of a msgpack map from feature to
+array. Arrays of bytes are extension type 4, itself msgpack of (shape, list of bytes). The file's name tells the split.
 """
 
 import zlib
@@ -28,21 +28,21 @@ FROM federated_data WHERE rowid BETWEEN ? AND ? ORDER BY rowid
 
 
 def fedjax_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Ranges of rowids."""
+    """Return the parts of a file: ranges of rowids."""
     with database(data, source) as connection:
         require(connection, source, TABLES)
         return rowid_parts(connection, data, source, columns, "federated_data")
 
 
 def read_fedjax(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Posts of up to 64 sentences of a client.
+    """Yield posts of up to 64 sentences of a client.
 
-    Dropped: ``users_too_large`` (256 MB after decompression, or a million sentences), ``users_not_fedjax`` (not zlib of
-    msgpack of an array of bytes ``tokens``, or not of `num_examples`), ``users_not_utf8`` (the client id);
-    ``records_not_utf8``, ``records_too_long`` (more than 1 MB), ``records_without_words``.
+    Dropped are ``users_too_large`` (256 MB after decompression, or a million sentences), ``users_not_fedjax`` (not zlib
+    of msgpack of an array of bytes ``tokens``, or not `num_examples` of them), ``users_not_utf8`` (the client id),
+    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
 
     Raises:
-        InputError: SQLite cannot read the part; no client is any good.
+        InputError: SQLite cannot read the part, or no client in it can be read.
     """
     split = split_of_name(part.source)
     drops: Counter[str] = Counter()
@@ -69,7 +69,7 @@ def read_fedjax(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 class _DropError(Exception):
-    """Why a client is dropped."""
+    """The reason why a client is dropped."""
 
 
 def _tokens(data: Any, examples: Any) -> list[bytes]:
@@ -95,7 +95,10 @@ def _decompressed(data: bytes) -> bytes:
 
 
 def _unpacked(packed: bytes) -> list[bytes]:
-    """The array `tokens` of a client; other features are skipped, and nothing that a file nests is built."""
+    """Return the array `tokens` of a client.
+
+    Other features are skipped, so that nothing that a file nests is built.
+    """
     features = _unpacker(packed)
     for _ in range(features.read_map_header()):
         if features.unpack() != "tokens":
@@ -123,7 +126,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _unpacker(packed: bytes) -> Any:
-    """A parser that gives one piece at a time; no list that it builds is longer than a shape of one dimension."""
+    """Return a parser that gives one piece at a time; it builds no list longer than a shape of one dimension."""
     unpacker = msgpack.Unpacker(max_buffer_size=LARGEST_USER, max_array_len=1, max_map_len=0)
     unpacker.feed(packed)
     return unpacker

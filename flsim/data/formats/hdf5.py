@@ -1,8 +1,8 @@
-"""HDF5 files that others wrote: opened without trust.
+"""Reading of HDF5 files that are not trusted.
 
-libhdf5 2.0 may crash on a file that is damaged in the wrong place, or loop for ever in a damaged heap of strings (in
-0.3% of files that were damaged at random), and cannot be stopped from inside. So such a file is read in a process of
-its own, which is ended when it gives no sign of life for five minutes.
+libhdf5 2.0 may crash on a file that is damaged in the wrong place. It may also loop forever in a damaged heap of
+strings (in 0.3% of files that were damaged at random), and cannot be stopped from inside. So such a file is read in a
+process of its own, which is ended when it gives no sign of life for five minutes.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import h5py
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import USER_RECORDS, Part, ranges, said, user_name
+from flsim.data.formats.posts import USER_RECORDS, Part, library_message, ranges, user_name
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is in memory as a whole
@@ -28,10 +28,10 @@ _ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, Arithmetic
 
 @contextmanager
 def hdf5(data: Path, source: Path) -> Iterator[Any]:
-    """An open file, read-only and without locks.
+    """Open a file, read-only and without locks.
 
     Raises:
-        InputError: for every error of libhdf5 in the block.
+        InputError: libhdf5 raised an error in the block.
     """
     try:
         with h5py.File(data, "r", locking=False) as file:
@@ -39,14 +39,18 @@ def hdf5(data: Path, source: Path) -> Iterator[Any]:
     except InputError:
         raise
     except _ERRORS as error:
-        raise InputError(f"{source}: libhdf5 cannot read it ({said(error)}); is it complete? Get it again") from error
+        raise InputError(
+            f"{source}: libhdf5 cannot read it ({library_message(error)}); is it complete? Get it again"
+        ) from error
 
 
 def child(group: Any, name: str | bytes) -> Any:
-    """A member that is in this very file: links to others are not followed, since a file may name any other.
+    """Return a member of a group that is in this very file.
+
+    Links are not followed, because a file may name any other file.
 
     Raises:
-        KeyError: no such member, or a link.
+        KeyError: there is no such member, or it is a link.
     """
     encoded = name if isinstance(name, bytes) else name.encode()
     if group.id.links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
@@ -55,10 +59,12 @@ def child(group: Any, name: str | bytes) -> Any:
 
 
 def members(data: Path, source: Path, *groups: str) -> dict[str, tuple[str | bytes, ...]]:
-    """Names in groups below the root, in the file's order; listed once a process, as there are hundreds of thousands.
+    """Return the names in groups below the root, in the file's order.
+
+    There are hundreds of thousands of names, so they are listed once per process.
 
     Raises:
-        InputError: none of the groups is there.
+        InputError: the file has none of the groups.
     """
     status = data.stat()
     return _members(data, source, groups, status.st_size, status.st_mtime_ns)
@@ -69,22 +75,22 @@ def _members(
     data: Path, source: Path, groups: tuple[str, ...], _size: int, _changed: int
 ) -> dict[str, tuple[str | bytes, ...]]:
     with hdf5(data, source) as file:
-        found = {group: tuple(child(file, group)) for group in groups if group in file}
-        if not found:
+        names = {group: tuple(child(file, group)) for group in groups if group in file}
+        if not names:
             raise InputError(
                 f"{source}: no group {' or '.join(groups)}; its groups: {', '.join(map(str, file)) or 'none'}"
             )
-        return found
+        return names
 
 
 def client_parts(data: Path, source: Path, columns: tuple[str, str], clients: int) -> list[Part]:
-    """Parts of equally many clients, of about 64 MB."""
+    """Return parts of about 64 MB, with equally many clients each."""
     pieces = -(-data.stat().st_size // posts.PART_BYTES)
     return [Part(data, source, first, last, columns) for first, last in ranges(0, clients, pieces)]
 
 
 def too_large(dataset: Any) -> bool:
-    """Whether a user's dataset is larger than any that was published, or would be in memory when a piece is read."""
+    """Return whether a user's dataset is larger than any published one, or would be in memory when a piece is read."""
     rows = dataset.shape[0] if dataset.shape else 0
     row = prod(dataset.shape[1:]) * dataset.dtype.itemsize
     chunk = prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0
@@ -92,7 +98,7 @@ def too_large(dataset: Any) -> bool:
 
 
 def slices(dataset: Any) -> Iterator[Any]:
-    """A dataset's rows, a bounded number at a time."""
+    """Yield a dataset's rows, a bounded number at a time."""
     row = max(1, prod(dataset.shape[1:]) * dataset.dtype.itemsize)
     step = max(1, SLICE // max(row, 2**10))
     for first in range(0, dataset.shape[0], step):
@@ -100,11 +106,14 @@ def slices(dataset: Any) -> Iterator[Any]:
 
 
 def plain(dataset: Any) -> bool:
-    """Whether the values are in the file itself: not in others, which a dataset may name, and not missing."""
+    """Return whether the values of a dataset are in the file itself.
+
+    Values may be missing, or lie in other files that a dataset names.
+    """
     inside = isinstance(dataset, h5py.Dataset) and not dataset.is_virtual and not dataset.external
     return bool(inside and dataset.shape is not None and (not dataset.size or dataset.id.get_storage_size()))
 
 
-def shown(name: str | bytes) -> str:
-    """A client's name in a message."""
+def client_label(name: str | bytes) -> str:
+    """Return a client's name for a message, at most 60 characters."""
     return repr(user_name(name) or name)[:60]

@@ -1,4 +1,4 @@
-"""JSON lines: one object ``{"user": ..., "text": ...}`` a line, in UTF-8, the text plain (not HTML)."""
+"""Reader of JSON lines: one object ``{"user": ..., "text": ...}`` per line, in UTF-8, with plain text (not HTML)."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def jsonl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Byte ranges that end after a line feed, or at the end of the file."""
+    """Return the parts of a file: byte ranges that end after a line feed, or at the end of the file."""
     size = data.stat().st_size
     bounds = [0]
     with data.open("rb") as file:
@@ -28,7 +28,7 @@ def jsonl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part
 
 
 def _after_line_feed(file: IO[bytes], offset: int) -> int:
-    """The first beginning of a line at or after an offset; the end of the file if there is none."""
+    """Return where the first line at or after an offset begins; the end of the file if there is none."""
     file.seek(offset - 1)
     while line := file.readline(CHUNK):
         if line.endswith(b"\n"):
@@ -37,9 +37,9 @@ def _after_line_feed(file: IO[bytes], offset: int) -> int:
 
 
 def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """A post a line; blank lines are skipped, other keys ignored.
+    """Yield one post per line; blank lines are skipped, and other keys are ignored.
 
-    A user is a string or a whole number; 7 and "7" are one user. Lines of more than 16 MB are dropped, as
+    A user is a string or a whole number, and 7 and "7" are one user. Lines of more than 16 MB are dropped, as
     ``posts_too_long``.
 
     Raises:
@@ -67,11 +67,11 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 class _LineError(Exception):
-    """What is wrong with a line."""
+    """The fault of a line."""
 
 
 def _skip(begun: bytes, file: IO[bytes], part: Part) -> int:
-    """Go past the rest of a line; where that ends."""
+    """Skip the rest of a line, and return where it ends."""
     if not begun.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
         raise _LineError(
             f"a line of more than {LONGEST_LINE:,} bytes that is no JSON object; {_expected(part.columns)}"
@@ -80,7 +80,7 @@ def _skip(begun: bytes, file: IO[bytes], part: Part) -> int:
 
 
 def _line(path: Path, offset: int) -> int:
-    """The number of the line that begins at an offset; counted only when something is wrong there."""
+    """Return the number of the line that begins at an offset; lines are counted only after an error."""
     lines = 1
     with path.open("rb") as file:
         while offset > 0 and (chunk := file.read(min(2**20, offset))):
@@ -111,7 +111,7 @@ def _post(line: bytes, columns: tuple[str, str]) -> Post:
 
 def _user(value: Any, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _LineError(f"{key!r} must be a string or a whole number, found {_shown(value)}")
+        raise _LineError(f"{key!r} must be a string or a whole number, found {_abbreviated(value)}")
     name = str(value)
     if not name.isascii():
         try:
@@ -123,11 +123,11 @@ def _user(value: Any, key: str) -> str:
 
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise _LineError(f"{key!r} must be a string, found {_shown(value)}")
+        raise _LineError(f"{key!r} must be a string, found {_abbreviated(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 

@@ -1,4 +1,4 @@
-"""Which format a file is of."""
+"""The formats that an import can read, and detection of a file's format."""
 
 from pathlib import Path
 
@@ -25,10 +25,10 @@ KNOWN = (
 
 
 def format_named(name: str) -> Format:
-    """Return a format by a key of `FORMATS`, or the one that a user's own reader ``path/to/file.py:NAME`` makes.
+    """Return a format by a key of `FORMATS`, or the format of a user's own reader ``path/to/file.py:NAME``.
 
     Raises:
-        InputError: no such format, or the user's file failed.
+        InputError: there is no such format, or the user's file failed.
     """
     refuse_unknown(name, FORMATS, "format")
     return reader_of(name) if is_own(name) else FORMATS[name]
@@ -40,14 +40,14 @@ _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd
 
 
 def format_of(data: Path, source: Path) -> Format:
-    """The format that a file's content is of; where there is no content to tell from, its name.
+    """Return the format of a file by its content, or by its name if the content does not tell.
 
     Args:
         data: the data on disk.
         source: the file as the user named it.
 
     Raises:
-        InputError: none of the formats: what was found, and what is known.
+        InputError: the file has none of the known formats; the message says what it has.
     """
     with data.open("rb") as file:
         head = file.read(2**12)
@@ -73,26 +73,26 @@ def format_of(data: Path, source: Path) -> Format:
 
 
 def is_fragile(data: Path) -> bool:
-    """Whether to look into a file can crash or hang: see `Format.fragile`."""
+    """Return whether inspecting a file can crash or hang its process: see `Format.fragile`."""
     with data.open("rb") as file:
         return file.read(len(hdf5.MAGIC)) == hdf5.MAGIC
 
 
 def _of_sqlite(data: Path, source: Path) -> Format:
     with sqlite.database(data, source) as connection:
-        there = sqlite.tables(connection)
-    if "examples" in there:
+        tables = sqlite.tables(connection)
+    if "examples" in tables:
         return TFF_SQLITE
-    if "federated_data" in there:
+    if "federated_data" in tables:
         return FEDJAX
-    raise InputError(f"{source}: SQLite with the tables {', '.join(sorted(there)) or '(none)'}; {KNOWN}")
+    raise InputError(f"{source}: SQLite with the tables {', '.join(sorted(tables)) or '(none)'}; {KNOWN}")
 
 
 def _of_hdf5(data: Path, source: Path) -> Format:
     with hdf5.hdf5(data, source) as file:
-        there = [str(name) for name in file]
-    if "examples" in there:
+        groups = [str(name) for name in file]
+    if "examples" in groups:
         return TFF_HDF5
-    if "metadata" in there:
+    if "metadata" in groups:
         return PFL
-    raise InputError(f"{source}: HDF5 with the groups {', '.join(there) or '(none)'}; {KNOWN}")
+    raise InputError(f"{source}: HDF5 with the groups {', '.join(groups) or '(none)'}; {KNOWN}")

@@ -1,4 +1,4 @@
-"""A user's own code that yields what users wrote: a reader of files, or a maker of a corpus.
+"""A user's own code that yields posts: a reader of files, or a maker of a corpus.
 
     def reader(path):                       # flsim data import FILE --format my_format.py:reader
         yield "user", "Plain text. It is cut into sentences as the text of other formats is."
@@ -29,7 +29,7 @@ YIELDS = "yield (user, text) or (user, text, split), where text is a string or a
 
 
 def reader_of(name: str) -> Format:
-    """Return the format that a user's own reader ``path/to/file.py:NAME`` makes.
+    """Return the format of a user's own reader ``path/to/file.py:NAME``.
 
     Raises:
         InputError: the file failed, or it has no such function or `Format`.
@@ -42,11 +42,11 @@ def reader_of(name: str) -> Format:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A user's own reader, by name, since other processes cannot import what a user's file defines.
+    """A user's own reader, kept by name, because other processes cannot import what a user's file defines.
 
     Attributes:
         name: ``path/to/file.py:NAME``.
-        sha256: of the file, which is the same for all parts of an import.
+        sha256: digest of the file, which must stay the same for all parts of an import.
     """
 
     name: str
@@ -83,8 +83,8 @@ def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
     """Return a user's own maker ``path/to/file.py:NAME`` as the format of its own source file.
 
     Args:
-        name: of a function that yields posts.
-        seed: its argument `seed`, where it has one.
+        name: name of a function that yields posts.
+        seed: value of the function's argument `seed`, if it has one.
         options: its other arguments by name.
 
     Raises:
@@ -97,7 +97,7 @@ def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
 
 @dataclass(frozen=True)
 class _Maker:
-    """A user's own maker, by name as `_Reader`, with its arguments; an import refuses its file where that changes."""
+    """A user's own maker, kept by name, with its arguments; an import refuses its file if the file changes."""
 
     name: str
     seed: int

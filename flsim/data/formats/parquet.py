@@ -1,4 +1,4 @@
-"""Parquet: a column of users, which are strings or whole numbers, and a column of plain text."""
+"""Reader of Parquet files with a column of users, which are strings or whole numbers, and a column of plain text."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import Format, Part, Post, said
+from flsim.data.formats.posts import Format, Part, Post, library_message
 from flsim.data.html import records
 
 MAGIC = b"PAR1"
@@ -28,18 +28,18 @@ def _open(data: Path, source: Path) -> Iterator[Any]:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise InputError(
-            f"{source}: cannot be read as Parquet ({said(error)}); is it complete? Get it again"
+            f"{source}: cannot be read as Parquet ({library_message(error)}); is it complete? Get it again"
         ) from error
 
 
 def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Ranges of row groups."""
+    """Return the parts of a file: ranges of row groups."""
     with _open(data, source) as file:
         _check_columns(file.schema_arrow, source, columns)
         bounds, rows, size = [0], 0, 0
         for group in range(file.metadata.num_row_groups):
-            found = file.metadata.row_group(group)
-            rows, size = rows + found.num_rows, size + found.total_byte_size
+            about = file.metadata.row_group(group)
+            rows, size = rows + about.num_rows, size + about.total_byte_size
             if rows >= posts.PART_RECORDS or size >= posts.PART_BYTES or group == file.metadata.num_row_groups - 1:
                 bounds.append(group + 1)
                 rows = size = 0
@@ -47,7 +47,7 @@ def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Pa
 
 
 def _check_columns(schema: Any, source: Path, columns: tuple[str, str]) -> None:
-    for column, wanted, ok in zip(
+    for column, expected, ok in zip(
         columns, ("strings or whole numbers", "strings"), ((_is_text, pa.types.is_integer), (_is_text,)), strict=True
     ):
         if schema.names.count(column) != 1:
@@ -55,7 +55,7 @@ def _check_columns(schema: Any, source: Path, columns: tuple[str, str]) -> None:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not any(test(kind) for test in ok):
-            raise InputError(f"{source}: column {column!r} has {kind}, not {wanted}")
+            raise InputError(f"{source}: column {column!r} has {kind}, not {expected}")
 
 
 def _is_text(kind: Any) -> bool:
@@ -63,9 +63,9 @@ def _is_text(kind: Any) -> bool:
 
 
 def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """A post a row. 7 and "7" are one user.
+    """Yield one post per row; 7 and "7" are one user.
 
-    Dropped, under the first reason that holds: ``posts_without_user``, ``posts_without_text`` (null), and
+    Dropped, under the first reason that applies, are ``posts_without_user``, ``posts_without_text`` (null) and
     ``posts_too_long`` (16 million characters).
 
     Raises:

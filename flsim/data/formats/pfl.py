@@ -1,8 +1,8 @@
-"""pfl-research's copy of Stack Overflow, ``stackoverflow.hdf5``: token ids, with the vocabulary beside them.
+"""Reader of pfl-research's copy of Stack Overflow, ``stackoverflow.hdf5``: token ids and their vocabulary.
 
-``/{train,val,test}/<user>/{inputs,targets}``, int32 [sentences, 20], are [BOS, words, EOS][:21], padded, without its
-last and without its first token. ``/metadata/vocabulary/"<token>"`` is a token's id; a token with a ``/`` in it is a
-group in a group there, and HDF5 makes one slash of several.
+``/{train,val,test}/<user>/{inputs,targets}``, int32 [sentences, 20], are the padded [BOS, words, EOS][:21] without the
+last token and without the first. ``/metadata/vocabulary/"<token>"`` is a token's id. A token with a ``/`` is a group in
+a group there, and HDF5 makes one slash of several.
 """
 
 import json
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.data.formats.hdf5 import child, client_parts, hdf5, members, plain, shown, slices, too_large
+from flsim.data.formats.hdf5 import child, client_label, client_parts, hdf5, members, plain, slices, too_large
 from flsim.data.formats.posts import OOV_WORD, POST_RECORDS, Format, Part, Post, user_name
 
 SPLITS = {"train": "train", "val": "heldout", "test": "test"}
@@ -28,7 +28,7 @@ MOST_SLASHES = 100  # in a token; each is a group in a group
 
 @dataclass(frozen=True)
 class Words:
-    """The vocabulary: words by id, which ids are words or OOV, and the ids of the others."""
+    """The vocabulary of a file: words by id, which ids are words or OOV, and the ids of the other tokens."""
 
     words: NDArray[np.object_]
     are_words: NDArray[np.bool_]
@@ -38,34 +38,34 @@ class Words:
 
 
 def pfl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Ranges of users: those of train, then val, then test, as far as there are."""
+    """Return the parts of a file: ranges of users, first of train, then of val and test if these exist."""
     _vocabulary(data, source)
     return client_parts(data, source, columns, len(_users(data, source)))
 
 
 def read_pfl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Posts of up to 64 sentences of a user; ``<oov>`` is where a word was that is not in the vocabulary.
+    """Yield posts of up to 64 sentences of a user; ``<oov>`` stands for a word outside the vocabulary.
 
-    Dropped: ``users_not_utf8`` (the name), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
+    Dropped are ``users_not_utf8`` (the name), ``users_too_large`` (a million sentences, or a chunk of 256 MB) and
     ``records_without_words``.
 
     Raises:
-        InputError: libhdf5 cannot read the part; a user without such inputs and targets; ids that are no token's.
+        InputError: libhdf5 cannot read the part, a user lacks proper inputs and targets, or an id is no token's.
     """
     vocabulary = _vocabulary(part.path, part.source)
     with hdf5(part.path, part.source) as file:
         for split, name in _users(part.path, part.source)[part.first : part.last]:
             user = user_name(name)
-            inputs, targets = _datasets(child(child(file, split), name), f"{part.source}: user {shown(name)}")
+            inputs, targets = _datasets(child(child(file, split), name), f"{part.source}: user {client_label(name)}")
             if user is None:
                 dropped["users_not_utf8"] += 1
             elif too_large(inputs) or too_large(targets):
                 dropped["users_too_large"] += 1
             else:
                 for before, after in zip(slices(inputs), slices(targets), strict=True):
-                    found = _sentences(before, after, vocabulary, f"{part.source}: user {shown(name)}")
-                    sentences = [sentence for sentence in found if sentence]
-                    dropped["records_without_words"] += len(found) - len(sentences)
+                    texts = _sentences(before, after, vocabulary, f"{part.source}: user {client_label(name)}")
+                    sentences = [sentence for sentence in texts if sentence]
+                    dropped["records_without_words"] += len(texts) - len(sentences)
                     for first in range(0, len(sentences), POST_RECORDS):
                         yield Post(user, sentences[first : first + POST_RECORDS], SPLITS[split])
     dropped += Counter()  # no zeros
@@ -87,7 +87,7 @@ def _datasets(user: Any, where: str) -> tuple[Any, Any]:
 
 
 def _sentences(inputs: NDArray[Any], targets: NDArray[Any], vocabulary: Words, where: str) -> list[str]:
-    """The words of sentences: they begin after BOS, and end before EOS, PAD, or the end."""
+    """Return the words of sentences, which begin after BOS and end before EOS, PAD or the end."""
     if targets.min(initial=0) < 0 or targets.max(initial=0) >= len(vocabulary.words):
         raise InputError(f"{where}: a token id outside of the vocabulary of {len(vocabulary.words):,}")
     if (inputs[:, 0] != vocabulary.bos).any() or (inputs[:, 1:] != targets[:, :-1]).any():
@@ -127,7 +127,7 @@ def _read_vocabulary(data: Path, source: Path, _size: int, _changed: int) -> Wor
         or len({unk, pad, ids["BOS"], ids["EOS"]}) < 4
         or not {unk, pad} <= {*range(size)}
     ):
-        raise InputError(f"{source}: the vocabulary has not BOS, EOS, unk_symbol and pad_symbol as different tokens")
+        raise InputError(f"{source}: the vocabulary lacks BOS, EOS, unk_symbol and pad_symbol as different tokens")
     words = np.empty(size, object)
     for token, number in ids.items():
         words[number] = OOV_WORD if number == unk else token
@@ -153,7 +153,7 @@ def _leaves(group: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def check_pfl(data: Path, source: Path) -> list[str]:
-    """Whether there are as many users as the metadata counts."""
+    """Return a warning for each split that does not have as many users as the metadata counts."""
     warnings = []
     with hdf5(data, source) as file:
         for split, names in members(data, source, *SPLITS).items():

@@ -1,8 +1,8 @@
-"""What every reader takes and gives: parts of a file, posts of users.
+"""The interface of all readers: parts of a file, and posts of users.
 
-A format cuts a file into parts that may be read in any order and in any process; the posts of the parts, one part
-after another, are the posts of the file. A reader holds little of its part in memory, and adds what it leaves out to
-`dropped` under a reason that names the unit (``posts_without_owner``).
+A format cuts a file into parts that may be read in any order and in any process. The posts of all parts in their order
+are the posts of the file. A reader holds little of its part in memory. It counts what it leaves out in `dropped`, under
+a reason that names the unit (``posts_without_owner``).
 """
 
 from collections import Counter
@@ -24,12 +24,12 @@ OOV_WORD = "<oov>"
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Something that a user wrote.
+    """A text that a user wrote.
 
     Attributes:
         user: the author's name, unique within the corpus.
-        sentences: each its words joined by single spaces, with no other white space in it; maybe none.
-        split: ``"train"``, ``"heldout"`` or ``"test"`` where the source itself says; the import draws it where None.
+        sentences: sentences as words joined by single spaces, without other white space; may be empty.
+        split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
     """
 
     user: str
@@ -43,9 +43,9 @@ class Part:
 
     Attributes:
         path: the data on disk, possibly unpacked to a scratch file of another name.
-        source: the file as the user named it, for messages and for what a format tells from names.
+        source: the file as the user named it, for messages and for formats that read the file's name.
         first: where the part begins, in the format's own unit: bytes, rowids, row groups, clients.
-        last: where it ends: exclusive, but for rowids, where it is the last one.
+        last: where the part ends: exclusive, except for rowids, where it is the last one.
         columns: the keys or columns of user and text, for formats that name them.
     """
 
@@ -57,22 +57,25 @@ class Part:
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:
+    """Return no warnings; the default check of a format."""
     return []
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format: how to cut a file into parts, how to read one.
+    """A format of files: how to cut a file into parts, and how to read a part.
 
     Attributes:
-        name: as users write it.
-        parts: (data, source, columns) -> the parts, in the file's order. Raises InputError where the file is not of the
-            format.
-        read: (part, dropped) -> its posts, in order. Raises InputError where the part cannot be read.
-        check: (data, source) -> warnings about the file as a whole.
-        lost: what the format has lost of the text, said once and kept in the manifest.
-        fragile: the library that reads it can crash or hang where a file is damaged: not to be let into one's process.
-        about: what a manifest says of a source besides the format's name: of a user's own format, its source's digest.
+        name: name of the format, as users write it.
+        parts: function of (data, source, columns) that returns the parts, in the file's order. It raises InputError if
+            the file is not of the format.
+        read: function of (part, dropped) that yields the part's posts, in order. It raises InputError if the part
+            cannot be read.
+        check: function of (data, source) that returns warnings about the file as a whole.
+        lost: what the format has lost of the text; shown once and kept in the manifest.
+        fragile: whether the library that reads the format can crash or hang on a damaged file. Such files are read in a
+            process of their own.
+        about: further entries of a source in the manifest, such as the digest of a user's own format.
     """
 
     name: str
@@ -85,7 +88,7 @@ class Format:
 
 
 def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
-    """Cut [first, last) into at most so many ranges of about equal length, none of them empty.
+    """Cut [first, last) into at most `parts` ranges of about equal length, none of them empty.
 
     >>> ranges(0, 5, 2), ranges(3, 3, 4)
     ([(0, 2), (2, 5)], [])
@@ -96,12 +99,12 @@ def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
 
 
 def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """The parts that begin and end at ascending bounds."""
+    """Return the parts that begin and end at ascending bounds."""
     return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
 
 
 def split_of_name(source: Path) -> str | None:
-    """The split that a file's name ends in, as published: ``_train``, ``_held_out``, ``_test``; None for other names.
+    """Return the split that ends a published file's name (``_train``, ``_held_out``, ``_test``), or None.
 
     >>> [split_of_name(Path(name)) for name in ("stackoverflow_held_out.sqlite", "my_test.h5.bz2", "a.h5")]
     ['heldout', 'test', None]
@@ -112,7 +115,7 @@ def split_of_name(source: Path) -> str | None:
 
 
 def user_name(name: Any) -> str | None:
-    """A user's name as text; None of what is not UTF-8, half of a surrogate pair, or no name at all."""
+    """Return a user's name as text; None if it is not UTF-8, holds half of a surrogate pair, or is no name at all."""
     try:
         if isinstance(name, bytes):
             return name.decode("utf-8")
@@ -123,7 +126,10 @@ def user_name(name: Any) -> str | None:
 
 
 def published(user: str, split: str | None, tokens: Iterable[bytes], dropped: Counter[str]) -> Iterator[Post]:
-    """Posts of up to 64 sentences each of a user, split at white space only; what is no sentence is dropped."""
+    """Yield posts of up to 64 sentences of a user.
+
+    Sentences are split only at white space. Texts that are no sentences are dropped and counted.
+    """
     sentences: list[str] = []
     for text in tokens:
         if len(text) > LONGEST_RECORD:
@@ -145,7 +151,7 @@ def published(user: str, split: str | None, tokens: Iterable[bytes], dropped: Co
         yield Post(user, sentences, split)
 
 
-def said(error: Exception) -> str:
-    """What a library says is wrong with a file, as part of one line: it may quote the file."""
+def library_message(error: Exception) -> str:
+    """Return a library's message about a file as part of one printable line; the message may quote the file."""
     printable = "".join(character if character.isprintable() else " " for character in str(error)[:1_000])
     return " ".join(printable.split())[:200]

@@ -1,4 +1,4 @@
-"""SQLite files that others wrote: opened without trust, cut into ranges of rowids."""
+"""Reading of SQLite files that are not trusted, in ranges of rowids."""
 
 import os
 import sqlite3
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import Part, ranges, said
+from flsim.data.formats.posts import Part, library_message, ranges
 
 MAGIC = b"SQLite format 3\0"
 SMALLEST_ROW = 8  # bytes on a page
@@ -18,10 +18,12 @@ SMALLEST_ROW = 8  # bytes on a page
 
 @contextmanager
 def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
-    """A database, read-only: nothing beside it is read, written or locked. Text comes as bytes, as it is on disk.
+    """Open a database read-only: no file beside it is read, written or locked.
+
+    Text comes as bytes, as it is on disk.
 
     Raises:
-        InputError: for every error of SQLite in the block; a journal that holds what the file does not.
+        InputError: SQLite raised an error in the block, or a journal holds changes that the file lacks.
     """
     log = data.with_name(f"{data.name}-wal")
     if log.exists() and log.stat().st_size:
@@ -34,28 +36,34 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("PRAGMA cell_size_check = ON")
             yield connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes what is damaged
-        raise InputError(f"{source}: SQLite cannot read it ({said(error)}); is it complete? Get it again") from error
+        raise InputError(
+            f"{source}: SQLite cannot read it ({library_message(error)}); is it complete? Get it again"
+        ) from error
 
 
 def tables(connection: sqlite3.Connection) -> set[str]:
+    """Return the names of a database's tables."""
     rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     return {name.decode("utf-8", "replace") for (name,) in rows}
 
 
-def require(connection: sqlite3.Connection, source: Path, wanted: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises InputError that names the first table or column which is not there."""
-    there = tables(connection)
-    for table, columns in wanted.items():
-        if table not in there:
-            raise InputError(f"{source}: no table {table!r}; its tables: {', '.join(sorted(there)) or 'none'}")
-        found = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+def require(connection: sqlite3.Connection, source: Path, required: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise InputError that names the first missing table or column."""
+    present = tables(connection)
+    for table, columns in required.items():
+        if table not in present:
+            raise InputError(f"{source}: no table {table!r}; its tables: {', '.join(sorted(present)) or 'none'}")
+        names = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
         for column in columns:
-            if column not in found:
-                raise InputError(f"{source}: table {table!r} has no column {column!r}; its columns: {', '.join(found)}")
+            if column not in names:
+                raise InputError(f"{source}: table {table!r} has no column {column!r}; its columns: {', '.join(names)}")
 
 
 def span(connection: sqlite3.Connection, table: str) -> tuple[int, int] | None:
-    """First and last rowid of a table; None of an empty one. Two queries, as one of both would scan the table."""
+    """Return the first and the last rowid of a table; None if it is empty.
+
+    There are two queries, because one query for both would scan the table.
+    """
     ((first,),) = connection.execute(f"SELECT min(rowid) FROM {table}")
     ((last,),) = connection.execute(f"SELECT max(rowid) FROM {table}")
     return None if first is None or last is None else (first, last)
@@ -64,7 +72,7 @@ def span(connection: sqlite3.Connection, table: str) -> tuple[int, int] | None:
 def rowid_parts(
     connection: sqlite3.Connection, data: Path, source: Path, columns: tuple[str, str], table: str
 ) -> list[Part]:
-    """Parts of a table, by ranges of rowids of the same length; there may be gaps, but finding them takes a scan."""
+    """Return parts of a table by ranges of rowids of equal length; gaps are ignored, as finding them takes a scan."""
     bounds = span(connection, table)
     if bounds is None:
         return []
@@ -76,10 +84,10 @@ def rowid_parts(
 
 
 def ascending(rows: Iterable[tuple[Any, ...]], part: Part) -> Iterator[tuple[Any, ...]]:
-    """Rows whose first column is the rowid.
+    """Yield rows whose first column is the rowid, as long as rowids ascend.
 
     Raises:
-        InputError: rowids do not ascend, as in a damaged file whose tree of pages has loops and would be read for ever.
+        InputError: rowids do not ascend. Reading a damaged file whose tree of pages has loops would never end.
     """
     before = part.first - 1
     for row in rows:

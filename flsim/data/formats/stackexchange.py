@@ -1,11 +1,11 @@
-"""Posts.xml of a Stack Exchange data dump, in parts.
+"""Reader of the Posts.xml of a Stack Exchange data dump, in parts.
 
-A dump is one `posts` element with one `row` element a post (https://meta.stackexchange.com/questions/2677). Rows are
-parsed by expat as the bytes arrive, so memory does not grow with the file. Nothing outside the file is ever opened, and
-a file that declares entities is refused: no dump does, and expanding them is how XML is made to explode or to leak.
+A dump is one `posts` element with one `row` element per post (https://meta.stackexchange.com/questions/2677). Expat
+parses rows as the bytes arrive, so memory does not grow with the file. Nothing outside the file is ever opened. A file
+that declares entities is refused: no dump does, and expanding them is how XML is made to explode or to leak.
 
-A part begins at a ``<row`` that begins a line, which no attribute's value can hold; later parts get a root element of
-their own. That needs a file that is UTF-8 and without a DTD, as all dumps are; another is one part.
+A part begins at a ``<row`` at the beginning of a line, which no attribute's value can hold. Later parts get a root
+element of their own. This needs a file in UTF-8 without a DTD, as all dumps are. Any other file is one part.
 """
 
 import re
@@ -34,7 +34,7 @@ _ROW = re.compile(rb"\n[ \t\r]{0,16}<row\s")
 
 
 def stackexchange_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Byte ranges that begin at the file's beginning or at a row."""
+    """Return the parts of a file: byte ranges that begin at the file's beginning or at a row."""
     size = data.stat().st_size
     bounds = [0]
     with data.open("rb") as file:
@@ -47,27 +47,27 @@ def stackexchange_parts(data: Path, source: Path, columns: tuple[str, str]) -> l
 
 
 def _next_row(file: IO[bytes], offset: int, size: int) -> int:
-    """Where the first row that begins a line at or after an offset begins; the end of the file if there is none."""
+    """Return where the first row that begins a line at or after an offset begins; the end of the file if none does."""
     file.seek(offset)
     seen = b""
     while chunk := file.read(CHUNK):
         seen += chunk
-        if found := _ROW.search(seen):
-            return offset + seen.index(b"<", found.start())
+        if match := _ROW.search(seen):
+            return offset + seen.index(b"<", match.start())
         offset += len(seen[:-32])
         seen = seen[-32:]  # a row may begin at the end of what was read
     return size
 
 
 def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """The questions and answers of a dump, by users named ``site/OwnerUserId``.
+    """Yield the questions and answers of a dump, by users named ``site/OwnerUserId``.
 
-    Dropped, under the first reason that holds: ``posts_of_other_types`` (tag wikis and the like),
-    ``posts_without_owner``, ``posts_of_community_user`` (OwnerUserId -1), ``posts_without_body``, ``posts_too_long``
-    (a body of more than a million characters, or of 20,000 tags: nobody wrote that).
+    Dropped, under the first reason that applies, are ``posts_of_other_types`` (tag wikis and the like),
+    ``posts_without_owner``, ``posts_of_community_user`` (OwnerUserId -1), ``posts_without_body`` and ``posts_too_long``
+    (a body of more than a million characters, or of 20,000 tags, which no person wrote).
 
     Raises:
-        InputError: not XML, cut short, not posts, or it declares entities.
+        InputError: the file is not XML, is cut short, has no posts, or declares entities.
     """
     site = site_of(part.source)
     rows = 0
@@ -83,7 +83,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 def site_of(path: Path) -> str:
-    """A dump's site: ``ai`` of ``ai.Posts.xml``; the folder's name where the file is just ``Posts.xml``.
+    """Return a dump's site: ``ai`` of ``ai.Posts.xml``, or the folder's name if the file is just ``Posts.xml``.
 
     >>> site_of(Path("dumps/history.meta.Posts.xml")), site_of(Path("dumps/ai.stackexchange.com/Posts.xml"))
     ('history.meta', 'ai.stackexchange.com')
@@ -107,7 +107,7 @@ def _reason_to_drop(row: dict[str, str]) -> str | None:
 
 
 class _Parser:
-    """Expat with the handlers of a dump: collects the attributes of rows, refuses entities and other documents."""
+    """Expat with handlers that collect the attributes of rows, and refuse entities and other documents."""
 
     def __init__(self, part: Part) -> None:
         self.part = part
@@ -121,7 +121,7 @@ class _Parser:
         self._expat.EntityDeclHandler = self._entity
 
     def feed(self, chunk: bytes, final: bool = False) -> list[dict[str, str]]:
-        """The rows that end in this chunk."""
+        """Return the rows that end in this chunk."""
         self.rows = []
         try:
             self._expat.Parse(chunk, final)

@@ -1,7 +1,7 @@
-"""tf.Example, TensorFlow's record of named features, without TensorFlow.
+"""Decoder of tf.Example, TensorFlow's record of named features, without TensorFlow.
 
-The messages are those of tensorflow/core/example/{example,feature}.proto: built here, in a pool of their own, so that
-they are not in the way of a TensorFlow that is there too.
+The messages are those of tensorflow/core/example/{example,feature}.proto. They are built here in a pool of their own,
+so that they do not conflict with an installed TensorFlow.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def _field(
-    message: Any, name: str, number: int, kind: Any, of: str = "", repeated: bool = False, oneof: bool = False
+    message: Any, name: str, number: int, kind: Any, message_type: str = "", repeated: bool = False, oneof: bool = False
 ) -> None:
     field = message.field.add(name=name, number=number, type=kind)
     field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
-    if of:
-        field.type_name = f".tensorflow.{of}"
+    if message_type:
+        field.type_name = f".tensorflow.{message_type}"
     if oneof:
         field.oneof_index = 0
 

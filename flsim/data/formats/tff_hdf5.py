@@ -1,7 +1,7 @@
-"""TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
+"""Reader of TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
 
-``/examples/<client_id>/tokens`` is a dataset of strings, one a sentence; the other features are not read. Tokens are
-split at white space and else taken as published. The split is in the file's name.
+``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The other features are not read. Tokens are
+split at white space and otherwise taken as published. The file's name tells the split.
 """
 
 from collections import Counter
@@ -12,25 +12,25 @@ from typing import Any
 import h5py
 
 from flsim.base.errors import InputError
-from flsim.data.formats.hdf5 import child, client_parts, hdf5, members, plain, shown, slices, too_large
+from flsim.data.formats.hdf5 import child, client_label, client_parts, hdf5, members, plain, slices, too_large
 from flsim.data.formats.posts import Format, Part, Post, published, split_of_name, user_name
 
 GROUP = "examples"
 
 
 def tff_hdf5_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Ranges of clients, in the file's order."""
+    """Return the parts of a file: ranges of clients, in the file's order."""
     return client_parts(data, source, columns, len(members(data, source, GROUP)[GROUP]))
 
 
 def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Posts of up to 64 sentences of a client.
+    """Yield posts of up to 64 sentences of a client.
 
-    Dropped: ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB);
-    ``records_not_utf8``, ``records_too_long`` (more than 1 MB), ``records_without_words``.
+    Dropped are ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
+    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
 
     Raises:
-        InputError: libhdf5 cannot read the part; a client without strings ``tokens``.
+        InputError: libhdf5 cannot read the part, or a client has no strings ``tokens``.
     """
     split = split_of_name(part.source)
     names = members(part.path, part.source, GROUP)[GROUP][part.first : part.last]
@@ -51,10 +51,10 @@ def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
     client = child(clients, name)
     if not isinstance(client, h5py.Group) or "tokens" not in client:
-        raise InputError(f"{source}: client {shown(name)} has no dataset 'tokens'")
+        raise InputError(f"{source}: client {client_label(name)} has no dataset 'tokens'")
     tokens = child(client, "tokens")
     if not plain(tokens) or len(tokens.shape) != 1 or h5py.check_string_dtype(tokens.dtype) is None:
-        raise InputError(f"{source}: client {shown(name)}: 'tokens' is not one row of strings in this file")
+        raise InputError(f"{source}: client {client_label(name)}: 'tokens' is not one row of strings in this file")
     return tokens
 
 

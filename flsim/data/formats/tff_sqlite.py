@@ -1,8 +1,8 @@
-"""``stackoverflow.sqlite`` as TensorFlow Federated hosts it: one row a sentence, a tf.Example in each.
+"""Reader of ``stackoverflow.sqlite`` as TensorFlow Federated hosts it, with a tf.Example for each sentence.
 
-Tables ``examples(split_name, client_id, serialized_example_proto)`` and ``client_metadata(client_id, split_name,
-num_examples)``. Tokens are split at white space and else taken as published. A client who is in several splits is an
-author in each of them.
+The tables are ``examples(split_name, client_id, serialized_example_proto)`` and ``client_metadata(client_id,
+split_name, num_examples)``. Tokens are split at white space and otherwise taken as published. A client who is in
+several splits is an author in each of them.
 """
 
 from collections import Counter
@@ -36,20 +36,21 @@ FROM examples WHERE rowid BETWEEN ? AND ? ORDER BY rowid
 
 
 def tff_sqlite_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Ranges of rowids."""
+    """Return the parts of a file: ranges of rowids."""
     with database(data, source) as connection:
         require(connection, source, TABLES)
         return rowid_parts(connection, data, source, columns, "examples")
 
 
 def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Posts of up to 64 sentences that follow each other and have the same author and split.
+    """Yield posts of up to 64 consecutive sentences of the same author and split.
 
-    Dropped: ``records_too_long`` (more than 1 MB), ``records_not_tf_example``, ``records_without_tokens`` (the feature
-    ``tokens`` is not one bytes value), ``records_not_utf8`` (tokens or client id), ``records_without_words``.
+    Dropped are ``records_too_long`` (more than 1 MB), ``records_not_tf_example``, ``records_without_tokens`` (the
+    feature ``tokens`` is not one bytes value), ``records_not_utf8`` (tokens or client id) and
+    ``records_without_words``.
 
     Raises:
-        InputError: SQLite cannot read the part; another split than train, heldout, test; no record is any good.
+        InputError: SQLite cannot read the part, a split is not train, heldout or test, or no record can be read.
     """
     drops: Counter[str] = Counter()
     kept = 0
@@ -79,7 +80,7 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 class _DropError(Exception):
-    """Why a record is dropped."""
+    """The reason why a record is dropped."""
 
 
 def _split(name: Any, part: Part) -> str:
@@ -109,16 +110,19 @@ def _sentence(proto: Any, user: str | None) -> str:
 
 
 def check_tff_sqlite(data: Path, source: Path) -> list[str]:
-    """Whether there are as many examples as `client_metadata` says, as far as that shows without counting for long."""
+    """Return a warning if there are not as many examples as `client_metadata` says.
+
+    Examples are counted only in a small table; otherwise the rowids bound their number.
+    """
     with database(data, source) as connection:
         require(connection, source, TABLES)
-        ((said,),) = connection.execute("SELECT total(num_examples) FROM client_metadata")
+        ((stated,),) = connection.execute("SELECT total(num_examples) FROM client_metadata")
         bounds = span(connection, "examples")
-        there = 0 if bounds is None else bounds[1] - bounds[0] + 1
-        if said < there <= FEW:  # there may be gaps
-            ((there,),) = connection.execute("SELECT count(*) FROM examples")
-    if said > there or (said < there <= FEW):
-        return [f"{source}: client_metadata counts {said:,.0f} examples, but there are {there:,}; is it complete?"]
+        present = 0 if bounds is None else bounds[1] - bounds[0] + 1
+        if stated < present <= FEW:  # there may be gaps
+            ((present,),) = connection.execute("SELECT count(*) FROM examples")
+    if stated > present or (stated < present <= FEW):
+        return [f"{source}: client_metadata counts {stated:,.0f} examples, but there are {present:,}; is it complete?"]
     return []
 
 

@@ -1,6 +1,6 @@
-"""Word counts as TensorFlow Federated publishes them, ``stackoverflow.word_count.tar.bz2``: the standard vocabulary.
+"""Reader of the word counts of TensorFlow Federated, ``stackoverflow.word_count.tar.bz2``: the standard vocabulary.
 
-Lines of ``word<TAB>count``, most frequent first, where the count is the number of train users who have the word.
+Lines are ``word<TAB>count``, most frequent first. The count is the number of train users who have the word.
 """
 
 import tarfile
@@ -11,7 +11,7 @@ from typing import IO
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
-from flsim.data.formats.posts import said
+from flsim.data.formats.posts import library_message
 from flsim.data.vocabulary import Layout, Vocabulary
 
 SHA256 = "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c"  # of the archive
@@ -20,19 +20,20 @@ LONGEST_LINE = 2**16  # bytes
 
 
 def read_word_count(path: Path, vocabulary_size: int) -> tuple[Vocabulary, list[str]]:
-    """The most frequent words of the text file, or of its archive, which is not unpacked to disk.
+    """Return the most frequent words of the text file, or of its archive, which is not unpacked to disk.
 
     Args:
         path: the file.
-        vocabulary_size: token ids, the four special ones included.
+        vocabulary_size: number of token ids, the four special ones included.
 
     Returns:
-        The vocabulary, and warnings where the file is not the published one.
+        The vocabulary, and warnings if the file is not the published one.
 
     Raises:
-        InputError: it cannot be read; a line that is not a word and a count, or out of order; a word twice; too few.
+        InputError: the file cannot be read, a line is not a word and a count, the counts are not in order, a word
+            occurs twice, or there are too few words.
     """
-    wanted = Layout(vocabulary_size).words
+    needed = Layout(vocabulary_size).words
     counts: dict[str, int] = {}
     lines, last = 0, None
     with _opened(path) as file:
@@ -43,20 +44,20 @@ def read_word_count(path: Path, vocabulary_size: int) -> tuple[Vocabulary, list[
                     f"{path}: line {lines}: a count of {count:,} after {last:,}; sort by count, largest first"
                 )
             last = count
-            if len(counts) < wanted:
+            if len(counts) < needed:
                 if word in counts:
                     raise InputError(f"{path}: line {lines}: {word!r:.40} is there twice")
                 counts[word] = count
-    if len(counts) < wanted:
+    if len(counts) < needed:
         raise InputError(
             f"{path}: line {lines}: ends after {len(counts):,} words, but a vocabulary of {vocabulary_size:,} has "
-            f"{wanted:,}; use a vocabulary of at most {len(counts) + vocabulary_size - wanted:,}"
+            f"{needed:,}; use a vocabulary of at most {len(counts) + vocabulary_size - needed:,}"
         )
     warnings = []
     if lines != LINES:
         warnings.append(f"{path}: {lines:,} lines, but the published word counts have {LINES:,}")
-    if _is_archive(path) and (found := file_digest(path)) != SHA256:
-        warnings.append(f"{path}: sha256 {found}, but that of the published archive is {SHA256}")
+    if _is_archive(path) and (sha256 := file_digest(path)) != SHA256:
+        warnings.append(f"{path}: sha256 {sha256}, but that of the published archive is {SHA256}")
     return Vocabulary(tuple(counts), tuple(counts.values())), warnings
 
 
@@ -67,7 +68,7 @@ def _is_archive(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The text, of the file itself or of the first file in the archive."""
+    """Open the text, which is the file itself or the first file in the archive."""
     try:
         if not _is_archive(path):
             with path.open("rb") as file:
@@ -84,7 +85,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     except InputError:
         raise
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as word counts ({said(error)}); get it again") from error
+        raise InputError(f"{path}: cannot be read as word counts ({library_message(error)}); get it again") from error
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
-"""Step 3 of an import: from the words of buckets to the vocabulary, a range of hashes of words at a time.
+"""Step 3 of an import: the words of buckets become the vocabulary, a range of hashes of words at a time.
 
-Of a range, as many words are kept as the vocabulary has: memory does not grow with the number of different words.
+As many words of a range are kept as the vocabulary has, so memory does not grow with the number of different words.
 """
 
 from collections import defaultdict
@@ -15,11 +15,11 @@ Counts = list[tuple[str, int]]
 
 
 def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
-    """The words of train users in a range of hashes with their counts: so many of them that are most frequent.
+    """Return the most frequent words of train users in a range of hashes, with their counts.
 
     Args:
         ranges: lines of ``word<TAB>count``.
-        most: how many words.
+        most: how many words to return.
     """
     counts: defaultdict[bytes, int] = defaultdict(int)
     for line in read_lines(ranges):
@@ -29,13 +29,13 @@ def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
 
 
 def most_frequent(counts: Iterable[tuple[str, int]], most: int) -> Counts:
-    """The most frequent words; ties in alphabetical order."""
+    """Return the most frequent words; ties are in alphabetical order."""
     ranked = sorted(counts, key=lambda item: (-item[1], item[0]))
     return [(word, count) for word, count in ranked if word != OOV_WORD][:most]
 
 
 def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
-    """The most frequent words of all ranges."""
+    """Return the most frequent words of all ranges."""
     merged: Counts = []
     for counts in counted:
         merged = most_frequent([*merged, *map(tuple, counts)], most)  # type: ignore[list-item]
@@ -43,6 +43,6 @@ def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
 
 
 def words_of(path: Path) -> list[bytes]:
-    """The words in a file, in order."""
+    """Return the words in a file, in order."""
     (end,) = cuts([path], 1)[:, 1].tolist()
     return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []

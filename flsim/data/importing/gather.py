@@ -1,7 +1,7 @@
 """Step 2 of an import: a range of authors, gathered from all parts, becomes balanced users.
 
-Authors who are too short are dropped, the others cut into users, their sentences cut at `record_words` words. What is
-left goes to disk with token ids of its own: line i of the words of a bucket is its token i.
+Authors with too few words are dropped. The others are cut into users, and their sentences are cut at `record_words`
+words. The users go to disk with token ids of their bucket: line i of the bucket's words is its token i.
 """
 
 import json
@@ -29,15 +29,15 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     """Balance the authors of a range of hashes.
 
     Args:
-        ranges: their lines.
-        path: balanced users go to this file, see `users_of`, and the words with their counts in train users to one of
-            the same name and .words.
-        hparams: how.
+        ranges: the lines of the authors.
+        path: file of the balanced users, see `users_of`. The words with their counts in train users go to a file of the
+            same name and .words.
+        hparams: settings of the import.
 
     Returns:
-        ``read`` and ``dropped``, as everywhere; ``read_users``, authors by split of the source; ``authors``, those who
-        are long enough, by their split; ``longest``, words and name of the longest who is not; ``words``, the number of
-        different words.
+        ``read`` and ``dropped``, as everywhere; ``read_users``, the number of authors by split of the source;
+        ``authors``, the number of authors with enough words, by their split; ``longest``, words and name of the longest
+        dropped author; ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -95,7 +95,10 @@ class _Author:
 
 
 def _authors(ranges: list[Range]) -> list[_Author]:
-    """In the order of the sha256 of their names; what an author wrote, in the order of the sources."""
+    """Return the authors in the order of the sha256 of their names.
+
+    The texts of an author are in the order of the sources.
+    """
     texts: defaultdict[bytes, list[bytes]] = defaultdict(list)
     for line in read_lines(ranges):
         author, _, text = line.partition(b"\t")
@@ -106,7 +109,7 @@ def _authors(ranges: list[Range]) -> list[_Author]:
 
 
 def _encode(authors: list[_Author]) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
-    """What the authors wrote, which they then no longer hold.
+    """Encode the texts of the authors, and empty the authors' lists of texts.
 
     Returns:
         Token ids in order of first occurrence, uint32 [words]; words of each record, int64 [records]; the words.
@@ -140,7 +143,7 @@ def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Which records are kept, bool [records]; the splits of those, uint8 [records]; and the users, by split."""
+    """The kept records, bool [records], the splits of records, uint8 [records], and the users by split."""
 
     kept: NDArray[np.bool_]
     splits: NDArray[np.uint8]
@@ -156,7 +159,7 @@ def _choose(
     written_words: NDArray[np.int64],
     hparams: ImportHParams,
 ) -> _Chosen:
-    """Cut the long authors into users."""
+    """Cut the authors with enough words into users."""
     records = len(written_words)
     chosen = _Chosen(
         np.zeros(records, np.bool_),
@@ -182,7 +185,7 @@ def _choose(
 
 
 def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Each token's place in its record, from 0: uint32 [words]."""
+    """Return each token's place in its record, counted from 0: uint32 [words]."""
     places = np.arange(lengths.sum(), dtype=np.uint32)
     places -= np.repeat((np.cumsum(lengths) - lengths).astype(np.uint32), lengths)
     return places
@@ -194,7 +197,7 @@ def _write_words(
     """Write the words that occur, in the order of a hash, each with its count in train users.
 
     Returns:
-        The tokens, their ids now the words' places in that order; and the number of words.
+        The tokens, whose ids are now the words' places in that order; and the number of words.
     """
     counts = np.zeros((len(SPLITS), len(words)), np.int64)
     for split in range(len(SPLITS)):
@@ -215,7 +218,7 @@ def _write_words(
 
 @dataclass(frozen=True)
 class Users:
-    """Balanced users of one split, in a bucket; token ids are places in the bucket's words."""
+    """Balanced users of one split of a bucket; token ids are places in the bucket's words."""
 
     names: list[str]
     tokens: NDArray[np.uint32]
@@ -224,7 +227,7 @@ class Users:
 
 
 def users_of(path: Path) -> dict[str, Users]:
-    """The balanced users that `balance_bucket` wrote, by split."""
+    """Return the balanced users that `balance_bucket` wrote, by split."""
     with np.load(path) as arrays:
         return {
             split: Users(

@@ -1,6 +1,6 @@
-"""Step 1 of an import: a part of a source becomes files of lines, a line for what an author wrote in that part.
+"""Step 1 of an import: a part of a source becomes files of lines, one line for the texts of an author in that part.
 
-A line is the author's split (where the source says so) and name in JSON, then the sentences, separated by tabs, which
+A line is JSON of the author's split (if the source states it) and name, then the sentences, separated by tabs, which
 neither JSON nor a word contains. Lines are in the order of the sha256 of names.
 """
 
@@ -19,29 +19,30 @@ ALIVE = 100  # posts between two signs of life
 
 
 def detect(_report: Report, data: Path, source: Path) -> str:
-    """The name of a file's format."""
+    """Return the name of a file's format."""
     return format_of(data, source).name
 
 
 def parts_of(
     _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str]
 ) -> tuple[list[Part], list[str]]:
-    """The parts of a file, and warnings about the whole of it."""
+    """Return the parts of a file, and warnings about the file as a whole."""
     return format.parts(data, source, columns), format.check(data, source)
 
 
 def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int) -> dict[str, Any]:
-    """Read a part.
+    """Read a part of a source, and write its sentences by author.
 
     Args:
-        format: of the part.
+        report: called now and then as a sign of life.
+        format: the format of the part.
         part: the part.
-        stem: what is read goes to files of this name and .0, .1, and so on.
-        piece: characters of sentences in a file; more are held in memory only for the last post.
+        stem: beginning of the paths to write, which end in .0, .1, and so on.
+        piece: characters of sentences in a file; only the last post of a file may exceed it.
 
     Returns:
-        ``files``, their number; ``read`` and ``dropped``, unit or reason -> count; ``splits``, split of the source ->
-        sentences, dropped ones included, "" where the source does not say.
+        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
+        by split of the source, dropped ones included, "" if the source states none.
 
     Raises:
         InputError: the part cannot be read as its format.
@@ -76,7 +77,7 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
 
 
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]]) -> int:
-    """Write a file. Returns the number of words in it."""
+    """Write a file, and return the number of words in it."""
     ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
     hashes, lines = [], []
     words = 0

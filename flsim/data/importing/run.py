@@ -1,14 +1,16 @@
-"""From dumps to a corpus of balanced users: in parallel, in bounded memory, and in pieces that survive a kill.
+"""Import of dumps as a corpus of balanced users: in parallel, in bounded memory, and resumable after a kill.
 
-1. Compressed files and pipes become files. Parts of them are read, each on its own: sentences go to disk by author.
-2. A range of authors at a time: the short ones are dropped, the others cut into balanced users, their sentences cut at
-   `record_words` words, and the words of train users counted.
-3. A range of words at a time: their counts are summed, and the most frequent words of all are the vocabulary.
-4. The balanced users are written, a range at a time, with the vocabulary's token ids.
+1. Compressed files and pipes become files. Their parts are read independently, and sentences go to disk by author.
+2. One range of authors at a time, authors with few words are dropped and the others cut into balanced users. Sentences
+   are cut at `record_words` words, and the words of train users are counted.
+3. One range of words at a time, counts are summed. The most frequent words of all ranges are the vocabulary.
+4. The balanced users are written, one range at a time, with the vocabulary's token ids.
 
-Each piece of 1, 2 and 3 is a task for a pool of processes, and is kept in a scratch folder until the corpus is there.
-The corpus is a function of the sources and the parameters, byte for byte, and of nothing else: not of the number of
-processes, parts or ranges, nor of interruptions. Users are in the order of their authors' hashes, so the order of
+Each piece of steps 1, 2 and 3 is a task for a pool of processes. Its result is kept in a scratch folder until the
+corpus is complete.
+
+The corpus is a function of the sources and the parameters alone, byte for byte. It does not depend on the number of
+processes, parts or ranges, nor on interruptions. Users are in the order of their authors' hashes, so the order of
 sources only matters for authors who are in several of them.
 """
 
@@ -48,26 +50,33 @@ def import_corpus(
     columns: tuple[str, str] = ("user", "text"),
     workers: int | None = None,
 ) -> Corpus:
-    """Import sources as one corpus; users that occur in several of them are one user.
+    """Import sources as one corpus; users that occur in several sources are one user.
 
-    Interrupted, by a kill, a full disk or Ctrl-C, it leaves a folder ``.NAME.importing`` beside `out`, and the same
-    call continues from there.
+    An import that is interrupted by a kill, a full disk or Ctrl-C leaves a folder ``.NAME.importing`` beside `out`. The
+    same call continues from there.
 
     Args:
         sources: files or pipes, read in this order; compressed ones are unpacked on the way.
-        out: folder of the new corpus; absent, and absent again after any error.
-        hparams: how.
-        format: of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a user's own reader; told
-            from each file's content if None.
+        out: folder of the new corpus; it must not exist, and does not exist after an error.
+        hparams: settings of the import.
+        format: format of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a user's own reader;
+            by default detected from each file's content.
         vocabulary_from: a file of words with counts to take the vocabulary from, instead of counting.
         columns: names of the columns of user and text, for formats that name them.
-        workers: processes; if None, one for each core up to `MOST_WORKERS`, and none but this one where there is
-            little to do.
+        workers: number of processes; by default one for each core up to `MOST_WORKERS`, and only this process if there
+            is little to do.
+
+    Returns:
+        The new corpus.
 
     Raises:
-        InputError: a source that cannot be read as its format; no author of enough words; no train users; fewer
-            different words than the vocabulary is to have; `out` exists or is being imported to.
+        InputError: a source cannot be read as its format, no author has enough words, there are no train users, there
+            are fewer different words than the vocabulary needs, or `out` exists or is being imported to.
         RunFailed: the disk is full.
+
+    Examples:
+        >>> settings = flsim.ImportSettings(vocabulary_size=5_000)             # doctest: +SKIP
+        >>> flsim.import_corpus([Path("ai.Posts.xml")], Path("corpora/ai"), settings)              # doctest: +SKIP
     """
     if workers is not None:
         at_least_one(workers=workers)
@@ -110,6 +119,6 @@ def _read_vocabulary(path: Path, hparams: ImportHParams) -> Given:
 
 
 def _workers(sources: Iterable[Source]) -> int:
-    """One process for each core, within limits; only this one where there is little to do."""
+    """Return one process for each core, within limits, or one if there is little to do."""
     size = sum(source.data.stat().st_size * (UNPACKED if is_compressed(source.data) else 1) for source in sources)
     return min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1

@@ -1,15 +1,16 @@
-"""A folder beside the output where a long job keeps finished pieces, so that it can go on after it was killed.
+"""A scratch folder beside the output, where a long job keeps finished pieces so that it can continue after a kill.
 
-The folder is named after the output, is locked while a job runs (the lock goes with the process, however that ends),
-and holds one folder for each plan: what the pieces are a function of. Nobody writes outside the folder of their plan,
-so a worker that outlives its parent for a moment does no harm.
+The folder is named after the output. It is locked while a job runs, and the lock ends with the process. It holds one
+folder for each plan, which is everything that the pieces are a function of. No process writes outside the folder of its
+plan, so a worker that outlives its parent for a moment does no harm.
 
-Pieces may be hours of work, and only three kinds of them are removed: those of an import that is complete, those of one
-whose input this very call found to be bad, and what is left of a removal. Pieces of another plan stay, since sources or
-parameters that were mistyped once would otherwise cost what is there; they are named, and a person removes them.
+Pieces may be hours of work, and only three kinds of them are removed: those of a completed import, those of an import
+whose input this very call found to be bad, and the rest of an earlier removal. Pieces of another plan stay, since
+sources or parameters that were mistyped once would otherwise cost finished pieces. A message names their folder, and a
+person removes it.
 
-What is in the folder survives a loss of power in the order that it was written in: a piece's data before its result,
-the corpus in its place before the pieces go.
+The contents of the folder survive a loss of power in the order that they were written in: the data of a piece before
+its result, and the corpus in its place before the pieces are removed.
 """
 
 import errno
@@ -32,7 +33,7 @@ MADE = "corpus"  # the complete output, among the pieces, before it is put into 
 
 
 class Continues(InputError):  # noqa: N818 (what it does, once it is put right)
-    """What stops an import says nothing against its pieces."""
+    """An error that stops an import but leaves its pieces valid."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Scratch:
 
     Attributes:
         out: the output.
-        folder: what is kept until the output is there.
+        folder: the folder that is kept until the output is complete.
         own: folders of the plans of this call.
     """
 
@@ -50,30 +51,33 @@ class Scratch:
     own: list[Path] = field(default_factory=list)
 
     def plan(self, plan: dict[str, Any]) -> "Pieces":
-        """The pieces of a plan: those that are there already if it was interrupted. Those of any other plan stay."""
+        """Return the pieces of a plan, with those that an interrupted import finished.
+
+        Pieces of any other plan stay.
+        """
         text = json.dumps(plan, sort_keys=True)
         pieces = Pieces(self.out, self.folder / digest(text)[:16])
         self.own.append(pieces.folder)
         if pieces.folder.exists():
             for partial in pieces.folder.glob(".*.partial-*"):
                 partial.unlink(missing_ok=True)
-            found = len(list(pieces.folder.glob("*.json"))) - 1
-            if found > 0:
-                say(f"{self.out}: continues an import that was interrupted; {found:,} pieces of it are there")
+            finished = len(list(pieces.folder.glob("*.json"))) - 1
+            if finished > 0:
+                say(f"{self.out}: continues an import that was interrupted; {finished:,} pieces of it are there")
             return pieces
         if others := list(_needed(self.folder)):
             say(
                 f"{self.out}: begins anew; the interrupted import had other sources or parameters. Its pieces stay in "
-                f"{others[0]}; remove that folder unless it shall go on"
+                f"{others[0]}; remove that folder unless that import is to continue"
             )
         make_folder(pieces.folder)
         write_json(pieces.folder / "plan.json", plan)
         return pieces
 
     def remove(self) -> None:
-        """Remove pieces of this call, and those of which nothing is needed.
+        """Remove pieces of this call, and those that no import needs.
 
-        The lock goes last: whoever finds none has the folder to themselves.
+        The lock is removed last: a process that finds no lock has the folder to itself.
         """
         kept = {*_needed(self.folder)} - {*self.own}
         for path in self.folder.iterdir():
@@ -91,7 +95,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What is finished of a plan, in a folder; a task is finished once its result is there."""
+    """The finished pieces of a plan, in a folder; a task is finished once its result is there."""
 
     out: Path
     folder: Path
@@ -106,19 +110,19 @@ class Pieces:
         sizes: dict[str, int] | None = None,
         reporting: bool = False,
     ) -> list[Any]:
-        """Run those tasks that are not finished.
+        """Run the tasks that are not finished.
 
         Args:
-            pool: to run them in.
-            title: of the progress.
-            tasks: by names for files; what they return is JSON.
-            unit: of the rate.
-            work: how much of that unit a result stands for.
-            sizes: how much of the whole each task is; by default they are alike.
-            reporting: whether tasks themselves report that, bit by bit; progress counts those that are done otherwise.
+            pool: the pool to run them in.
+            title: title of the progress.
+            tasks: tasks by names of files; their results are JSON.
+            unit: unit of the rate.
+            work: function of a result that returns how much of that unit it stands for.
+            sizes: the share of each task in the whole; by default all are equal.
+            reporting: whether the tasks report their progress themselves; otherwise completed tasks are counted.
 
         Returns:
-            All tasks' results, in order.
+            The results of all tasks, in order.
         """
         results = {name: self._result(name) for name in tasks if (self.folder / f"{name}.json").exists()}
         missing = [name for name in tasks if name not in results]
@@ -148,7 +152,7 @@ class Pieces:
         """Put a complete folder into the output's place, durably and in one step.
 
         Raises:
-            Continues: something is there by now.
+            Continues: the output exists by now.
         """
         sync_folder(made)
         try:
@@ -166,7 +170,7 @@ class Pieces:
 
 @contextmanager
 def scratch(out: Path) -> Iterator[Scratch]:
-    """The scratch folder of an output: gone after success or bad input, kept after anything else.
+    """Yield the scratch folder of an output; it is removed after success or bad input, and kept after any other error.
 
     Raises:
         InputError: `out` exists, cannot be created, or is being made by another process.
@@ -201,14 +205,17 @@ def scratch(out: Path) -> Iterator[Scratch]:
 
 
 def _remove(pieces: Path) -> None:
-    """Renamed first, so that half of them are never taken for all after a kill or a loss of power."""
+    """Remove a folder of pieces.
+
+    The folder is renamed first, so that half of the pieces are never taken for all after a kill or a loss of power.
+    """
     removed = pieces if pieces.name.startswith(REMOVED) else pieces.rename(pieces.with_name(REMOVED + pieces.name))
     sync(removed.parent)
     shutil.rmtree(removed, ignore_errors=True)
 
 
 def _needed(folder: Path) -> Iterator[Path]:
-    """Yield folders of pieces that wait for the rest of their import; what is left of a finished one only goes."""
+    """Yield folders of pieces that wait for the rest of their import, without the rest of finished ones."""
     for path in folder.iterdir():
         finished = (path / "finished").exists() and not (path / MADE).exists()
         if path.is_dir() and not path.name.startswith(REMOVED) and not finished:
@@ -216,7 +223,7 @@ def _needed(folder: Path) -> Iterator[Path]:
 
 
 def _enter(stack: ExitStack, out: Path, folder: Path) -> None:
-    """Make the folder and have the stack hold its lock file.
+    """Make the folder, and let the stack hold its lock file.
 
     Raises:
         InputError: the folder cannot be made, or another import holds the lock.

@@ -1,4 +1,4 @@
-"""What an import is set by."""
+"""Settings of an import."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,21 @@ from flsim.data.vocabulary import Layout
 
 @dataclass(frozen=True)
 class ImportHParams:
-    """How a corpus is made of posts; the defaults are those of Thakkar et al. (2020).
+    """Settings of an import; the defaults are those of Thakkar et al. (2020).
 
     Attributes:
-        vocabulary_size: token ids, the four special ones included.
+        vocabulary_size: number of token ids, the four special ones included.
         record_words: a record is a sentence cut at this many words.
-        words_per_user: authors who wrote fewer words are dropped; the others are cut into users who wrote at least so
-            many. Punctuation is not counted, and sentences are counted whole. None leaves users as they are.
-        heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Not for
-            authors whose split the source gives.
-        test: expected share of authors kept out of training, to measure utility; again where the source does not say.
+        words_per_user: authors who wrote fewer words are dropped. The others are cut into users who wrote at least this
+            many. Punctuation is not counted, and sentences are counted before they are cut. None keeps authors whole.
+        heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Authors
+            whose split the source states are not counted.
+        test: expected share of authors kept out of training to measure utility, with the same exception.
         seed: decides which authors are kept out.
-        layout: of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
+        layout: layout of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
+
+    Examples:
+        >>> flsim.ImportSettings(vocabulary_size=5_000, words_per_user=500)    # doctest: +SKIP
     """
 
     vocabulary_size: int = 10_000

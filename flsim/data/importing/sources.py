@@ -1,8 +1,8 @@
-"""The files that an import is of, as the user named them and as they are read.
+"""The source files of an import, as the user named them and as they are read.
 
-A corpus is of one content of each source, whose sha256 its manifest has. Sizes and times do not tell one content from
-another: times can be set, and writes to a mapped file show late. So a file is hashed before anything of it is read (a
-compressed one while it is unpacked), and once more after all of it was read. Content that changed in between, and was
+A corpus is made of one content of each source, whose sha256 is in the manifest. Sizes and times do not tell one content
+from another: times can be set, and writes to a mapped file show late. So a file is hashed before it is read (a
+compressed one while it is unpacked), and again after all of it was read. Content that changed in between, and was
 changed back, is not noticed.
 """
 
@@ -26,10 +26,10 @@ class Source:
     """A source of an import.
 
     Attributes:
-        path: as the user named it.
-        data: the file to read: the same, or one in the scratch folder.
-        identity: what tells whether it is still the same; JSON.
-        digest: bytes and sha256 of what the user gave, once they are known.
+        path: the path as the user named it.
+        data: the file to read: the same file, or one in the scratch folder.
+        identity: values that tell whether the file is still the same; JSON.
+        digest: bytes and sha256 of the file that the user named, once they are known.
         changed_at: when the file's content, name or permissions last changed before the import began, in ns.
     """
 
@@ -41,7 +41,7 @@ class Source:
 
     @property
     def file(self) -> Path:
-        """What the user gave, for processes with another standard input too."""
+        """Return the file that the user named, also for processes with another standard input."""
         return Path(self.identity["path"])
 
     @property
@@ -49,12 +49,12 @@ class Source:
         return "mtime" not in self.identity
 
     def refuse_if_changed(self) -> None:
-        """Raises InputError where the file is another one than when the import began, by its size and time."""
+        """Raise InputError if the file's size or time differ from when the import began."""
         if not self.is_pipe and _identity(self.path) != self.identity:
             raise changed(self.path)
 
     def refuse_if_written(self) -> None:
-        """Raises InputError where the file was written since the import began, also where its time was set back."""
+        """Raise InputError if the file was written since the import began, even if its time was set back."""
         self.refuse_if_changed()
         if self.is_pipe or self.file.stat().st_ctime_ns == self.changed_at:
             return
@@ -63,11 +63,12 @@ class Source:
 
 
 def changed(path: Path) -> InputError:
+    """Return the error that a file changed while it was read."""
     return InputError(f"{path}: changed while it was read; import it again")
 
 
 def open_sources(paths: Sequence[Path]) -> list[Source]:
-    """Raises InputError for the first that is no file or cannot be read."""
+    """Return the sources of paths; raise InputError for the first that is no file or cannot be read."""
     if not paths:
         raise InputError("no sources: name at least one file to import")
     identities = [_identity(path) for path in paths]
@@ -93,7 +94,7 @@ def _identity(path: Path) -> dict[str, Any]:
 
 
 def copy_pipes(sources: Sequence[Source], folder: Path) -> list[Source]:
-    """Sources that can be read more than once: what comes out of pipes is copied into the folder."""
+    """Return sources that can be read more than once: the content of pipes is copied into the folder."""
     copied = []
     for index, source in enumerate(sources):
         if source.is_pipe:
@@ -113,10 +114,10 @@ def copy_pipes(sources: Sequence[Source], folder: Path) -> list[Source]:
 
 
 def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
-    """Sources that can be read in parts: compressed ones are unpacked among the pieces.
+    """Return sources that can be read in parts: compressed ones are unpacked among the pieces.
 
     Raises:
-        InputError: one is cut short or damaged.
+        InputError: a source is cut short or damaged.
     """
     packed = {f"unpacked-{index}": source for index, source in enumerate(sources) if is_compressed(source.data)}
     if not packed:
@@ -136,16 +137,16 @@ def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> lis
 
 
 def hashed(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
-    """Sources with their digests: those that have none yet are hashed."""
+    """Return sources with their digests: those without a digest are hashed."""
     missing = {f"hash-{index}": source for index, source in enumerate(sources) if source.digest is None}
     tasks = {name: Task(str(source.path), hash_file, (source.data,)) for name, source in missing.items()}
     sizes = {name: source.data.stat().st_size for name, source in missing.items()}
-    found = dict(zip(tasks, pieces.run(pool, "hashing", tasks, "bytes", sizes=sizes, reporting=True), strict=True))
-    return [replace(source, digest=found.get(f"hash-{index}", source.digest)) for index, source in enumerate(sources)]
+    digests = dict(zip(tasks, pieces.run(pool, "hashing", tasks, "bytes", sizes=sizes, reporting=True), strict=True))
+    return [replace(source, digest=digests.get(f"hash-{index}", source.digest)) for index, source in enumerate(sources)]
 
 
 def checks(sources: Sequence[Source]) -> dict[str, Task]:
-    """Tasks, by names of pieces, that refuse sources whose content is not what was read."""
+    """Return tasks, by names of pieces, that refuse sources whose content is not what was read."""
     return {
         f"check-{index}": Task(str(source.path), refuse_other_content, (source,))
         for index, source in enumerate(sources)
@@ -154,7 +155,11 @@ def checks(sources: Sequence[Source]) -> dict[str, Task]:
 
 
 def refuse_other_content(report: Report, source: Source) -> dict[str, Any]:
-    """Return the digest of a source that was read. Raises InputError where it is not the one that it has now."""
+    """Return the digest of a source that was read.
+
+    Raises:
+        InputError: the source now has another digest.
+    """
     digest = hash_file(report, source.file)
     if digest != source.digest:
         raise changed(source.path)
@@ -163,7 +168,7 @@ def refuse_other_content(report: Report, source: Source) -> dict[str, Any]:
 
 @contextmanager
 def blaming_changes(sources: Sequence[Source]) -> Iterator[None]:
-    """Replace what is wrong with a source by that it changed while it was read, where it did."""
+    """Replace an input error by the error that a source changed while it was read, if one did."""
     try:
         yield
     except InputError:
@@ -174,10 +179,10 @@ def blaming_changes(sources: Sequence[Source]) -> Iterator[None]:
 
 @contextmanager
 def unchanged(path: Path) -> Iterator[str]:
-    """Yield the sha256 of a small file, and refuse it where it changes within the block.
+    """Yield the sha256 of a small file, and refuse the file if it changes within the block.
 
     Raises:
-        InputError: it changed, or it cannot be read.
+        InputError: the file changed, or it cannot be read.
     """
 
     def sha256() -> str:
@@ -198,10 +203,10 @@ def unchanged(path: Path) -> Iterator[str]:
 
 
 def refuse_twice(sources: Sequence[Source]) -> None:
-    """The same text twice would be memorized twice as well.
+    """Refuse two sources of the same content, which would be memorized as text that occurs twice.
 
     Raises:
-        InputError: two sources of the same content.
+        InputError: two sources have the same content.
     """
     first: dict[str, Path] = {}
     for source in sources:
@@ -212,6 +217,6 @@ def refuse_twice(sources: Sequence[Source]) -> None:
 
 
 def names_of(sources: Sequence[Source]) -> str:
-    """For messages about all of them."""
+    """Return the first source's name and the number of others, for messages about all of them."""
     others = len(sources) - 1
     return f"{sources[0].path}{f' and {others} more' if others else ''}"

@@ -1,4 +1,4 @@
-"""The steps of an import, see `flsim.data.importing.run`: what their tasks are, and what is counted."""
+"""The steps of an import, see `flsim.data.importing.run`: their tasks and their counts."""
 
 import shutil
 from collections import Counter
@@ -33,7 +33,7 @@ SILENCE = 300.0  # seconds, of a fragile reader
 
 @dataclass(frozen=True)
 class Given:
-    """A vocabulary that was given, and the file that it was given in."""
+    """A vocabulary that was given, and the file that it was read from."""
 
     vocabulary: Vocabulary
     path: Path
@@ -42,13 +42,13 @@ class Given:
 
     @property
     def parameter(self) -> dict[str, str]:
-        """As the manifest has it."""
+        """Return the vocabulary's entry in the manifest."""
         return {"name": self.path.name, "sha256": self.sha256}
 
 
-def _without_folders(warning: str, sources: list[Source], given: Given | None) -> str:
-    """Where files lie is nobody's business, and no property of the corpus."""
-    for path in [*(source.path for source in sources), *([given.path] if given else [])]:
+def _without_folders(warning: str, sources: list[Source], supplied: Given | None) -> str:
+    """Return a warning without the folders of files, which are private and no property of the corpus."""
+    for path in [*(source.path for source in sources), *([supplied.path] if supplied else [])]:
         warning = warning.replace(str(path), path.name)
     return warning
 
@@ -67,20 +67,24 @@ class Steps:
         self.split_records: Counter[str] = Counter()
         self.split_users: Counter[str] = Counter()
 
-    def make(self, sources: list[Source], format: Format | None, columns: tuple[str, str], given: Given | None) -> Path:
-        """All steps. Returns the folder of the complete corpus."""
+    def make(
+        self, sources: list[Source], format: Format | None, columns: tuple[str, str], supplied: Given | None
+    ) -> Path:
+        """Run all steps, and return the folder of the complete corpus."""
         formats = [format] * len(sources) if format else self.detect(sources)
-        for source, each in zip(sources, formats, strict=True):
+        for source, source_format in zip(sources, formats, strict=True):
             if format is None:
-                say(f"{source.path}: {each.name}")
-        notes = list(dict.fromkeys(each.lost for each in formats if each.lost))
+                say(f"{source.path}: {source_format.name}")
+        notes = list(dict.fromkeys(source_format.lost for source_format in formats if source_format.lost))
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        warnings += canonical.warnings({each.name for each in formats}, self.split_users, self.split_records)
-        warnings += given.warnings if given else []
-        for said in (*notes, *warnings):
-            say(said)
-        vocabulary = given.vocabulary if given else self.count(sources, buckets, words)
+        warnings += canonical.warnings(
+            {source_format.name for source_format in formats}, self.split_users, self.split_records
+        )
+        warnings += supplied.warnings if supplied else []
+        for line in (*notes, *warnings):
+            say(line)
+        vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
             shutil.rmtree(made)
@@ -90,30 +94,35 @@ class Steps:
             writer.finish(
                 dropped=dict(self.dropped),
                 sources=[
-                    {"name": source.path.name, "format": each.name, **(source.digest or {}), **each.about}
-                    for source, each in zip(sources, formats, strict=True)
+                    {
+                        "name": source.path.name,
+                        "format": source_format.name,
+                        **(source.digest or {}),
+                        **source_format.about,
+                    }
+                    for source, source_format in zip(sources, formats, strict=True)
                 ],
                 parameters={
                     **asdict(self.hparams),
                     "read": dict(self.read),
                     "oov_words": oov_words,
-                    "vocabulary_from": given and given.parameter,
+                    "vocabulary_from": supplied and supplied.parameter,
                 },
-                warnings=[_without_folders(warning, sources, given) for warning in warnings],
+                warnings=[_without_folders(warning, sources, supplied) for warning in warnings],
                 notes=notes,
             )
         return made
 
     def detect(self, sources: list[Source]) -> list[Format]:
-        """The formats that the sources are of."""
-        found: dict[int, str] = {}
+        """Return the formats of the sources."""
+        names: dict[int, str] = {}
         tasks = [
             Task(str(source.path), detect, (source.data, source.path), SILENCE if is_fragile(source.data) else None)
             for source in sources
         ]
         with blaming_changes(sources):
-            self.pool.run(tasks, found.__setitem__)
-        return [FORMATS[found[index]] for index in range(len(sources))]
+            self.pool.run(tasks, names.__setitem__)
+        return [FORMATS[names[index]] for index in range(len(sources))]
 
     @property
     def layout(self) -> Layout:
@@ -122,7 +131,7 @@ class Steps:
     def read_parts(
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
     ) -> tuple[list[Source], list[Path], list[str]]:
-        """Step 1. Returns the sources with their digests, the files of sentences in order, and warnings."""
+        """Run step 1, and return the sources with their digests, the files of sentences in order, and warnings."""
         sources = hashed(sources, self.pieces, self.pool)
         refuse_twice(sources)
         with blaming_changes(sources):
@@ -134,22 +143,29 @@ class Steps:
     def _read(
         self, sources: list[Source], formats: list[Format], columns: tuple[str, str]
     ) -> tuple[list[Path], list[str]]:
-        """Read all parts. Returns the files of sentences in order, and warnings."""
+        """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
         self.pool.run(
             [
-                Task(f"{source.path}", parts_of, (each, source.data, source.path, columns), _silence(each))
-                for source, each in zip(sources, formats, strict=True)
+                Task(
+                    f"{source.path}",
+                    parts_of,
+                    (source_format, source.data, source.path, columns),
+                    _silence(source_format),
+                )
+                for source, source_format in zip(sources, formats, strict=True)
             ],
             described.__setitem__,
         )
         tasks = {}
-        for index, (source, each) in enumerate(zip(sources, formats, strict=True)):
+        for index, (source, source_format) in enumerate(zip(sources, formats, strict=True)):
             parts = described[index][0]
             for number, part in enumerate(parts):
                 name = f"part-{index}-{number}"
                 label = f"{source.path}: part {number + 1} of {len(parts)}"
-                tasks[name] = Task(label, read_part, (each, part, self.pieces.folder / name, PIECE), _silence(each))
+                tasks[name] = Task(
+                    label, read_part, (source_format, part, self.pieces.folder / name, PIECE), _silence(source_format)
+                )
         results = self.pieces.run(
             self.pool, "reading", tasks, "sentences", lambda result: result["read"].get("records", 0)
         )
@@ -163,9 +179,10 @@ class Steps:
         return files, warnings
 
     def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
-        """Step 2. Returns the buckets in order, and how many words they have, those in several buckets counted so.
+        """Run step 2, and return the buckets in order and the sum of their numbers of words.
 
-        Now that all was read, sources are hashed once more beside it.
+        A word in several buckets is counted several times. Sources are hashed again meanwhile, now that all of them
+        were read.
         """
         (size,) = cuts(files, 1)[:, 1:].sum(axis=0).tolist()
         count = 1 + size // BUCKET
@@ -214,7 +231,7 @@ class Steps:
             )
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
-        """Step 3."""
+        """Run step 3, and return the vocabulary."""
         files = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
         count = 1 + words // COUNTED
         bounds = cuts(files, count)
@@ -228,12 +245,14 @@ class Steps:
         }
         counted = self.pieces.run(self.pool, "counting words", tasks)
         try:
-            return Vocabulary.of(merge(counted, self.layout.words), self.hparams.vocabulary_size, self.hparams.layout)
+            return Vocabulary.most_frequent(
+                merge(counted, self.layout.words), self.hparams.vocabulary_size, self.hparams.layout
+            )
         except InputError as error:
             raise InputError(f"{names_of(sources)}: {error}") from error
 
     def write(self, writer: CorpusWriter, vocabulary: Vocabulary, buckets: list[Path]) -> dict[str, int]:
-        """Step 4. Returns words outside the vocabulary, by split."""
+        """Run step 4, and return the number of words outside the vocabulary, by split."""
         oov = writer.layout.oov
         ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
         oov_words = dict.fromkeys(SPLITS, 0)

@@ -1,4 +1,4 @@
-"""Sources that cannot be read in parts, compressed files and pipes, become files in the scratch folder."""
+"""Unpacking of compressed files and copying of pipes, so that sources can be read in parts."""
 
 import bz2
 import gzip
@@ -23,13 +23,13 @@ _OPENERS: dict[bytes, Callable[[Any], IO[bytes]]] = {
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether `unpack` knows how the file is compressed."""
+    """Return whether `unpack` knows how the file is compressed."""
     with path.open("rb") as file:
         return file.read(8).startswith(tuple(_OPENERS))
 
 
 class _Reported(HashedFile):
-    """A file that is read, and whose bytes are reported, about `CHUNK` at a time."""
+    """A file whose read bytes are counted, hashed and reported, about `CHUNK` at a time."""
 
     def __init__(self, file: IO[bytes], report: Report) -> None:
         super().__init__(file)
@@ -49,25 +49,25 @@ class _Reported(HashedFile):
 
 
 def hash_file(report: Report, path: Path) -> dict[str, Any]:
-    """Bytes and sha256 of a file."""
+    """Return the bytes and the sha256 of a file."""
     with path.open("rb") as file:
         return _Reported(file, report).described()
 
 
 def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, Any]:
-    """Unpack a compressed file to `out`, whole or not at all, in bounded memory. Reports bytes of the compressed file.
+    """Unpack a compressed file to `out`, whole or not at all, in bounded memory.
 
     Args:
-        report: of progress.
+        report: called with the number of bytes of the compressed file that were read.
         packed: the compressed file.
-        source: the same as the user named it.
-        out: where to.
+        source: the same file as the user named it.
+        out: the file to write.
 
     Returns:
         Bytes and sha256 of the compressed file.
 
     Raises:
-        InputError: it is cut short or damaged.
+        InputError: the file is cut short or damaged.
     """
     with packed.open("rb") as file:
         head = file.read(8)
@@ -87,7 +87,7 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
 
 
 def copy_pipe(report: Report, pipe: Path, out: Path) -> dict[str, Any]:
-    """Copy what comes out of a pipe. Reports bytes. Returns bytes and sha256."""
+    """Copy the content of a pipe to a file, report its bytes, and return the bytes and their sha256."""
     with pipe.open("rb") as file:
         hashed = _Reported(file, report)
         copy(hashed, out)
@@ -95,6 +95,7 @@ def copy_pipe(report: Report, pipe: Path, out: Path) -> dict[str, Any]:
 
 
 def copy(file: Any, out: Path) -> None:
+    """Copy an open file to `out`, whole or not at all."""
     with new_file(out) as partial, partial.open("wb") as written:
         while data := file.read(CHUNK):
             written.write(data)

@@ -1,4 +1,4 @@
-"""Central training over records: an explicit state, what training it takes, and engines that do it.
+"""Central training over records: an explicit state, the settings of training, and engines that train.
 
 Thakkar et al. (2020), section 4.2: SGD, Momentum or Adam over records in random order, or in sequence through users.
 With clip, or clip and noise, it is DP-SGD over records (`flsim.privacy.record_level`).

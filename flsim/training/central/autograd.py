@@ -1,4 +1,4 @@
-"""The `autograd` engine: one step after another in plain PyTorch. The oracle of the faster ones; and DP-SGD."""
+"""The `autograd` engine: plain PyTorch, one step after another. It is the faster engines' oracle, and trains DP-SGD."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ Batches = tuple[int, list[Batch]]
 
 
 class AutogradEngine:
-    """A `flsim.training.central.engines.Engine`."""
+    """Plain PyTorch with torch's optimizers; a `flsim.training.central.engines.Engine`."""
 
     def __init__(self, training: CentralTask, state: State) -> None:
         self._training, self._layout = training, training.records.layout
@@ -38,7 +38,7 @@ class AutogradEngine:
 
     def train(self, packed: Batches) -> tuple[Sequence[float], Sequence[int]]:
         first, batches = packed
-        done = [self._step(step, each) for step, each in enumerate(batches, start=first)]
+        done = [self._step(step, step_batch) for step, step_batch in enumerate(batches, start=first)]
         return [loss for loss, _ in done], [tokens for _, tokens in done]
 
     def params(self) -> Params:
@@ -48,7 +48,7 @@ class AutogradEngine:
         return moments_of(self._optimizer, self._params)
 
     def _step(self, step: int, read: Batch) -> tuple[float, int]:
-        """One step in place; the summed loss and its number of positions."""
+        """Take one step in place; return the batch's summed cross-entropy (nats) before it and its positions."""
         training, hparams = self._training, self._training.hparams
         inputs, targets = (torch.from_numpy(part).to(training.device) for part in (read.inputs, read.targets))
         for group in self._optimizer.param_groups:
@@ -78,7 +78,7 @@ class AutogradEngine:
         return loss.item(), tokens
 
     def _kept(self, step: int, read: Batch) -> Tensor | None:
-        """Dropout's factors [2, B, T, D]."""
+        """Return dropout's factors of a batch, [2, B, T, D]; None without dropout."""
         training = self._training
         if not training.hparams.dropout:
             return None

@@ -1,7 +1,7 @@
-"""Data parallel training: processes of one `torch.distributed` group share every batch, and take every step together.
+"""Data parallel training: the processes of one `torch.distributed` group take every step together.
 
-Each process holds the whole model and reads its share of a batch; DistributedDataParallel (Li et al., 2020) averages
-gradients. A step is that of the whole batch in one process, but for rounding.
+Each process holds the whole model and reads its share of each batch; DistributedDataParallel (Li et al., 2020) averages
+gradients. A step equals that of the whole batch in one process, but for rounding.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ from flsim.training.state import Moments, State
 
 @dataclass(frozen=True)
 class Share:
-    """What one process reads of a step.
+    """One process' share of a step's batch.
 
     Attributes:
-        step: from 0.
-        tokens: positions of the whole batch, all shares together.
-        read: what the model's loss takes.
+        step: the step, from 0.
+        tokens: number of positions of the whole batch, over all shares.
+        read: arguments of the model's loss.
     """
 
     step: int
@@ -47,9 +47,10 @@ class Share:
 
 
 def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision, architecture: str = "cifg") -> None:
-    """Raises InputError for DP-SGD, which clips each record's gradient, and for low precision, which kernels have.
+    """Raise InputError for settings that train in one process only.
 
-    And for models that declare no gradient written out, a user's own among them.
+    These are DP-SGD, which clips each record's gradient; low precision, which only kernels have; and models that
+    declare no written-out gradient, such as a user's own.
     """
     able = declared(architecture)
     if able is None or not able.written_out:
@@ -61,15 +62,15 @@ def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision, archite
 
 
 class DistributedEngine:
-    """A `flsim.training.central.engines.Engine`, of which each process of the default group has one, of the same state.
+    """Data parallel training; a `flsim.training.central.engines.Engine` in each process of the default group.
 
-    A batch's records are sorted by length and dealt out in turn, so that no process has much more to do than another;
-    one may get none. Every process hands out the same losses, parameters and moments, bit for bit.
-
-    With engine "fused" on a CPU the gradient is the one that is written out; else it is autograd's.
+    The engines of all processes begin with the same state. A batch's records are sorted by length and dealt out in
+    turn, so that all processes have about equal work; a process may get none. Every process returns the same losses,
+    parameters and moments, bit for bit. With engine "fused" on a CPU the gradient is the written-out one, else it is
+    autograd's.
 
     Raises:
-        InputError: as `refuse_what_trains_alone`.
+        InputError: see `refuse_what_trains_alone`.
     """
 
     def __init__(self, training: CentralTask, state: State) -> None:
@@ -111,7 +112,7 @@ class DistributedEngine:
         return moments_of(self._optimizer, self._params)
 
     def _step(self, share: Share) -> Tensor:
-        """One step in place; this share's summed loss before it."""
+        """Take one step in place; return this share's summed loss (nats) before the step."""
         hparams = self._training.hparams
         loss = self._gradients(share)
         if hparams.gradient_clip is not None:
@@ -124,7 +125,7 @@ class DistributedEngine:
         return loss
 
     def _gradients(self, share: Share) -> Tensor:
-        """Leave the gradient of the mean over the whole batch in the parameters; this share's summed loss."""
+        """Leave the gradient of the whole batch's mean loss in the parameters; return this share's summed loss."""
         self._optimizer.zero_grad()
         device = self._training.device
         loss: Tensor = self._loss(*(part.to(device) if isinstance(part, Tensor) else part for part in share.read))
@@ -132,15 +133,18 @@ class DistributedEngine:
         return loss.detach()
 
     def _settle_buckets(self) -> None:
-        """After the first backward pass DDP regroups the gradients that it sums, and with them the order of sums.
+        """Run one backward pass over nothing, so that a resumed run sums gradients in the order of one that went on.
 
-        A pass over nothing has that done before the first step, so that a resumed run sums as one that went on.
+        After its first backward pass DDP regroups the gradients that it sums, and with them the order of sums.
         """
         nothing = Chunk(0, self._training.records.records_at(np.arange(1)), np.ones(1, np.int64))
         self._gradients(Share(0, 1, self._read(nothing, np.empty(0, np.int64), self._kept(0, 1))))
 
     def _kept(self, step: int, rows: int) -> Tensor | None:
-        """Dropout's factors [2, rows of the share, times, D]; the whole batch's are drawn, longest record first."""
+        """Return dropout's factors, [2, rows of the share, times, D]; None without dropout.
+
+        Factors are drawn for the whole batch, longest record first, so that they do not depend on the workers.
+        """
         probability, width = self._training.hparams.dropout, self._width
         if not probability:
             return None
@@ -148,7 +152,7 @@ class DistributedEngine:
         return torch.from_numpy(drawn[:, self._rank :: self._workers].copy()).to(representative(self._params).dtype)
 
     def _read(self, chunk: Chunk, mine: NDArray[np.int64], kept: Tensor | None) -> tuple[Any, ...]:
-        """Those records, longest first, as the loss takes them."""
+        """Return the arguments of the loss for the records at positions `mine` of the chunk, longest first."""
         if not self._is_written_out:
             read = batch(chunk.records, mine, self._layout)
             times = read.inputs.shape[1]
@@ -169,16 +173,16 @@ class DistributedEngine:
 
 
 def shared(state: State | None) -> State:
-    """The state that the first process has, in every process of the default group."""
-    found = [state]
-    dist.broadcast_object_list(found)
-    if found[0] is None:
+    """Return the first process' state in every process of the default group."""
+    states = [state]
+    dist.broadcast_object_list(states)
+    if states[0] is None:
         raise RuntimeError("the first process of the group has no state to share")
-    return found[0]
+    return states[0]
 
 
 class PlainLoss(nn.Module):
-    """`loss_sum` as a module, which is what DDP takes."""
+    """The module form of `loss_sum`, which DDP takes."""
 
     def __init__(self, model: TrainableModel, pad: int) -> None:
         super().__init__()
@@ -189,7 +193,7 @@ class PlainLoss(nn.Module):
 
 
 class WrittenOutLoss(nn.Module):
-    """The summed cross-entropy (nats) of a packed batch, whose gradient is the one of the cohort engine."""
+    """The summed cross-entropy (nats) of a packed batch, with the cohort engine's written-out gradient."""
 
     def __init__(self, model: TrainableModel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which engine trains a task on its device."""
+"""The choice of the engine that trains a task on its device."""
 
 from flsim.base.progress import say
 from flsim.training.central.autograd import AutogradEngine
@@ -9,15 +9,15 @@ from flsim.training.state import State
 
 
 def engine_of(training: CentralTask, state: State) -> Engine:
-    """The engine that the training asks for, at that state.
+    """Return the engine that the settings ask for, holding the state.
 
-    "autograd" is plain PyTorch with torch's optimizers, anywhere, and the oracle of the others. DP-SGD, which needs
-    each record's gradient, always takes it, and so do models that do not declare more. "fused" is a gradient written
-    out: on a CPU without padding, elsewhere with kernels and graphs of the cohort engine, as one user, which is also
-    how bfloat16 is trained anywhere.
+    Engine "autograd" is plain PyTorch with torch's optimizers, on any device, and the oracle of the others. It also
+    trains DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine "fused"
+    is the written-out gradient: in float32 on a CPU without padding, elsewhere as one user of the cohort engine, with
+    its kernels and graphs.
 
     Raises:
-        InputError: the engine, or the device, has not the precision that is asked for.
+        InputError: the engine, or the device, lacks the precision of the settings.
     """
     refuse_precision(training)
     able, is_packed = training.capabilities, training.device == "cpu" and training.hparams.precision == "float32"

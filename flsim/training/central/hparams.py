@@ -1,4 +1,4 @@
-"""What a step of central training does, and how many there are."""
+"""The settings of a step of central training, and the number of steps."""
 
 import math
 from collections.abc import Iterable
@@ -18,32 +18,35 @@ from flsim.training.schedules import SCHEDULES, rate_at
 
 @dataclass(frozen=True)
 class CentralHParams:
-    """Training over minibatches of records.
+    """Settings of training over minibatches of records.
 
-    A step's gradient is that of the mean cross-entropy (nats) over the batch's real positions; `gradient_clip` bounds
+    A step's gradient is that of the mean cross-entropy (nats) over the batch's real positions. `gradient_clip` bounds
     it, and then `weight_decay` adds its part, as in torch's optimizers.
 
     Attributes:
-        epochs: passes over all records; under DP-SGD, of an expected record.
+        epochs: passes over all records; under DP-SGD, expected passes over a record.
         steps: number of steps, in place of epochs.
-        words: number of training words to read, in place of epochs; the last step is the one that reaches it where
-            all have equally many.
+        words: number of training words to read, in place of epochs. The last step is the one that reaches it where
+            all steps have equally many words.
         batch_size: records in a step; under DP-SGD the expected number.
-        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`, with torch's defaults but for the settings below; or
-            ``path/to/file.py:NAME``, an optimizer of one's own.
-        learning_rate: of the optimizer.
-        tuned_at: the batch size that `learning_rate` is meant for: at another one it is multiplied by
+        optimizer: a key of `flsim.training.optimizers.OPTIMIZERS`, with torch's defaults but for the settings below;
+            ``path/to/file.py:NAME`` is a user's own.
+        learning_rate: the optimizer's highest learning rate, which `schedule` multiplies by its factor.
+        tuned_at: the batch size for which `learning_rate` was tuned. At another batch size the rate is multiplied by
             sqrt(batch_size / tuned_at), the rule of Thakkar et al. (2020), Table 4. None leaves it as it is.
-        schedule: what the learning rate does after `warmup`: it stays ("constant"), or falls towards 0, along a line
-            ("linear") or half a cosine ("cosine"); or ``path/to/file.py:NAME`` (`flsim.training.schedules`).
-        warmup: number of steps in which it rises along a line.
-        momentum: of optimizer "momentum".
-        gradient_clip: bound on the L2 norm of a step's whole gradient; None for none.
+        schedule: change of the learning rate after `warmup`. "constant" keeps it; "linear" and "cosine" lower it
+            towards 0; ``path/to/file.py:NAME`` is a user's own (`flsim.training.schedules`).
+        warmup: number of first steps in which the learning rate rises along a line.
+        momentum: factor of the last step's direction, for optimizer "momentum".
+        gradient_clip: bound on the L2 norm of a step's whole gradient; None for no bound.
         weight_decay: lambda of a penalty lambda / 2 ||w||^2 (Krogh and Hertz, 1992).
-        dropout: probability to drop each value of what the cell reads, and of what words are predicted from; the
-            recurrence is left alone (Zaremba et al., 2014).
-        precision: of matrix products, as of `flsim.training.hparams.LocalHParams`; other than "float32" it needs engine
-            "fused" and no DP-SGD.
+        dropout: probability of dropping each value that the cell reads or that words are predicted from; the recurrence
+            has no dropout (Zaremba et al., 2014).
+        precision: precision of matrix products, as in `flsim.training.hparams.LocalHParams`; other than "float32" it
+            needs engine "fused" and no DP-SGD.
+
+    Examples:
+        >>> flsim.CentralSGD(batch_size=256, learning_rate=0.5)                # doctest: +SKIP
     """
 
     epochs: float = 1.0
@@ -82,14 +85,14 @@ class CentralHParams:
                 raise InputError(f"{name} must not be negative, found {getattr(self, name):g}")
 
     def steps_over(self, records: int, words: int | None = None) -> int:
-        """Number of steps of the whole training.
+        """Return the number of steps of the whole training.
 
         Args:
-            records: in an epoch.
-            words: in an epoch; needed only where `words` says how long to train.
+            records: number of records in an epoch.
+            words: number of words in an epoch; only required when the setting `words` is set.
 
         Raises:
-            InputError: it is needed and missing.
+            InputError: the setting `words` is set, and the argument `words` is None or 0.
         """
         if self.steps is not None:
             return self.steps
@@ -101,7 +104,7 @@ class CentralHParams:
         return max(1, math.ceil(round(epochs * steps_per_epoch(records, self.batch_size), 6)))
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, from 0, of so many."""
+        """Return the learning rate of a step, counted from 0, of a training of `steps` steps."""
         rate = self.learning_rate
         if self.tuned_at is not None:
             rate *= math.sqrt(self.batch_size / self.tuned_at)
@@ -109,10 +112,10 @@ class CentralHParams:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step only adds the gradient, times the learning rate, to the weights."""
+        """Return whether a step only subtracts the gradient, times the learning rate, from the weights."""
         return self.optimizer == "sgd" and self.gradient_clip is None and not self.weight_decay
 
     def optimizer_over(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Return torch's optimizer over parameters. Its learning rate is to be set before each step."""
+        """Return a new torch optimizer over parameters, whose learning rate the caller sets before each step."""
         optimizer = optimizer_named(self.optimizer)
         return optimizer.over(parameters, self.learning_rate, self.momentum, self.weight_decay)

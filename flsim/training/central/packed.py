@@ -1,4 +1,4 @@
-"""The `fused` engine on a CPU: the gradient that is written out for one user of the cohort engine, without padding."""
+"""The `fused` engine on a CPU: the cohort engine's written-out gradient of one user, without padding."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from flsim.training.state import Moments, State
 
 
 class PackedEngine:
-    """A `flsim.training.central.engines.Engine`."""
+    """The written-out gradient with torch's optimizers; a `flsim.training.central.engines.Engine`."""
 
     def __init__(self, training: CentralTask, state: State) -> None:
         self._training = training
@@ -64,10 +64,10 @@ class PackedEngine:
             return batches
         weights = self._model.weights
         times, width, like = training.records.layout.record_words, width_of(weights), representative(weights)
-        found, first = [], 0
+        with_factors, first = [], 0
         for index, (batch, end, rows) in enumerate(zip(batches, steps.ends, chunk.counts, strict=True)):
             drawn = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)
             kept = torch.from_numpy(drawn[:, steps.row[first:end], steps.time[first:end]]).to(like)
-            found.append(replace(batch, kept=(kept[0], kept[1])))
+            with_factors.append(replace(batch, kept=(kept[0], kept[1])))
             first = end
-        return found
+        return with_factors

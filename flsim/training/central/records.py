@@ -1,4 +1,4 @@
-"""Which records a step of central training reads: a function of the step."""
+"""The choice of the records that a step of central training reads, as a function of the step."""
 
 from functools import lru_cache
 from typing import Any, Literal
@@ -17,18 +17,18 @@ def steps_per_epoch(records: int, batch_size: int) -> int:
 
 
 def positions_at(step: int, records: int, batch_size: int, order: Order, seed: int) -> NDArray[np.int64]:
-    """The positions that a step reads, int64 [n]; the last batch of an epoch may be smaller.
+    """Return the positions of the records that a step reads, int64 [n]; the last batch of an epoch may be smaller.
 
     Thakkar et al. (2020), section 4.2: plain SGD takes records in random order; its non-IID twin runs "sequentially
     through the user-grouped variant of the dataset in each epoch".
 
     Args:
-        step: from 0; epochs follow one another, and a step in mid-epoch needs nothing of those before.
+        step: the step, from 0; epochs follow one another, and a step needs nothing of the steps before it.
         records: number of records, at least 1.
         batch_size: records in a step.
         order: "iid" permutes all records anew each epoch, as a function of (seed, epoch); "sequence" goes user by user,
             each epoch the same way.
-        seed: the experiment's.
+        seed: the experiment's seed.
     """
     epoch, index = divmod(step, steps_per_epoch(records, batch_size))
     first, last = index * batch_size, min((index + 1) * batch_size, records)
@@ -39,7 +39,7 @@ def positions_at(step: int, records: int, batch_size: int, order: Order, seed: i
 
 @lru_cache(maxsize=1)
 def _permutation(seed: int, epoch: int, records: int) -> NDArray[np.integer[Any]]:
-    """Of 4 bytes a record, where that counts them."""
+    """Return the permutation of an epoch, with 4 bytes a record where that holds all positions."""
     order: NDArray[np.integer[Any]] = np.arange(records, dtype=np.uint32 if records <= 2**32 else np.int64)
     stream(seed, "record order", epoch).shuffle(order)
     order.flags.writeable = False
@@ -47,13 +47,13 @@ def _permutation(seed: int, epoch: int, records: int) -> NDArray[np.integer[Any]
 
 
 def poisson_lot(step: int, records: int, expected: int, seed: int) -> NDArray[np.int64]:
-    """Positions of a lot: each with probability expected / records, independently; int64 [n], ascending, possibly none.
+    """Draw the positions of a lot, int64 [n], ascending: each record independently with probability expected / records.
 
-    Abadi et al. (2016), section 3.1. Drawn as Binomial many, then which of them, uniformly: the same distribution, and
-    a lot of 256 among 10^8 does not take 10^8 draws.
+    The lot may be empty (Abadi et al., 2016, section 3.1). The number of records is drawn as binomial, and then the
+    records uniformly: the distribution is the same, and a lot of 256 among 10^8 does not take 10^8 draws.
 
     Raises:
-        InputError: more records are expected than there are.
+        InputError: `expected` exceeds `records`.
     """
     if not 1 <= expected <= records:
         raise InputError(f"batch_size must be between 1 and the {records:,} training records, found {expected:,}")

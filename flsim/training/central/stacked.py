@@ -1,7 +1,7 @@
 """The `fused` engine on a GPU, and for bfloat16: central training as one user of the cohort engine, whose weights stay.
 
-A chunk's steps go to the device as one array, which has learning rates and Adam's corrections too, so that a CUDA graph
-fits every step of its shape. Nothing waits for the device before the chunk's losses are read.
+A chunk's steps go to the device as one array. It also holds learning rates and Adam's corrections, so that one CUDA
+graph fits every step of its shape. Nothing waits for the device before the chunk's losses are read.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ from flsim.training.dropout import factors
 from flsim.training.optimizers import BETAS, MOMENTUM, SGD, optimizer_named
 from flsim.training.state import Moments, State
 
-POSITIONS = 2  # for each record of a batch: graphs are for multiples of so many positions
+POSITIONS = 2  # for each record of a batch; CUDA graphs are for multiples of this number of positions
 
 
 class PackedChunk(NamedTuple):
-    """Steps as those of one user, the number of positions of each, and dropout: uint8, one step after another."""
+    """Steps as those of one user, the positions of each step, and dropout's uint8 values, one step after another."""
 
     group: PackedGroup
     tokens: list[int]
@@ -38,16 +38,16 @@ class PackedChunk(NamedTuple):
 
 
 class StackedEngine:
-    """A `flsim.training.central.engines.Engine`.
+    """Training by stacked products of a single user; a `flsim.training.central.engines.Engine`.
 
     Args:
-        training: what to do.
-        state: where to go on from.
-        kernels: Triton's on an NVIDIA GPU that has it, else PyTorch's, if None.
-        graphs: whether to use CUDA graphs; where Triton's kernels are used on a GPU if None.
+        training: the settings and records of training.
+        state: the state to continue from.
+        kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
+        graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
 
     Raises:
-        torch.OutOfMemoryError: also by `train` (RuntimeError on a CPU).
+        torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StackedEngine:
     ) -> None:
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
-        self._kernels = kernels or kernels_for(self._like, self._hparams.precision, alone=True)
+        self._kernels = kernels or kernels_for(self._like, self._hparams.precision, is_single=True)
         on_gpu = self._device.type == "cuda"
         use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
         self._graphs = Graphs(self._device) if use_graphs else None
@@ -64,12 +64,12 @@ class StackedEngine:
         self._rounding = Shape(1, 4, rows, POSITIONS * rows) if use_graphs else EXACT
 
         wide, holds_gradients = widened_for(self._kernels, self._like), not self._hparams.is_plain
-        self._model = StackedModel(wide, 1, self._hparams.precision, self._kernels, holds_gradients, alone=True)
+        self._model = StackedModel(wide, 1, self._hparams.precision, self._kernels, holds_gradients, is_single=True)
         self._model.load(wide)
         self._rule = _rule(self._hparams)
         slots = self._rule.optimizer.slots
         self._moments = [self._stacked(state.moments.get(slot), units_of(wide)) for slot in slots]
-        self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # by the optimizer
+        self._done = max(map(int, state.moments.get("step", {}).values()), default=0)  # steps of the optimizer
         self._began = state.round - self._done
         self._losses = torch.zeros(0, dtype=torch.float64, device=self._device)
         self._width = width_of(wide) if self._hparams.dropout else 0
@@ -93,16 +93,16 @@ class StackedEngine:
             if moved and self._graphs:
                 self._graphs.forget()
             self._losses.zero_()
-            data, kept = (each.to(self._device, non_blocking=True) for each in (packed.group.data, packed.kept))
+            data, kept = (array.to(self._device, non_blocking=True) for array in (packed.group.data, packed.kept))
             first = first_kept = 0
             for shape in shapes:
                 end, end_kept = first + shape.values, first_kept + self._kept_values(shape)
-                given = data[first:end], kept[first_kept:end_kept]
+                reads_from = data[first:end], kept[first_kept:end_kept]
                 if self._graphs:
-                    reads = buffers.data(shape), self._kept[: len(given[1])]
-                    self._graphs.run(self._step, shape, reads, given)
+                    reads = buffers.data(shape), self._kept[: len(reads_from[1])]
+                    self._graphs.run(self._step, shape, reads, reads_from)
                 else:
-                    self._step(shape, *given)
+                    self._step(shape, *reads_from)
                 first, first_kept = end, end_kept
         self._done += len(shapes)
         losses: list[float] = self._losses[1 : len(shapes) + 1].tolist()
@@ -131,7 +131,7 @@ class StackedEngine:
         self._losses.index_add_(0, parts.number, losses.sum(1, dtype=torch.float64))
 
     def _optimize(self, parts: Parts) -> None:
-        """The clip, then the decay, then the optimizer."""
+        """Apply the clip, then the weight decay, then the optimizer."""
         weights, low, gradients = self._model.weights, self._model.low, self._model.gradients
         scale = torch.ones(1, dtype=torch.float64, device=self._device)
         if self._hparams.gradient_clip is not None:
@@ -146,11 +146,14 @@ class StackedEngine:
             )  # fmt: skip
 
     def _scalars(self, step: int) -> tuple[float, ...]:
-        """As `Parts` has them."""
+        """Return a step's learning rate and Adam's 1 - beta^t, as in `Parts.scalars`."""
         return self._training.rate(step), *(1 - beta ** (step + 1 - self._began) for beta in BETAS)
 
     def _drop(self, chunk: Chunk, steps: Steps, shapes: Sequence[Shape]) -> Tensor:
-        """Of each step, uint8 [T B + N, D]: of what is read, then of what is predicted from; 1 for what stays."""
+        """Return dropout of all steps, flat uint8, 1 for values that stay.
+
+        A step's part is [T B + N, D]: what the cell reads, then what words are predicted from.
+        """
         size = sum(map(self._kept_values, shapes))
         kept = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         if not size:
@@ -158,12 +161,12 @@ class StackedEngine:
         training, flat, first, begin = self._training, kept.numpy(), 0, 0
         flat.fill(0)
         for index, (shape, end) in enumerate(zip(shapes, steps.ends, strict=True)):
-            of = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
+            draw = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
             row, time = steps.row[begin:end], steps.time[begin:end]
-            drawn = factors(*of, self._largest.times, self._width)[:, row, time] != 0
+            drawn = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
             values = self._kept_values(shape)
-            here, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
-            here[time * shape.rows + row], here[places : places + len(row)] = drawn
+            part, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
+            part[time * shape.rows + row], part[places : places + len(row)] = drawn
             first, begin = first + values, end
         return kept
 
@@ -171,14 +174,14 @@ class StackedEngine:
         return (shape.times * shape.rows + shape.positions) * self._width
 
     def _stacked(self, values: Params | None, units: int) -> Params:
-        """A moment as the model's weights are; 0 where it begins."""
+        """Return a moment in the shapes of the model's weights; 0 where it has no values yet."""
         stacked = self._model.stack(representative(self._like).dtype)
         for name, value in widened(values, units).items() if values else ():
             stacked[name].copy_(value)
         return stacked
 
     def _own(self, stacked: Params) -> Params:
-        """A copy on the CPU, of the shapes of a state."""
+        """Return a copy on the CPU, in the shapes of a state."""
         own = narrowed({name: value[0] for name, value in stacked.items()}, self._like)
         return {name: value.to("cpu", copy=True) for name, value in own.items()}
 
@@ -191,13 +194,14 @@ def _rule(hparams: CentralHParams) -> Rule:
 
 
 def _by_token(steps: Steps) -> Steps:
-    """Those with positions of the same input next to each other, as `SpreadKernels` needs them."""
-    places = np.arange(len(steps.inputs))  # they make keys unique: sorting need not be stable, which is slower
+    """Return the steps with positions of the same input next to each other, as `SpreadKernels` requires."""
+    # Places make the keys unique, so that a stable sort, which is slower, is not needed.
+    places = np.arange(len(steps.inputs))
     order = np.argsort((steps.step * (int(steps.inputs.max(initial=0)) + 1) + steps.inputs) * len(places) + places)
     sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
     return replace(steps, **sorted_)
 
 
 def _factor(dropout: float) -> float:
-    """Of values that stay, in the float32 of `factors`."""
+    """Return the factor of values that stay, rounded to float32 as in `factors`."""
     return float(np.float32(1) / np.float32(1 - dropout))

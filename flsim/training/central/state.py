@@ -1,4 +1,4 @@
-"""The first state of central training, what its steps log, and the state of torch's optimizers."""
+"""The first state of central training, the log of its steps, and the state of torch's optimizers."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from flsim.training.state import Moments, State
 
 @dataclass(frozen=True)
 class Log:
-    """Sums over steps.
+    """Sums over some steps.
 
     Attributes:
-        loss: cross-entropy in nats before each step.
-        tokens: number of positions that it is over.
+        loss: summed cross-entropy in nats, each step's before the step.
+        tokens: number of positions in `loss`.
         records: number of records.
     """
 
@@ -35,11 +35,11 @@ def init(vocabulary_size: int, hparams: ModelSettings, seed: int) -> State:
 def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: Moments) -> None:
     """Give a new optimizer the state of an earlier one."""
     for name, parameter in parameters.items():
-        optimizer.state[parameter] = {slot: _placed(of[name], parameter) for slot, of in moments.items()}
+        optimizer.state[parameter] = {slot: _placed(values[name], parameter) for slot, values in moments.items()}
 
 
 def moments_of(optimizer: torch.optim.Optimizer, parameters: Params) -> Moments:
-    """A copy of an optimizer's state, on the CPU."""
+    """Return a copy of an optimizer's state, on the CPU."""
     moments: Moments = {}
     for name, parameter in parameters.items():
         for slot, value in optimizer.state[parameter].items():
@@ -48,5 +48,5 @@ def moments_of(optimizer: torch.optim.Optimizer, parameters: Params) -> Moments:
 
 
 def _placed(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A copy where the parameter is; counts of steps, which Adam and RMSProp keep, stay on the CPU."""
+    """Return a copy on the parameter's device; counts of steps, which Adam and RMSProp keep, stay on the CPU."""
     return value.to(parameter.device, copy=True) if value.dim() else value.clone()

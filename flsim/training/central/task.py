@@ -1,4 +1,4 @@
-"""What a step of central training needs beside the state, and what trains it: the contract of engines."""
+"""The settings and records of central training, and the contract of its engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ EngineName = Literal["fused", "autograd"]
 
 @dataclass(frozen=True)
 class Chunk:
-    """What consecutive steps read.
+    """The records that consecutive steps read.
 
     Attributes:
-        first: the first of them, from 0.
-        records: of all of them, one step after another.
-        counts: int64 [steps], records of each; of DP-SGD a lot may be empty.
+        first: the first of the steps, from 0.
+        records: the records of all steps, one step after another.
+        counts: int64 [steps], number of records of each step; under DP-SGD it may be 0.
     """
 
     first: int
@@ -42,48 +42,49 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """The step after the last."""
+        """Return the step after the last one."""
         return self.first + len(self)
 
 
 class Engine(Protocol):
-    """Holds parameters and optimizer, and trains them in place."""
+    """An engine holds parameters and an optimizer, and trains the parameters in place."""
 
     def pack(self, chunk: Chunk) -> Any:
-        """What `train` takes; may run in another thread, while an earlier chunk trains."""
+        """Return the argument of `train`; may run in another thread, while an earlier chunk trains."""
         ...
 
     def train(self, packed: Any) -> tuple[Sequence[float], Sequence[int]]:
-        """Of each step, the summed cross-entropy (nats) before it, and its number of positions."""
+        """Train; return each step's summed cross-entropy (nats) before the step, and its number of positions."""
         ...
 
     def params(self) -> Params:
-        """A copy of the parameters, on the CPU."""
+        """Return a copy of the parameters, on the CPU."""
         ...
 
     def moments(self) -> Moments:
-        """A copy of the optimizer's state, on the CPU; see `State`."""
+        """Return a copy of the optimizer's state, on the CPU; see `State.moments`."""
         ...
 
 
 @dataclass(frozen=True)
 class CentralTask:
-    """What training needs besides the state.
+    """Everything that central training needs besides the state.
 
     Attributes:
-        records: of all users.
-        hparams: training.
-        seed: the experiment's; batches, lots, dropout and noise are functions of (seed, step).
+        records: the training records of all users.
+        hparams: settings of a step.
+        seed: the experiment's seed; batches, lots, dropout and noise are functions of (seed, step).
         order: "iid" permutes all records anew each epoch; "sequence" goes user by user, each epoch the same way.
-        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, a record in the place of a user.
-        steps: of the whole training, at whose end a schedule ends; None for what hparams.epochs or hparams.steps say.
-        device: of torch, where training is.
+        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, with records in the place of users.
+        steps: number of steps of the whole training, where a schedule ends; None for the number that
+            `hparams.steps_over` returns.
+        device: torch's name of the device.
         engine: see `flsim.training.central.engines.engine_of`.
-        physical_batch: under DP-SGD, records whose gradients are in memory at a time.
-        model: of the states that it trains; None for a CIFG of whatever sizes.
+        physical_batch: number of records whose gradients are in memory at a time under DP-SGD.
+        model: settings of the model; None for a CIFG whose sizes the state's tensors tell.
 
     Raises:
-        InputError: there are no records, or what DP-SGD over records cannot do is asked for.
+        InputError: there are no records, or the settings ask for what DP-SGD over records cannot do.
     """
 
     records: RecordsByRound
@@ -123,21 +124,21 @@ class CentralTask:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What engines may do with the model; of a user's own, its file is executed."""
+        """Return what engines may do with the model; the file of a user's own model is executed."""
         return class_of(self.architecture).capabilities
 
     def model_with(self, params: Params) -> TrainableModel:
-        """The model with a copy of these parameters, on the training's device."""
+        """Return the model with a copy of these parameters, on the training's device."""
         vocabulary_size = self.records.layout.vocabulary_size
-        model = CIFGLanguageModel.of(params) if self.model is None else restore(params, self.model, vocabulary_size)
+        model = restore(params, self.model, vocabulary_size) if self.model else CIFGLanguageModel.from_params(params)
         return model.to(self.device)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """Return the learning rate of a step, counted from 0."""
         return self.hparams.rate(step, self.steps or self.hparams.steps_over(self.records.records))
 
     def chunk(self, first: int, end: int) -> Chunk:
-        """What the steps from `first` on, from 0, and before `end` read."""
+        """Return the records that the steps from `first` to `end` - 1 read, counted from 0."""
         size, records = self.hparams.batch_size, self.records.records
         if self.privacy.mechanism == "none":
             chosen = [positions_at(step, records, size, self.order, self.seed) for step in range(first, end)]
@@ -153,7 +154,11 @@ class CentralTask:
         return Chunk(first, read, np.array([len(positions) for positions in chosen]))
 
     def released_by(self, steps: int) -> Entry:
-        """Without noise there is no bound, however records were drawn; no entry would say that nothing was released."""
+        """Return the ledger's entry for this many steps.
+
+        Training without noise has an entry too, of noise multiplier 0: without one the ledger would say that nothing
+        was released.
+        """
         records, size = self.records.records, self.hparams.batch_size
         if self.privacy.mechanism == "none":
             return Entry("fixed-size", records, min(size, records), noise_multiplier=0.0, rounds=steps)
@@ -161,7 +166,7 @@ class CentralTask:
 
 
 def refuse_precision(training: CentralTask) -> None:
-    """Raises InputError where model, engine or device have only float32."""
+    """Raise InputError where model, engine or device have only float32 and the settings ask for another precision."""
     precision = training.hparams.precision
     if precision == "float32":
         return

@@ -1,4 +1,4 @@
-"""Central training as a sequence of steps, each a function of (seed, step) and the state before it."""
+"""Central training as a sequence of steps; each is a function of (seed, step) and the state before it."""
 
 import math
 from collections.abc import Callable, Generator, Iterator
@@ -12,25 +12,25 @@ from flsim.models.language_model import Params
 from flsim.training.central.engines import engine_of
 from flsim.training.central.state import Log, init
 from flsim.training.central.task import CentralTask, Engine
-from flsim.training.cohort.prefetch import ahead
+from flsim.training.cohort.prefetch import prefetched
 from flsim.training.divergence import refuse_absurd_loss
 from flsim.training.state import State
 
-CHUNK = 2_048  # records that are read at once
+CHUNK = 2_048  # records to read at once
 
 
 @dataclass(frozen=True)
 class CentralTraining(CentralTask):
-    """Central training of records: the settings, and the loop of steps. See `flsim.algorithms.training.Training`."""
+    """The settings of central training with the loop of steps; a `flsim.algorithms.training.Training`."""
 
     def first_state(self) -> State:
-        """The state before the first step. Raises InputError where the settings name no model."""
+        """Return the state before the first step; raise InputError where the settings name no model."""
         if self.model is None:
             raise InputError("the settings of central training name no model; give it `model`")
         return init(self.records.layout.vocabulary_size, self.model, self.seed)
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
-        """Train to step `until`, and hand out the states that are wanted after so many steps, and the last one."""
+        """Train to step `until`; yield the last state, and those after which `is_wanted` of the step is true."""
         for _, _, reached in train_chunks(state, self, until, is_wanted):
             if reached is not None:
                 yield reached
@@ -43,20 +43,20 @@ def train_central(
     stop_at: Callable[[int], bool] = lambda _: False,
     title: str = "training",
 ) -> Iterator[tuple[State, Log]]:
-    """Train, and hand out the state where it is asked for: save or evaluate it there, or leave the loop.
+    """Train, and yield states for the caller to save or evaluate; leaving the loop ends training.
 
     Args:
-        state: where to go on from; it stays as it is.
-        training: what to do.
+        state: the state to continue from; it is not changed.
+        training: settings and records of training.
         until_step: the last step.
-        stop_at: whether to hand out the state after that many steps; the last one always is.
-        title: of the progress that is shown.
+        stop_at: whether to yield the state after that many steps; the last state is always yielded.
+        title: title of the progress display.
 
     Yields:
-        The state, on the CPU, and the log of the steps since the one before.
+        The state, on the CPU, and the log of the steps since the state before.
 
     Raises:
-        Diverged: as `train_chunks`.
+        Diverged: see `train_chunks`.
     """
     log = Log()
     with (
@@ -78,24 +78,27 @@ def train_chunks(
     stop_at: Callable[[int], bool] = lambda _: False,
     engine: Engine | None = None,
 ) -> Generator[tuple[int, Log, State | None]]:
-    """As `train_central`, without a word; what happens in between is handed out too.
+    """Train like `train_central`, but without progress display, and also yield between states.
 
-    Records are read and packed ahead, in a thread of their own.
+    A thread of its own reads and packs the next records meanwhile.
 
     Args:
-        state, training, until_step, stop_at: as there.
-        engine: one that holds the state; by default the one that the training asks for.
+        state: the state to continue from; it is not changed.
+        training: settings and records of training.
+        until_step: the last step.
+        stop_at: whether to yield the state after that many steps; the last state is always yielded.
+        engine: an engine that holds the state; None for the one that `training` names.
 
     Yields:
-        The number of completed steps, the log of those since the one before, and where it is asked for the state.
+        The number of completed steps, the log of the steps since the last item, and the state where `stop_at` is true.
 
     Raises:
-        Diverged: a loss or the parameters of a state are not finite, or a loss is absurd; names the step.
+        Diverged: a loss or the parameters of a state are not finite, or a loss is absurd; the message names the step.
     """
     if state.round >= until_step:
         return
     engine, ledger = engine or engine_of(training, state), state.ledger
-    with closing(ahead(_packed(engine, training, state.round, until_step, stop_at))) as chunks:
+    with closing(prefetched(_packed(engine, training, state.round, until_step, stop_at))) as chunks:
         for first, counts, packed in chunks:
             losses, tokens = engine.train(packed)
             _refuse_divergence(first, losses, tokens, training.records.layout.vocabulary_size)
@@ -112,7 +115,7 @@ def train_chunks(
 def _packed(
     engine: Engine, training: CentralTask, first: int, until_step: int, stop_at: Callable[[int], bool]
 ) -> Iterator[tuple[int, Any, Any]]:
-    """Chunks as (first step, records of each step, what the engine takes); one ends wherever a state is asked for."""
+    """Yield chunks as (first step, records of each step, packed chunk); a chunk ends wherever a state is yielded."""
     at_once = max(1, CHUNK // training.hparams.batch_size)
     while first < until_step:
         end = first + 1

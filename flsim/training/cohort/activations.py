@@ -1,4 +1,4 @@
-"""Memory for what a step of stacked users holds beside weights, used again from step to step."""
+"""The memory of a stacked step beside weights, which is used again from step to step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from flsim.training.cohort.packing import Shape
 
 
 class Activations(NamedTuple):
-    """Of a step of u users, T times, B rows, N positions; r and c have a block before the first time.
+    """The activations of a step of u users, T times, B rows and N positions; r and c have a block before time 0.
 
     Attributes:
         read: [u, T B, D], embeddings of the inputs; `d_read` their gradient.
@@ -39,7 +39,7 @@ class Activations(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model: width D, units H, vocabulary V, and the dtypes of its products and of its master weights."""
+    """The sizes of a model: width D, units H, vocabulary V, and the dtypes of its products and its master weights."""
 
     width: int
     units: int
@@ -48,7 +48,7 @@ class Sizes:
     master: torch.dtype
 
     def shapes(self, step: Shape) -> tuple[tuple[int, ...], ...]:
-        """Of a step's `Activations`."""
+        """Return the shapes of a step's `Activations`."""
         users, times, rows, positions = step
         read, outputs = (users, times * rows, self.width), (users, times + 1, rows, self.width)
         gates, hidden = (users, times, rows, 3 * self.units), (users, times, rows, self.units)
@@ -65,17 +65,17 @@ class Sizes:
 
 
 class Buffers:
-    """Flat memory that grows to the largest step."""
+    """Flat memory that grows to the largest step so far."""
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self._sizes, self._device = sizes, device
         self._flat: dict[str, Tensor] = {}
 
     def reserve(self, steps: Sequence[Shape]) -> bool:
-        """Room for any of these; returns whether memory moved.
+        """Grow the memory to hold any of these steps, and return whether memory moved.
 
         Raises:
-            torch.OutOfMemoryError: (RuntimeError on a CPU).
+            torch.OutOfMemoryError: the device's memory does not suffice (RuntimeError on a CPU).
         """
         moved = False
         for step in steps:
@@ -90,7 +90,7 @@ class Buffers:
         return moved
 
     def data(self, step: Shape) -> Tensor:
-        """Int32 [values] for what the step reads."""
+        """Return memory for the flat data of a step, int32 [values]."""
         return self._flat["data"][: step.values]
 
     def views(self, step: Shape) -> Activations:

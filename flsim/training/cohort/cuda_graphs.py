@@ -1,4 +1,4 @@
-"""CUDA graphs: what a step launches is recorded once for each shape, and then launched as one."""
+"""CUDA graphs: the launches of a step are recorded once for each shape, and then replayed as one launch."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,14 +11,14 @@ Step = Callable[..., None]
 
 
 class Graphs:
-    """Of one step, on a GPU."""
+    """The CUDA graphs of one step on a GPU, by shape."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.forget()
 
     def forget(self) -> None:
-        """They hold addresses of buffers. Their common pool of memory ends with the last of them."""
+        """Drop all graphs, which hold addresses of buffers; their memory pool ends with the last of them."""
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -26,20 +26,20 @@ class Graphs:
         """Do the step.
 
         Args:
-            step: called with the shape and `reads`; where those are zeros, it must change nothing.
-            shape: what a graph is for.
-            reads: tensors whose place in memory stays the same until `forget`.
-            data: what is copied to them before.
+            step: function of the shape and `reads`; where `reads` are zeros, it must change nothing.
+            shape: the shape of the step, which tells which graph to replay.
+            reads: tensors whose memory stays the same until `forget`.
+            data: values to copy to `reads` before the step.
         """
         graph = self._graphs.get(shape)
         if graph is None:
             graph = self._graphs[shape] = self._capture(step, shape, reads)
-        for read, given in zip(reads, data, strict=True):
-            read.copy_(given)
+        for read, values in zip(reads, data, strict=True):
+            read.copy_(values)
         graph.replay()
 
     def _capture(self, step: Step, shape: Shape, reads: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-        """A graph of the step; the run before it, which compiles kernels, is one without positions: it changes nothing.
+        """Return a graph of the step, after one run that compiles its kernels and, over zeros, changes nothing.
 
         Other threads read and pack meanwhile, and may allocate pinned memory.
         """

@@ -1,4 +1,4 @@
-"""What stacked users need to know of the device that they are on."""
+"""The choices of stacked training that depend on the device: kernels and the precision of products."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from flsim.training.cohort.padding import width_of
 from flsim.training.hparams import Precision
 
 
-def kernels_for(like: Params, precision: Precision, alone: bool = False) -> Kernels:
-    """Triton's where they run: on NVIDIA GPUs, in float32, for embeddings that are not too wide.
+def kernels_for(like: Params, precision: Precision, is_single: bool = False) -> Kernels:
+    """Return Triton's kernels on NVIDIA GPUs, in float32 and for embeddings that are not too wide, else PyTorch's.
 
     Args:
         like: parameters of the model.
-        precision: of products.
-        alone: whether for a single user, which is to fill the GPU; its positions of the same token are neighbors.
+        precision: precision of matrix products.
+        is_single: whether a single user is to fill the GPU; its positions of the same token are neighbors.
     """
     value = representative(like)
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
@@ -28,18 +28,18 @@ def kernels_for(like: Params, precision: Precision, alone: bool = False) -> Kern
         from flsim.training.cohort.triton_spread import SpreadKernels
 
         if width_of(like) <= WIDEST:
-            return SpreadKernels(precision) if alone else TritonKernels(precision)
+            return SpreadKernels(precision) if is_single else TritonKernels(precision)
     return TorchKernels()
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels go to the current device."""
+    """Make the device the current one within the block, as kernels are launched on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def products(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Matrix products of that precision, summed in float32; on a GPU, and put back afterwards."""
+    """Set the precision of matrix products on a GPU, summed in float32, and restore the former one afterwards."""
     if device.type != "cuda":
         yield
         return

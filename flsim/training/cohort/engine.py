@@ -1,7 +1,7 @@
-"""The `cohort` engine: users in micro-cohorts of like size, each of which trains as one and is summed where it is.
+"""The `cohort` engine: users of like size form micro-cohorts, each of which trains at once and sums its updates.
 
-It equals `flsim.training.local`, its oracle, up to rounding. On a CPU, matrices of one user fill the caches, and users
-train one after another (`packed`); elsewhere, and for bfloat16, they are stacked (`stacked`).
+It equals `flsim.training.local`, its oracle, up to rounding. On a CPU the matrices of one user fill the caches, so that
+users train one after another (`packed`). On other devices, and for bfloat16, they are stacked (`stacked`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.packed import PackedTrainer
-from flsim.training.cohort.prefetch import ahead
+from flsim.training.cohort.prefetch import prefetched
 from flsim.training.cohort.steps import Steps, steps_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
@@ -27,46 +27,46 @@ Member = tuple[int, Records]
 
 
 class Trainer(Protocol):
-    """Trains a micro-cohort from the global parameters, and keeps the users' parameters until the next one.
+    """A trainer trains a micro-cohort from the global parameters, and keeps the users' parameters until the next one.
 
-    Running out of memory leaves what it was given to add to as it was.
+    Where memory runs out, the tensors that updates are added to are unchanged.
     """
 
     def pack(self, group: list[Steps]) -> Any:
-        """What `train` takes; may run in another thread, while another group trains."""
+        """Return the argument of `train`; may run in another thread, while another group trains."""
         ...
 
     def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
         """Train at a learning rate, `LocalHParams.learning_rate` where None.
 
         Returns:
-            Of each user, the summed cross-entropy (nats) before each of its steps, and its number of positions.
+            Each user's cross-entropy (nats) before each of its steps, summed, and its number of positions.
         """
         ...
 
     def norms(self) -> Sequence[float]:
-        """The L2 norm of each user's whole update, summed in float64."""
+        """Return the L2 norm of each user's whole update, summed in float64."""
         ...
 
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        """Add every user's update times its factor to float64 tensors; one of factor 0 is left out."""
+        """Add every user's update times its factor to float64 tensors; users of factor 0 are left out."""
         ...
 
 
 class CohortEngine:
-    """Trains cohorts, and keeps buffers from one to the next.
+    """An engine that trains cohorts in micro-cohorts, and keeps its buffers from one cohort to the next.
 
     Args:
         like: parameters of the model, for names, shapes, dtype and device.
         layout: the corpus' token layout.
-        hparams: local training.
-        micro_cohort: users that train at once; chosen by the device's memory if None. Where memory runs out they
-            become fewer, which is said.
-        memory_share: of a GPU; this process never takes more.
+        hparams: settings of local training.
+        micro_cohort: number of users that train at once; None to choose it by the device's memory. Where memory runs
+            out the number is halved, and a message says so.
+        memory_share: the share of a GPU's memory that this process may take.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
 
     Raises:
-        InputError: the device cannot do what is asked for.
+        InputError: the device cannot do what the settings ask for.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class CohortEngine:
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
-        """As `flsim.training.local.train_cohort`.
+        """Train users and return the sum of their updates; arguments are as in `flsim.training.local.train_cohort`.
 
         Raises:
-            RunFailed: there is not enough memory for a single user.
+            RunFailed: the memory does not suffice for a single user.
         """
         try:
             start = {name: value.to(self._device) for name, value in start.items()}
@@ -105,13 +105,13 @@ class CohortEngine:
             if not is_out_of_memory(error):
                 raise
             raise self._too_little(error) from error
-        # Largest first: those that train at once are of like size, and memory runs out early if at all.
+        # Largest first: users that train at once are of like size, and memory runs out early if at all.
         waiting = sorted(((user, users[user]) for user in cohort), key=lambda member: -len(member[1]))
         parts: list[UpdateSum] = []
         while waiting:
             try:
                 self._train_waiting(start, waiting, seed, round_, clip, parts, delta)
-            except (MemoryError, RuntimeError) as error:  # of Python, or of torch
+            except (MemoryError, RuntimeError) as error:  # Python's error, or torch's
                 if not is_out_of_memory(error):
                     raise
                 self._shrink(error)
@@ -128,13 +128,11 @@ class CohortEngine:
         parts: list[UpdateSum],
         delta: Params,
     ) -> None:
-        """Train all who wait: a micro-cohort leaves `waiting` when it is in `parts` and `delta`.
-
-        In a function of its own, so that nothing holds the memory of a trainer that did not fit.
-        """
+        """Train all users of `waiting`; a micro-cohort leaves the list once it is in `parts` and `delta`."""
+        # A function of its own, so that nothing holds the memory of a trainer that did not fit.
         trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
         groups = self._packed(trainer, tuple(waiting), seed, round_)
-        for group, packed in ahead(groups) if self._device.type == "cuda" else groups:
+        for group, packed in prefetched(groups) if self._device.type == "cuda" else groups:
             parts.append(self._add(trainer, start, group, packed, rate, clip, delta))
             del waiting[: len(group)]
 
@@ -158,7 +156,7 @@ class CohortEngine:
         clip: float | None,
         delta: Params,
     ) -> UpdateSum:
-        """Train a micro-cohort and add its updates to `delta`; the rest of its sum."""
+        """Train a micro-cohort and add its updates to `delta`; return the other fields of its sum."""
         losses, tokens = trainer.train(start, packed, rate)
         counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
         for steps, loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
@@ -184,7 +182,7 @@ class CohortEngine:
         return trainer
 
     def _shrink(self, error: Exception) -> None:
-        """Half as many users at once from now on."""
+        """Halve how many users train at once from now on; raise RunFailed where it is one already."""
         self._trainer = None
         if self._at_once == 1:
             raise self._too_little(error) from error
@@ -196,7 +194,7 @@ class CohortEngine:
 
 
 def is_stacked(like: Params, hparams: LocalHParams, micro_cohort: int | None) -> bool:
-    """Whether users train stacked, and not one after another as on a CPU."""
+    """Return whether users train stacked; otherwise they train one after another, as on a CPU."""
     return representative(like).device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
 
 

@@ -1,8 +1,8 @@
-"""The model's gradient over one batch on a CPU, written out, and plain SGD by it.
+"""The model's gradient over one batch on a CPU, written out, and plain SGD by this gradient.
 
-What makes it fast: no padding anywhere (a batch is a sequence of ever shorter blocks, see `Steps`), the gradient of the
-cross-entropy in place of the logits, all that does not depend on another time step done for all of them at once,
-buffers that are used again, and for plain SGD weights that the matrix products themselves update.
+Five things make it fast. Nothing is padded: a batch is a sequence of ever shorter blocks, see `Steps`. The gradient of
+the cross-entropy takes the place of the logits. All that does not depend on another time step is done for all steps at
+once. Buffers are used again. For plain SGD the matrix products update the weights themselves.
 
 Shapes: N positions of a batch, D embedding, H units, V vocabulary; gates f, o, g as in `flsim.models.cifg`.
 """
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from flsim.models.language_model import Params
 from flsim.training.cohort.steps import Steps
 
-RARE = 1e-30  # a probability below it has lost digits; its logarithm is taken of the logits
+RARE = 1e-30  # a probability below it has lost digits; its logarithm is computed from the logits
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class PackedBatch:
 
     Attributes:
         inputs, targets: int64 [N].
-        sizes: rows of each time, in descending order.
-        kept: dropout's factors [N, D] of what is read and of what is predicted from; None without dropout.
+        sizes: number of rows at each time, in descending order.
+        kept: dropout's factors, [N, D] of what the cell reads and [N, D] of what words are predicted from; None without
+            dropout.
     """
 
     inputs: Tensor
@@ -37,7 +38,7 @@ class PackedBatch:
 
 
 def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
-    """Each step's batch."""
+    """Yield the batch of each step."""
     inputs, targets, first = torch.from_numpy(steps.inputs), torch.from_numpy(steps.targets), 0
     for end, sizes in zip(steps.ends.tolist(), steps.sizes(), strict=True):
         yield PackedBatch(inputs[first:end], targets[first:end], sizes)
@@ -46,7 +47,7 @@ def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
 
 @dataclass(frozen=True)
 class Tape:
-    """What reading leaves for the gradient; blocks of one time after another.
+    """The forward pass' values that the gradient needs, as blocks of one time after another.
 
     Attributes:
         read: [N, D], embeddings of the inputs, after dropout.
@@ -55,7 +56,7 @@ class Tape:
         bounded: [N, H], tanh c.
         hidden: [N, H], o tanh c.
         outputs: [N, D], r.
-        sizes: rows of each block, in descending order.
+        sizes: number of rows of each block, in descending order.
     """
 
     read: Tensor
@@ -68,13 +69,13 @@ class Tape:
 
     @property
     def previous(self) -> Tensor:
-        """int64 [N - sizes[0]], the position one time earlier of each that has one."""
+        """Return each position's predecessor in time, int64 [N - sizes[0]]; the first block has none."""
         before, now = torch.tensor((self.sizes[:-1], self.sizes[1:]), dtype=torch.int64)
         return torch.arange(self.sizes[0], len(self.read)) - torch.repeat_interleave(before, now)
 
 
 class PackedModel:
-    """Weights, and the gradient of the mean cross-entropy by them; what it computes in is used again.
+    """Weights and the gradient of the mean cross-entropy by them, in buffers that are used again.
 
     Args:
         like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
@@ -85,31 +86,31 @@ class PackedModel:
         self._buffers: dict[str, Tensor] = {}
 
     def load(self, params: Params) -> None:
-        """Copy these into the weights."""
+        """Copy parameters into the weights."""
         for name, value in self.weights.items():
             value.copy_(params[name])
 
     @torch.no_grad()
     def descend(self, batch: PackedBatch, rate: float) -> float:
-        """One step of plain SGD, in place; the summed cross-entropy (nats) before it."""
+        """Take one step of plain SGD, in place; return the summed cross-entropy (nats) before it."""
         return self._step(batch, self.weights, -rate)
 
     @torch.no_grad()
     def gradient(self, batch: PackedBatch) -> tuple[float, Params]:
-        """The summed cross-entropy (nats), and the gradient of its mean, in memory that the next call overwrites."""
+        """Return the summed cross-entropy (nats), and the gradient of its mean, which the next call overwrites."""
         into = {name: self._buffer(f"d {name}", *value.shape).zero_() for name, value in self.weights.items()}
         return self._step(batch, into, 1.0), into
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
-        """Uninitialised memory of that name; it grows to the largest that is asked for."""
-        wanted = torch.Size(shape).numel()
-        found = self._buffers.get(name)
-        if found is None or len(found) < wanted:
-            found = self._buffers[name] = self.weights["output_bias"].new_empty(wanted)
-        return found[:wanted].view(shape)
+        """Return uninitialised memory under a name; it grows to the largest size that was requested."""
+        size = torch.Size(shape).numel()
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = self.weights["output_bias"].new_empty(size)
+        return buffer[:size].view(shape)
 
     def _step(self, batch: PackedBatch, into: Params, factor: float) -> float:
-        """Add the gradient of the mean times a factor to tensors that may be the weights; the summed loss."""
+        """Add the mean loss' gradient times a factor to tensors, which may be the weights; return the summed loss."""
         inputs, kept = batch.inputs, batch.kept
         tape = self._read(inputs, batch.sizes, kept and kept[0])
         predicted = torch.mul(tape.outputs, kept[1]) if kept else tape.outputs
@@ -156,7 +157,7 @@ class PackedModel:
         return Tape(read, gates, memory, bounded, hidden, outputs, sizes)
 
     def _cross_entropy(self, outputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
-        """The summed loss, and its gradient by the logits [N, V], in their place."""
+        """Return the summed loss, and its gradient by the logits [N, V], in the memory of the logits."""
         bias, embedding = self.weights["output_bias"], self.weights["embedding"]
         logits = torch.addmm(bias, outputs, embedding.T, out=self._buffer("logits", len(outputs), len(embedding)))
         errors = torch.softmax(logits, -1, out=logits)
@@ -170,7 +171,7 @@ class PackedModel:
         return float(losses.sum()), errors
 
     def _back(self, tape: Tape, d_outputs: Tensor) -> Tensor:
-        """Gradient by the gates' inputs [N, 3H], in the gates' place; `d_outputs` becomes the whole gradient by r.
+        """Return the gradient by the gates' inputs [N, 3H], in the gates' memory; `d_outputs` becomes that by r.
 
         A gate's gradient is that of c, or of o tanh c, times a factor that no other time changes: factors come first.
         """

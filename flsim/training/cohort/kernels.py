@@ -1,7 +1,7 @@
-"""What a step of stacked users consists of beside plain products, in PyTorch: for any device, and the kernels' oracle.
+"""The parts of a stacked step that are no plain products, in PyTorch: for any device, and as oracle of other kernels.
 
 Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary. Products and activations have the
-dtype of the weights that they are made with, everything that is summed over time or steps that of the master weights.
+dtype of the weights in the products; everything that is summed over time or steps has that of the master weights.
 """
 
 from typing import NamedTuple, Protocol
@@ -15,11 +15,11 @@ from flsim.training.optimizers import Optimizer
 
 
 class Rule(NamedTuple):
-    """What an optimizer does with a gradient, whose scale bounds its norm.
+    """An optimizer with its settings, for gradients that are already scaled to the bound on their norm.
 
     Attributes:
-        optimizer: one that has a `direction`.
-        momentum: of optimizer "momentum".
+        optimizer: an optimizer that has a `direction`.
+        momentum: factor of the last step's direction, for optimizer "momentum".
         proximal: FedProx's mu.
         decay: lambda of torch's weight decay.
     """
@@ -31,19 +31,19 @@ class Rule(NamedTuple):
 
 
 class Kernels(Protocol):
-    """All methods write to what they are given; gradients are by the mean loss of each user's step."""
+    """The operations of a stacked step; methods write to their arguments, gradients are of each user's mean loss."""
 
     def recur(
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
         hidden: Tensor,
     ) -> None:  # fmt: skip
-        """The cells over time, `flsim.models.cifg`.
+        """Run the cells over time, as in `flsim.models.cifg`.
 
         Args:
             gates: [u, T, B, 3H], the inputs' part of the gates' sums; becomes f, o, g.
             bias, recurrent, projection: [u, 3H], [u, D, 3H], [u, H, D].
-            outputs: [u, T + 1, B, D], r after each time, the block before the first included.
-            cells: [u, T + 1, B, H], c likewise.
+            outputs: [u, T + 1, B, D], becomes r after each time, with a block of zeros before the first time.
+            cells: [u, T + 1, B, H], becomes c after each time, with a block of zeros before the first time.
             hidden: [u, T, B, H], becomes o tanh c.
         """
         ...
@@ -51,25 +51,25 @@ class Kernels(Protocol):
     def recur_back(
         self, gates: Tensor, recurrent: Tensor, projection: Tensor, d_outputs: Tensor, cells: Tensor
     ) -> None:
-        """`recur` backwards.
+        """Run the cells backwards over time.
 
         Args:
-            gates: as `recur` leaves them; becomes the gradient by the gates' sums.
-            recurrent, projection, cells: as for `recur`; what cells hold is lost.
-            d_outputs: [u, T + 1, B, D], gradient by r where it is read; becomes the whole gradient by r.
+            gates: f, o, g as `recur` left them; becomes the gradient by the gates' sums.
+            recurrent, projection, cells: as for `recur`; the values of `cells` are lost.
+            d_outputs: [u, T + 1, B, D], the gradient by r where words are predicted; becomes the whole gradient by r.
         """
         ...
 
     def cross_entropy(
         self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
     ) -> None:
-        """Softmax and cross-entropy.
+        """Compute softmax, cross-entropy and its gradient.
 
         Args:
-            logits: [u, N, V], without the bias; becomes the gradient by them, 0 beyond a user's positions.
+            logits: [u, N, V], without the bias; becomes the gradient by the logits, 0 beyond a user's positions.
             bias: [u, V].
             targets: int32 [u, N].
-            counts: int32 [u], a user's number of positions, which are the first ones.
+            counts: int32 [u], number of positions of each user, which are the first ones.
             losses: [u, N], becomes the cross-entropy in nats, 0 beyond a user's positions.
             rate: float64 [1], factor of the gradient; 1 if None.
         """
@@ -80,10 +80,10 @@ class Kernels(Protocol):
 
         Args:
             table: [u, V, D].
-            low: as `descend`'s.
+            low: the table in the dtype of products, as in `descend`.
             rows: [u, T B, D].
-            parts: tells positions and tokens.
-            scale: factor of all.
+            parts: positions and tokens of the step.
+            scale: factor of all rows.
         """
         ...
 
@@ -91,14 +91,14 @@ class Kernels(Protocol):
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Take rate times left' right off the weight, and rate times right's sum over rows off the bias.
+        """Subtract rate times left' right from the weight, and rate times right's sum over rows from the bias.
 
         Args:
             weight: [u, m, n], of any strides.
             low: [u, m, n], becomes the weight in the dtype of products; None where the weight has that dtype.
             left, right: [u, k, m] and [u, k, n].
             rate: learning rate.
-            bias, low_bias: [u, n], likewise.
+            bias, low_bias: [u, n], the bias and its copy in the dtype of products, or None.
         """
         ...
 
@@ -106,38 +106,38 @@ class Kernels(Protocol):
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
-        """A step of the optimizer, for users that have positions.
+        """Take a step of the optimizer, for users that have positions.
 
         Args:
-            weight, low: [u, ...], as `descend`'s.
+            weight, low: [u, ...], as in `descend`.
             gradient: [u, ...].
             start: [...], the global weights.
-            moments: [u, ...] of each of the rule's.
-            scale: float64 [u], factor of the gradient with FedProx's term in it.
-            counts: int32 [u].
+            moments: [u, ...] for each slot of the rule's optimizer.
+            scale: float64 [u], factor of the gradient after FedProx's term was added.
+            counts: int32 [u], number of positions of each user.
             scalars: float64 [3], learning rate and Adam's 1 - beta^t.
-            rule: the optimizer.
+            rule: the optimizer and its settings.
         """
         ...
 
     def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
-        """Float64 [u], the squared norm of mu (weight - start), plus the gradient where there is one."""
+        """Return the squared norm of mu (weight - start) + gradient, float64 [u]; a gradient of None counts as 0."""
         ...
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
-        """Add the sum over users of factor times (weight - start); a user of factor 0 is left out, whatever it holds.
+        """Add the sum over users of factor times (weight - start); users of factor 0 are left out, whatever they hold.
 
         Args:
             weight: [u, ...].
-            start: [...].
+            start: [...], the global weights.
             factors: float64 [u].
-            into: float64 [...].
+            into: float64 [...], the tensor to add to.
         """
         ...
 
 
 class TorchKernels:
-    """`Kernels` anywhere."""
+    """The `Kernels` in plain PyTorch, on any device."""
 
     def recur(
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
@@ -215,12 +215,12 @@ class TorchKernels:
         self, weight: Tensor, low: Tensor | None, gradient: Tensor, start: Tensor, moments: list[Tensor],
         scale: Tensor, counts: Tensor, scalars: Tensor, rule: Rule,
     ) -> None:  # fmt: skip
-        each = (-1, *[1] * start.ndim)
-        active = (counts > 0).view(each)
+        per_user = (-1, *[1] * start.ndim)
+        active = (counts > 0).view(per_user)
         g = gradient.to(weight.dtype)
         if rule.proximal:
             g = g + rule.proximal * (weight - start)
-        g = g * scale.to(weight.dtype).view(each)
+        g = g * scale.to(weight.dtype).view(per_user)
         if rule.decay:
             g = g + rule.decay * weight
         rate, first, second = scalars.to(weight.dtype)
@@ -234,13 +234,13 @@ class TorchKernels:
             low.copy_(weight)
 
     def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
-        found = []
+        squares = []
         for user, value in enumerate(weight):
             term = mu * (value - start)
             if gradient is not None:
                 term += gradient[user]
-            found.append(torch.linalg.vector_norm(term, dtype=torch.float64) ** 2)
-        return torch.stack(found)
+            squares.append(torch.linalg.vector_norm(term, dtype=torch.float64) ** 2)
+        return torch.stack(squares)
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
         for value, factor in zip(weight, factors.tolist(), strict=True):

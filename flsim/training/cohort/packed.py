@@ -1,4 +1,4 @@
-"""Local training on a CPU, one user at a time, by the gradient that is written out in `gradient`."""
+"""Local training on a CPU, one user at a time, by the written-out gradient of `gradient`."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from flsim.training.local import bound_norm
 
 
 class PackedTrainer:
-    """Trains one user after another, each from the global parameters; a `flsim.training.cohort.engine.Trainer`.
+    """A trainer of one user after another, each from the global parameters; a `flsim.training.cohort.engine.Trainer`.
 
     Args:
         like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
-        hparams: local training, in precision "float32".
+        hparams: settings of local training, in precision "float32".
     """
 
     def __init__(self, like: Params, hparams: LocalHParams) -> None:

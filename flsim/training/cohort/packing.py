@@ -1,4 +1,4 @@
-"""A micro-cohort's local training as one flat array, padded as little as can be."""
+"""The local training of a micro-cohort as one flat array, with little padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Parts(NamedTuple):
     """A step of u users, as views of the flat array.
 
     Attributes:
-        tokens: int32 [u, T, B], inputs; 0 where there is none.
+        tokens: int32 [u, T, B], inputs; 0 where a record has no token.
         places: int32 [u, N], the place (t + 1) B + b of each real position, as if a block came before the first time;
             padded with 0, which is in that block.
         targets: int32 [u, N].
-        counts: int32 [u], number of real positions; 0 of a user that has no such step.
-        number: int32 [1], of the step, from 1.
-        scalars: float64 [3], its learning rate and Adam's 1 - beta^t, where they are told with the step; else 0.
+        counts: int32 [u], number of real positions; 0 for a user that has no such step.
+        number: int32 [1], the number of the step, from 1.
+        scalars: float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 where the caller of `pack` gave none.
     """
 
     tokens: Tensor
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Of a step: u users, T times, B rows, N positions."""
+    """The shape of a step: u users, T times, B rows, N positions."""
 
     users: int
     times: int
@@ -51,11 +51,11 @@ class Shape(NamedTuple):
 
     @property
     def values(self) -> int:
-        """How many the flat array has for such a step."""
+        """Return the length of the step's part of the flat array, in int32 values."""
         return sum(_aligned(size) for size in self.sizes)
 
     def parts(self, data: Tensor) -> Parts:
-        """Views of a step's flat int32 [values]."""
+        """Return views of a step's flat data, int32 [values]."""
         users, times, rows, positions = self
         shapes = ((users, times, rows), (users, positions), (users, positions), (users,), (1,), (2 * SCALARS,))
         views, first = [], 0
@@ -71,13 +71,13 @@ EXACT = Shape(1, 1, 1, 1)  # nothing is rounded up
 
 @dataclass(frozen=True)
 class PackedGroup:
-    """Users, those of most steps first, so that at any step the ones that still train are the first ones.
+    """Users, ordered by number of steps, so that the users that still train at any step are the first ones.
 
     Attributes:
-        order: int64 [users], which of the given users is at each place.
-        tokens: positions of each user, all steps together, in the given order.
-        shapes: of each step.
-        data: int32, the steps one after another; in pinned memory where asked for.
+        order: int64 [users], the index in the argument of `pack` of the user at each place.
+        tokens: number of positions of each user over all steps, in the order of the argument.
+        shapes: the shape of each step.
+        data: int32, the steps one after another; in pinned memory where `pin` was set.
     """
 
     order: Ints
@@ -96,14 +96,14 @@ def pack(
     pin: bool = False,
     scalars: NDArray[np.float64] | None = None,
 ) -> PackedGroup:
-    """All steps of a group of at least one user.
+    """Return all steps of a group of at least one user as one flat array.
 
     Args:
-        group: the users.
-        rounding: shapes are rounded up to multiples of these, so that there are few different ones.
-        most: but not beyond these.
+        group: the users' steps.
+        rounding: shapes are rounded up to multiples of these values, so that there are few different shapes.
+        most: the largest values, which rounding does not exceed; None for no limit.
         pin: whether the data go to pinned memory, from where a GPU copies them by itself.
-        scalars: float64 [steps, 3], see `Parts`.
+        scalars: float64 [steps, 3], see `Parts`; None for zeros.
     """
     users, steps = len(group), max(map(len, group))
     order = np.argsort([-len(member) for member in group], kind="stable")
@@ -128,17 +128,17 @@ def pack(
     first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
 
     def at(part: int, per_user: Ints) -> Ints:
-        """Where each segment's user begins in a part of its step."""
-        found: Ints = first[part][segment_step] + segment_user * per_user[segment_step]
-        return found
+        """Return where each segment's user begins in a part of its step."""
+        begins: Ints = first[part][segment_step] + segment_user * per_user[segment_step]
+        return begins
 
     def spread(values: Ints) -> NDArray[np.int32]:
-        """A value of each segment for all its positions."""
+        """Return each segment's value for all of its positions."""
         return np.repeat(values.astype(np.int32), count)
 
     data = torch.empty(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
     flat: NDArray[np.int32] = data.numpy()
-    flat.fill(0)  # by this thread alone: torch's would wait for each other
+    flat.fill(0)  # by NumPy, in this thread: threads of torch would wait for each other
     place = time * spread(rows[segment_step]) + row
     flat[place + spread(at(0, times * rows))] = inputs
     listed = np.arange(len(inputs), dtype=np.int32) + spread(at(1, positions) - begin)
@@ -154,7 +154,7 @@ def pack(
 def _shapes(
     step: Ints, count: Ints, time: Ints, row: Ints, steps: int, rounding: Shape, most: Shape | None
 ) -> list[Shape]:
-    """Of each step, from each segment's step, its number of positions, its last time and its last row."""
+    """Return each step's shape from each segment's step, number of positions, last time and last row."""
     sizes = np.zeros((4, steps), np.int64)
     sizes[0] = np.bincount(step, minlength=steps)
     for size, values in zip(sizes[1:], (time + 1, row + 1, count), strict=True):
@@ -164,7 +164,7 @@ def _shapes(
 
 
 def _peaks(values: NDArray[np.int32], begin: Ints) -> Ints:
-    """The largest of each segment; no segment is empty."""
+    """Return the largest value of each segment; no segment is empty."""
     return np.maximum.reduceat(values, begin).astype(np.int64) if len(begin) else np.zeros(0, np.int64)
 
 

@@ -1,6 +1,6 @@
-"""Parameters with more units than the model has: the others are 0, get gradients of 0, and so stay 0.
+"""Parameters with more units than the model has; the added units are 0, get gradients of 0, and so stay 0.
 
-With a unit's weights 0 its c is 0, so o tanh c is; with its row of the projection 0 its gates' gradients are.
+With a unit's weights 0 its c is 0, and so is o tanh c. With its row of the projection 0 its gates' gradients are 0.
 """
 
 from torch import Tensor
@@ -20,7 +20,7 @@ def width_of(params: Params) -> int:
 
 
 def widened(params: Params, units: int) -> Params:
-    """The same model with so many units, no fewer than it has."""
+    """Return the same model with this many units, no fewer than it has."""
     own = units_of(params)
 
     def widen(name: str, value: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def widened(params: Params, units: int) -> Params:
 
 
 def narrowed(params: Params, like: Params) -> Params:
-    """`widened` undone: the shapes of `like`."""
+    """Return the parameters in the shapes of `like`, without the units that `widened` added."""
     units, own = units_of(params), units_of(like)
 
     def narrow(name: str, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reading ahead: an iterator that works in a thread of its own, while its items are used."""
+"""An iterator that makes its next items in a thread of its own, while earlier items are used."""
 
 from collections.abc import Generator, Iterable
 from queue import Full, Queue
@@ -6,14 +6,14 @@ from threading import Event, Thread
 from typing import TypeVar
 
 Item = TypeVar("Item")
-PATIENCE = 0.1  # seconds between two looks at whether anyone still wants an item
+PATIENCE = 0.1  # seconds between two checks whether the iterator was closed
 
 
-def ahead(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
-    """The same items in the same order; up to `depth` of them are made before they are asked for.
+def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
+    """Yield the same items in the same order; up to `depth` items are made before they are asked for.
 
-    What making one raises is raised where it would have been handed out. The thread ends when the iterator is closed
-    or used up.
+    An exception while an item is made is raised where the item would have been yielded. The thread ends when the
+    iterator is closed or exhausted.
     """
     made: Queue[tuple[Item | None, BaseException | None, bool]] = Queue(depth)
     left = Event()
@@ -32,7 +32,7 @@ def ahead(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
             for item in items:
                 if not hand_over(item, None, False):
                     return
-        except BaseException as error:  # it belongs to whoever iterates
+        except BaseException as error:  # raised again in the thread that iterates
             hand_over(None, error, True)
         else:
             hand_over(None, None, True)

@@ -1,7 +1,7 @@
-"""Local training of many users at once: their weights are stacked, and every product is one of all users.
+"""Local training of many users at once: their weights are stacked, and every product covers all users.
 
-On an NVIDIA GPU with Triton (`triton_kernels`), where each shape of step is one CUDA graph; plain PyTorch (`kernels`)
-anywhere else. The gradient is `stacked_model`'s; here are the optimizers, and what becomes of updates. Shapes: u users.
+On an NVIDIA GPU with Triton (`triton_kernels`) each shape of step is one CUDA graph; elsewhere it is plain PyTorch
+(`kernels`). `stacked_model` has the gradient; this module has the optimizers and the sums of updates. Shapes: u users.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ from flsim.training.cohort.steps import Steps
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import BETAS, optimizer_named
 
-GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # so coarse that there are few different shapes
+GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, so that there are few different shapes
 WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
-SLACK = 0.9  # of the memory that is free; the rest is for what libraries take
+SLACK = 0.9  # share of the free memory; the rest is for libraries
 
 
 class StackedTrainer:
-    """Trains a micro-cohort from the global parameters; a `flsim.training.cohort.engine.Trainer`.
+    """A trainer of stacked users from the global parameters; a `flsim.training.cohort.engine.Trainer`.
 
     Args:
         like: parameters of the model, for names, shapes, dtype (float64: not with Triton) and device.
-        hparams: local training.
+        hparams: settings of local training.
         layout: the corpus' token layout.
-        users: that can train at once.
-        kernels: Triton's on an NVIDIA GPU that has it, else PyTorch's, if None.
-        graphs: whether to use CUDA graphs; where Triton's kernels are used on a GPU if None.
+        users: the most users that train at once.
+        kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
+        graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
 
     Raises:
-        torch.OutOfMemoryError: also by `train` (RuntimeError on a CPU).
+        torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
     """
 
     def __init__(
@@ -74,43 +74,43 @@ class StackedTrainer:
 
     @staticmethod
     def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
-        """As many as fill the device, and fit its free memory."""
+        """Return how many users fill the device and fit its free memory, at least 1."""
         device = representative(like).device
         if device.type != "cuda":
             return CPU_USERS
-        fixed, each = StackedTrainer.memory(like, hparams, layout)
+        fixed, per_user = StackedTrainer.memory(like, hparams, layout)
         free, whole = torch.cuda.mem_get_info(device)
-        fitting = int((min(free, whole * memory_share) * SLACK - fixed) // each)
+        fitting = int((min(free, whole * memory_share) * SLACK - fixed) // per_user)
         return max(1, min(fitting, WAVES * torch.cuda.get_device_properties(device).multi_processor_count))
 
     @staticmethod
     def memory(like: Params, hparams: LocalHParams, layout: Layout) -> tuple[int, int]:
-        """Bytes of the device's memory: the fixed part, and what each user needs where its records are longest."""
+        """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest."""
         wide = widened_for(kernels_for(like, hparams.precision), like)
         sizes, rows = sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
         copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
         copies += [sizes.low] * ((sizes.low != sizes.master) + (not hparams.is_plain))
         values = sum(value.numel() for value in wide.values())
         longest = Shape(1, layout.record_words, rows, layout.record_words * rows)
-        each = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
-        return values * (sizes.master.itemsize + torch.float64.itemsize), each
+        per_user = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
+        return values * (sizes.master.itemsize + torch.float64.itemsize), per_user
 
     def pack(self, group: Sequence[Steps]) -> PackedGroup:
-        """What `train` takes; in pinned memory for a GPU."""
+        """Return the argument of `train`; in pinned memory for a GPU."""
         return pack(group, self._rounding, self._largest, pin=self._device.type == "cuda")
 
     @torch.no_grad()
     def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
-        """All steps of at most `users` users, whose weights stay for `norms` and `add_updates`.
+        """Train at most `users` users over all of their steps; their weights stay for `norms` and `add_updates`.
 
         Args:
             start: the global parameters.
-            group: what `pack` made.
+            group: the result of `pack`.
             rate: the learning rate, which only a schedule changes; `LocalHParams.learning_rate` where None.
 
         Returns:
-            Of each user, in the order that `pack` got them: the summed cross-entropy (nats) before each of its steps,
-            and its number of positions.
+            Each user's cross-entropy (nats) before each of its steps, summed, and its number of positions; users are in
+            the order of the argument of `pack`.
         """
         self._order = torch.from_numpy(group.order)
         for name, value in widened(start, units_of(self._start)).items():
@@ -131,18 +131,18 @@ class StackedTrainer:
 
     @torch.no_grad()
     def norms(self) -> list[float]:
-        """The L2 norm of each user's whole update, in the order that `pack` got them."""
+        """Return the L2 norm of each user's whole update, in the order of the argument of `pack`."""
         with current(self._device):
             squares = self._sum_squares(len(self._order), 1.0, {})
         return self._as_given(squares.sqrt().cpu()).tolist()
 
     @torch.no_grad()
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        """Add the sum over users of factor times update, which for a factor of 0 is 0.
+        """Add the sum over users of factor times update; an update of factor 0 adds 0, whatever it holds.
 
         Args:
-            factors: in the order that `pack` got the users.
-            into: float64, on the device.
+            factors: a factor for each user, in the order of the argument of `pack`.
+            into: float64 tensors to add to, on the device.
         """
         own = torch.tensor(factors, dtype=torch.float64)[self._order].to(self._device)
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._start.items()}
@@ -153,9 +153,9 @@ class StackedTrainer:
             into[name].add_(value)
 
     def _as_given(self, values: Tensor) -> Tensor:
-        given = torch.empty_like(values)
-        given[self._order] = values
-        return given
+        restored = torch.empty_like(values)
+        restored[self._order] = values
+        return restored
 
     def _run(self, shape: Shape, data: Tensor) -> None:
         if self._graphs:
@@ -164,7 +164,7 @@ class StackedTrainer:
             self._step(shape, data)
 
     def _step(self, shape: Shape, data: Tensor) -> None:
-        """One step of each user that has one."""
+        """Take one step of each user that has one."""
         parts = shape.parts(data)
         if self._hparams.is_plain:
             # A CUDA graph keeps numbers as they were when it was captured, and reads tensors anew.
@@ -176,7 +176,7 @@ class StackedTrainer:
         self._losses[: shape.users] += losses.sum(1, dtype=torch.float64)
 
     def _optimize(self, parts: Parts) -> None:
-        """FedProx, then the clip, then the optimizer."""
+        """Add FedProx's term, apply the clip, then the optimizer."""
         users, hparams = len(parts.counts), self._hparams
         gradients = {name: value[:users] for name, value in self._gradients.items()}
         scale = torch.ones(users, dtype=torch.float64, device=self._device)
@@ -193,7 +193,7 @@ class StackedTrainer:
             )  # fmt: skip
 
     def _sum_squares(self, users: int, mu: float, gradients: Params) -> Tensor:
-        """Float64 [u], of mu (weights - start) + gradients, over all parameters."""
+        """Return the squared norm of mu (weights - start) + gradients over all parameters, float64 [u]."""
         total = torch.zeros(users, dtype=torch.float64, device=self._device)
         for name, value in self._weights.items():
             total += self._kernels.squares(value[:users], self._start[name], mu, gradients.get(name))

@@ -1,4 +1,4 @@
-"""The gradient of stacked users' models, written out, and plain SGD by it: every product is one of all users.
+"""The written-out gradient of stacked users' models, and plain SGD by it; every product covers all users.
 
 Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
 """
@@ -19,12 +19,12 @@ UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then begin w
 
 
 class Dropped(NamedTuple):
-    """Dropout: 1 for values that stay, 0 for others.
+    """Dropout of a step, 1 for values that stay and 0 for others.
 
     Attributes:
-        read: uint8 [u, T B, D], of what the cell reads.
-        predicted: uint8 [u, N, D], of what words are predicted from.
-        factor: of values that stay.
+        read: uint8 [u, T B, D], for what the cell reads.
+        predicted: uint8 [u, N, D], for what words are predicted from.
+        factor: multiplier of the values that stay.
     """
 
     read: Tensor
@@ -33,7 +33,7 @@ class Dropped(NamedTuple):
 
 
 class Term(NamedTuple):
-    """left' right is the gradient of a weight (of its transpose where `turned`), right's sum that of a bias."""
+    """A gradient as a product: left' right is that of a weight (`turned`: of its transpose), right's sum of a bias."""
 
     weight: str
     left: Tensor
@@ -45,21 +45,21 @@ class Term(NamedTuple):
 class StackedModel:
     """Models of the same sizes, and the gradient of each one's mean cross-entropy by its own weights.
 
-    Buffers for activations grow to the largest step that was met, and are used again.
+    Buffers for activations grow to the largest step so far, and are used again.
 
     Args:
-        wide: parameters of a model as `widened_for` gives them, for names, shapes, dtype and device.
-        users: how many models.
-        precision: of products.
-        kernels: what a step consists of beside products.
-        holds_gradients: whether `gradient` is used, and not `descend`.
-        alone: whether there is one user for good; its products are then those of plain matrices, for which libraries
-            have more ways.
+        wide: parameters of a model as `widened_for` returns them, for names, shapes, dtype and device.
+        users: number of models.
+        precision: precision of matrix products.
+        kernels: the parts of a step that are no plain products.
+        holds_gradients: whether `gradient` is called; `descend` needs no memory for gradients.
+        is_single: whether all steps are of a single user; products are then those of plain matrices, for which
+            libraries have more algorithms.
 
     Attributes:
         weights: [u, ...], all 0 at first.
-        low: they in the dtype of products, which may be they themselves.
-        gradients: [u, ...], in the dtype of products, where they are held.
+        low: the weights in the dtype of products; the same tensors where that is the weights' own.
+        gradients: [u, ...], in the dtype of products; empty without `holds_gradients`.
         buffers: memory of activations.
     """
 
@@ -70,10 +70,10 @@ class StackedModel:
         precision: Precision,
         kernels: Kernels,
         holds_gradients: bool,
-        alone: bool = False,
+        is_single: bool = False,
     ) -> None:
         sizes = sizes_of(wide, precision)
-        self._kernels, self._alone, self._device = kernels, alone, wide["embedding"].device
+        self._kernels, self._is_single, self._device = kernels, is_single, wide["embedding"].device
         self._shapes = {name: (users, *value.shape) for name, value in wide.items()}
         self.weights = self.stack(sizes.master)
         self.low = self.stack(sizes.low) if precision == "bf16" else self.weights
@@ -82,7 +82,7 @@ class StackedModel:
         self._own = torch.arange(users, device=self._device)[:, None]
 
     def stack(self, dtype: torch.dtype) -> Params:
-        """Zeros like the weights."""
+        """Return zeros in the shapes of the weights."""
         return {name: torch.zeros(shape, dtype=dtype, device=self._device) for name, shape in self._shapes.items()}
 
     def load(self, wide: Params) -> None:
@@ -93,13 +93,13 @@ class StackedModel:
                 self.low[name].copy_(value.expand_as(self.low[name]))
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor, dropped: Dropped | None = None) -> Tensor:
-        """A step of plain SGD, which needs no gradients in memory.
+        """Take a step of plain SGD, which needs no gradients in memory.
 
         Args:
-            shape, parts: of the step, of the first u users.
-            rate: learning rate; as a tensor, float64 [1], it may change under a graph, and the gradient by the logits
-                already has it as a factor.
-            dropped: dropout, if any.
+            shape, parts: the step of the first u users.
+            rate: learning rate. A tensor, float64 [1], may change under a CUDA graph; it is then a factor of the
+                gradient by the logits.
+            dropped: dropout of the step; None for none.
 
         Returns:
             [u, N], the cross-entropy in nats before the step, 0 beyond a user's positions.
@@ -108,21 +108,22 @@ class StackedModel:
         terms, a = self._differentiate(shape, parts, varying, dropped)
         has_low = self.low is not self.weights
 
-        def of(values: Params, name: str, turned: bool = False) -> Tensor:
+        def first_users(values: Params, name: str, turned: bool = False) -> Tensor:
             value = values[name][: shape.users]
             return value.mT if turned else value
 
         for term in terms:
-            weight, low = of(self.weights, term.weight, term.turned), of(self.low, term.weight, term.turned)
-            bias = of(self.weights, term.bias) if term.bias else None
-            low_bias = of(self.low, term.bias) if term.bias and has_low else None
+            weight = first_users(self.weights, term.weight, term.turned)
+            low = first_users(self.low, term.weight, term.turned)
+            bias = first_users(self.weights, term.bias) if term.bias else None
+            low_bias = first_users(self.low, term.bias) if term.bias and has_low else None
             self._kernels.descend(weight, low if has_low else None, term.left, term.right, factor, bias, low_bias)
-        low_table = of(self.low, "embedding") if has_low else None
-        self._kernels.add_rows(of(self.weights, "embedding"), low_table, a.d_read, parts, -factor)
+        low_table = first_users(self.low, "embedding") if has_low else None
+        self._kernels.add_rows(first_users(self.weights, "embedding"), low_table, a.d_read, parts, -factor)
         return a.losses
 
     def gradient(self, shape: Shape, parts: Parts, dropped: Dropped | None = None) -> Tensor:
-        """Becomes `gradients`' first u; arguments and result are `descend`'s."""
+        """Compute the first u users' `gradients`; arguments and result are those of `descend`."""
         terms, a = self._differentiate(shape, parts, None, dropped)
         gradients = {name: value[: shape.users] for name, value in self.gradients.items()}
         for term in terms:
@@ -136,7 +137,7 @@ class StackedModel:
     def _differentiate(
         self, shape: Shape, parts: Parts, rate: Tensor | None, dropped: Dropped | None
     ) -> tuple[tuple[Term, ...], Activations]:
-        """The weights' gradients as terms, but for that by the embeddings that were read, which is `d_read`."""
+        """Return the weights' gradients as terms, and activations, whose `d_read` is the gradient by the inputs."""
         kernels, a, times = self._kernels, self.buffers.views(shape), shape.times
         w = {name: value[: shape.users] for name, value in self.low.items()}
         embedding = w["embedding"]
@@ -170,19 +171,19 @@ class StackedModel:
             Term("projection", a.hidden.flatten(1, 2), a.d_outputs[:, 1:].flatten(1, 2)),
         ), a
 
-    def _among_all(self, index: Tensor, each: int) -> Tensor:
-        """Places within a user [u, n] as places among all users, of so many each."""
-        return index.flatten() if self._alone else (index + self._own[: len(index)] * each).flatten()
+    def _among_all(self, index: Tensor, per_user: int) -> Tensor:
+        """Return indices within each user [u, n] as flat indices among all users, each of which has `per_user`."""
+        return index.flatten() if self._is_single else (index + self._own[: len(index)] * per_user).flatten()
 
     def _product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
-        if self._alone:
+        if self._is_single:
             torch.mm(left[0], right[0], out=out[0])
         else:
             torch.bmm(left, right, out=out)
 
 
 def widened_for(kernels: Kernels, like: Params) -> Params:
-    """Parameters of as many units as the kernels are best at."""
+    """Return parameters with the number of units that the kernels are fastest at."""
     units = units_of(like)
     return like if isinstance(kernels, TorchKernels) else widened(like, -(-units // UNITS) * UNITS)
 

@@ -1,4 +1,4 @@
-"""Steps of training as flat arrays: every position of every batch, before any of them is trained on."""
+"""Training steps as flat arrays: every position of every batch, laid out before training."""
 
 from dataclasses import dataclass, replace
 
@@ -17,15 +17,15 @@ Ints = NDArray[np.int64]
 class Steps:
     """The real positions of batches, in the order of training: by step, then time, then row.
 
-    The rows of a batch are its records, longest first. So the rows that are still there at a time are the first ones,
-    and a step is a sequence of ever shorter blocks that needs neither padding nor masks.
+    The rows of a batch are its records, longest first. So the records that reach a time are the first rows, and a step
+    is a sequence of ever shorter blocks that needs neither padding nor masks.
 
     Attributes:
-        inputs, targets: int64 [positions], the token read there and the one to predict.
-        step, time, row: int64 [positions], where each is.
+        inputs, targets: int64 [positions], the token that is read and the token to predict.
+        step, time, row: int64 [positions], the coordinates of each position.
         ends: int64 [steps], the position after each step's last.
         examples: number of records that are trained on.
-        left_out: number of the user's that are not (`LocalHParams.max_records`).
+        left_out: number of the user's records that are not trained on (`LocalHParams.max_records`).
     """
 
     inputs: Ints
@@ -41,7 +41,7 @@ class Steps:
         return len(self.ends)
 
     def sizes(self) -> list[list[int]]:
-        """Of each step, the number of rows at each time."""
+        """Return the number of rows at each time, for each step."""
         if not len(self):
             return []
         times = int(self.time.max()) + 1
@@ -50,7 +50,7 @@ class Steps:
 
 
 def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
-    """A user's batches, the same as `flsim.training.batches.local_batches` makes, as positions."""
+    """Return a user's batches as positions; they are those of `flsim.training.batches.local_batches`."""
     orders = epoch_orders(len(records), hparams, rng)
     examples, batch = hparams.examples(len(records)), hparams.batch_size
     steps_an_epoch = -(-examples // batch)
@@ -60,15 +60,15 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
 
 
 def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
-    """Batches as positions.
+    """Return batches of records as positions.
 
     A record is read as BOS and its words, and predicted as its words and EOS where `layout.ends_with_eos`.
 
     Args:
-        records: where the records are.
+        records: the records to choose from.
         layout: the corpus' token layout.
-        record: int64 [n], which of them are read.
-        step: int64 [n], ascending, in which step.
+        record: int64 [n], indices of the chosen records.
+        step: int64 [n], the step of each chosen record, ascending.
         steps: number of steps.
     """
     words = np.diff(records.offsets)[record]
@@ -88,7 +88,7 @@ def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: i
 
 
 def _ranks(step: Ints, length: Ints) -> Ints:
-    """Each record's place within its step, longest first."""
+    """Return each record's row within its step, longest record first."""
     order = np.lexsort((-length, step))
     ranks = np.empty(len(step), np.int64)
     starts = np.searchsorted(step, step[order])

@@ -1,4 +1,4 @@
-"""`flsim.training.cohort.kernels` in Triton, for NVIDIA GPUs and master weights of float32.
+"""Triton's versions of `flsim.training.cohort.kernels`, for NVIDIA GPUs and master weights of float32.
 
 Nothing here depends on the order in which programs run: there are no atomics, so a GPU gives the same result each time.
 """
@@ -16,12 +16,12 @@ from flsim.training.cohort.triton_recurrence import Recurrence, block
 from flsim.training.hparams import Precision
 from flsim.training.optimizers import ALPHA, BETAS
 
-LOGITS, VALUES, USERS = 4096, 4096, 1024  # of a program at a time: logits, values of a user, values of all users
+LOGITS, VALUES, USERS = 4096, 4096, 1024  # per program: logits, values of a user, values summed over all users
 
 
 @triton.jit
 def _cross_entropy(logits, bias, targets, counts, losses, rate, N, V, RATE: tl.constexpr, BLOCK: tl.constexpr):
-    """One position: its largest logit and the sum of exponentials in one pass, the gradient in a second."""
+    """Compute one position: the largest logit and the sum of exponentials in one pass, the gradient in a second."""
     user = tl.program_id(1).to(tl.int64)
     position = user * N + tl.program_id(0)
     count = tl.load(counts + user)
@@ -76,9 +76,9 @@ def _add_rows(
     LOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Some positions of a user. The first one of each token adds the rows of all positions that have it.
+    """Add the rows of some of a user's positions: the first position of each token adds all rows of that token.
 
-    Which have it is a matrix of 0 and 1, and the sums are its product with the rows.
+    A matrix of 0 and 1 tells which positions have the token, and the sums are its product with the rows.
     """
     user = tl.program_id(1).to(tl.int64)
     count = tl.load(counts + user)
@@ -124,7 +124,7 @@ def _descend(
     BK: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """A block of left' right, taken off the weights where it is made."""
+    """Subtract a block of left' right from the weights as soon as it is computed."""
     user = tl.program_id(2).to(tl.int64)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -140,10 +140,10 @@ def _descend(
         if BIAS:
             sums += tl.sum(b.to(tl.float32), 0)
     at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
-    there = (m < M)[:, None] & (n < N)[None, :]
-    value = tl.load(weight + at, there) - rate * total
-    tl.store(weight + at, value, there)
-    tl.store(low + at, value.to(low.dtype.element_ty), there)
+    valid = (m < M)[:, None] & (n < N)[None, :]
+    value = tl.load(weight + at, valid) - rate * total
+    tl.store(weight + at, value, valid)
+    tl.store(low + at, value.to(low.dtype.element_ty), valid)
     if BIAS and tl.program_id(1) == 0:
         shifted = tl.load(bias + user * N + n, n < N) - rate * sums
         tl.store(bias + user * N + n, shifted, n < N)
@@ -175,68 +175,68 @@ def _optimize(
 ):
     user = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = i < size
+    valid = i < size
     at = user * size + i
     if tl.load(counts + user) > 0:
-        w = tl.load(weight + at, there, other=0.0)
-        g = tl.load(gradient + at, there, other=0.0).to(tl.float32)
+        w = tl.load(weight + at, valid, other=0.0)
+        g = tl.load(gradient + at, valid, other=0.0).to(tl.float32)
         if mu != 0:
-            g += mu * (w - tl.load(start + i, there, other=0.0))
+            g += mu * (w - tl.load(start + i, valid, other=0.0))
         g *= tl.load(scale + user).to(tl.float32)
         if decay != 0:
             g += decay * w
         if OPTIMIZER == "momentum":
-            g += momentum * tl.load(moment + at, there, other=0.0)
-            tl.store(moment + at, g, there)
+            g += momentum * tl.load(moment + at, valid, other=0.0)
+            tl.store(moment + at, g, valid)
         if OPTIMIZER == "adam":
-            m = BETA * tl.load(moment + at, there, other=0.0) + (1 - BETA) * g
-            v = SECOND_BETA * tl.load(second_moment + at, there, other=0.0) + (1 - SECOND_BETA) * g * g
-            tl.store(moment + at, m, there)
-            tl.store(second_moment + at, v, there)
+            m = BETA * tl.load(moment + at, valid, other=0.0) + (1 - BETA) * g
+            v = SECOND_BETA * tl.load(second_moment + at, valid, other=0.0) + (1 - SECOND_BETA) * g * g
+            tl.store(moment + at, m, valid)
+            tl.store(second_moment + at, v, valid)
             spread = tl.sqrt(v / tl.load(scalars + 2).to(tl.float32))
             g = m / tl.load(scalars + 1).to(tl.float32) / (spread + EPS)
         if OPTIMIZER == "rmsprop":
-            v = ALPHA * tl.load(moment + at, there, other=0.0) + (1 - ALPHA) * g * g
-            tl.store(moment + at, v, there)
+            v = ALPHA * tl.load(moment + at, valid, other=0.0) + (1 - ALPHA) * g * g
+            tl.store(moment + at, v, valid)
             g /= tl.sqrt(v) + EPS
         w -= tl.load(scalars).to(tl.float32) * g
-        tl.store(weight + at, w, there)
+        tl.store(weight + at, w, valid)
         if LOW:
-            tl.store(low + at, w.to(low.dtype.element_ty), there)
+            tl.store(low + at, w.to(low.dtype.element_ty), valid)
 
 
 @triton.jit
-def _squares(weight, start, gradient, found, size, mu, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
+def _squares(weight, start, gradient, squares, size, mu, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
     user = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = i < size
-    x = mu * (tl.load(weight + user * size + i, there, other=0.0) - tl.load(start + i, there, other=0.0))
+    valid = i < size
+    x = mu * (tl.load(weight + user * size + i, valid, other=0.0) - tl.load(start + i, valid, other=0.0))
     if GRADIENT:
-        x += tl.load(gradient + user * size + i, there, other=0.0).to(tl.float32)
+        x += tl.load(gradient + user * size + i, valid, other=0.0).to(tl.float32)
     y = x.to(tl.float64)
-    tl.store(found + user * tl.num_programs(0) + tl.program_id(0), tl.sum(y * y, 0))
+    tl.store(squares + user * tl.num_programs(0) + tl.program_id(0), tl.sum(y * y, 0))
 
 
 @triton.jit
 def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr):
-    """Some values of the sum, over all users."""
+    """Compute some values of the sum over all users."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = i < size
-    origin = tl.load(start + i, there, other=0.0)
-    total = tl.load(into + i, there, other=0.0)
+    valid = i < size
+    origin = tl.load(start + i, valid, other=0.0)
+    total = tl.load(into + i, valid, other=0.0)
     for user in range(users):
         factor = tl.load(factors + user)
         if factor != 0:
-            away = tl.load(weight + tl.cast(user, tl.int64) * size + i, there, other=0.0) - origin
+            away = tl.load(weight + tl.cast(user, tl.int64) * size + i, valid, other=0.0) - origin
             total += factor * away.to(tl.float64)
-    tl.store(into + i, total, there)
+    tl.store(into + i, total, valid)
 
 
 class TritonKernels(Recurrence):
-    """`flsim.training.cohort.kernels.Kernels` on an NVIDIA GPU.
+    """The `flsim.training.cohort.kernels.Kernels` on an NVIDIA GPU.
 
     Args:
-        precision: of products of float32, which in bfloat16 are none.
+        precision: precision of float32 products; products of bfloat16 do not depend on it.
     """
 
     def __init__(self, precision: Precision) -> None:
@@ -265,7 +265,7 @@ class TritonKernels(Recurrence):
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """In float32 the library's products do it."""
+        """Descend as in `Kernels`; in float32 by the library's products."""
         if low is None:
             TorchKernels().descend(weight, low, left, right, rate, bias)
             return
@@ -297,10 +297,10 @@ class TritonKernels(Recurrence):
     def squares(self, weight: Tensor, start: Tensor, mu: float, gradient: Tensor | None) -> Tensor:
         users, size = len(weight), start.numel()
         blocks = triton.cdiv(size, VALUES)
-        found = torch.empty(users, blocks, dtype=torch.float64, device=weight.device)
+        squares = torch.empty(users, blocks, dtype=torch.float64, device=weight.device)
         terms = (weight, start, weight if gradient is None else gradient)
-        _squares[(blocks, users)](*terms, found, size, mu, GRADIENT=gradient is not None, BLOCK=VALUES, num_warps=8)
-        return found.sum(1)
+        _squares[(blocks, users)](*terms, squares, size, mu, GRADIENT=gradient is not None, BLOCK=VALUES, num_warps=8)
+        return squares.sum(1)
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
         grid = (triton.cdiv(start.numel(), USERS),)

@@ -1,8 +1,9 @@
-"""The recurrence of stacked users in Triton, forwards and backwards: one program for some rows of a user, at all times.
+"""The recurrence of stacked users in Triton, forwards and backwards.
 
-A program streams its user's recurrent weights at every time step, in blocks of units. They are the same at each, so
-that they come from the cache as long as the users in flight fit it. r, as the next time step needs it, stays in
-registers. A barrier ends each time step, since what one thread writes to memory another may read at the next.
+One program has some rows of a user, at all times. It streams its user's recurrent weights at every time step, in blocks
+of units. The weights are the same at each step, so that they come from the cache as long as the users in flight fit it.
+r, as the next time step needs it, stays in registers. A barrier ends each time step, since what one thread writes to
+memory another may read at the next.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -12,19 +13,19 @@ from torch import Tensor
 
 DOT = 16  # least size of a side of Triton's matrix products
 ROWS = 64  # most rows of a program
-WIDEST = 512  # an embedding for which registers suffice
+WIDEST = 512  # the widest embedding for which registers suffice
 STATE = 2**13  # values of r from which on a program has twice as many warps
 BLOCK = 2**14  # bytes of a block of weights, where rows are few
 
 
 def block(size: int, most: int = 2**20) -> int:
-    """A power of two that covers the size, or the most."""
+    """Return a power of two that covers the size, at least `DOT` and at most `most`."""
     return int(min(most, max(DOT, triton.next_power_of_2(size))))
 
 
 @triton.jit
 def _tanh(x):
-    """Exact to float32's rounding also near 0, where 2 sigmoid(2x) - 1 cancels: there its series, to x^9."""
+    """Return tanh x, exact to float32's rounding; near 0, where 2 sigmoid(2x) - 1 cancels, by its series to x^9."""
     y = x * x
     series = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
     return tl.where(tl.abs(x) < 0.25, series, 2 * tl.sigmoid(2 * x) - 1)
@@ -62,7 +63,7 @@ def _forwards(
         following = tl.zeros((BB, BD), tl.float32)
         for first in range(0, H, BH):
             h = first + tl.arange(0, BH)
-            there = (row < B)[:, None] & (h < H)[None, :]
+            valid = (row < B)[:, None] & (h < H)[None, :]
             weights = (d < D)[:, None] & (h < H)[None, :]
             gate = gates + now * (3 * H) + h[None, :]
             own = bias + h
@@ -70,19 +71,19 @@ def _forwards(
             f = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
             o = tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
             g = tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
-            f += tl.load(gate, there, other=0.0).to(tl.float32)
-            o += tl.load(gate + H, there, other=0.0).to(tl.float32)
-            g += tl.load(gate + 2 * H, there, other=0.0).to(tl.float32)
+            f += tl.load(gate, valid, other=0.0).to(tl.float32)
+            o += tl.load(gate + H, valid, other=0.0).to(tl.float32)
+            g += tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
             f = tl.sigmoid(f + tl.load(own, h < H, other=0.0).to(tl.float32)[None, :])
             o = tl.sigmoid(o + tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :])
             g = _tanh(g + tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :])
-            c = f * tl.load(cells + before * H + h[None, :], there, other=0.0) + (1 - f) * g
-            m = tl.where(there, o * _tanh(c), 0.0).to(low)
-            tl.store(gate, f.to(low), there)
-            tl.store(gate + H, o.to(low), there)
-            tl.store(gate + 2 * H, g.to(low), there)
-            tl.store(cells + (before + B) * H + h[None, :], c, there)
-            tl.store(hidden + now * H + h[None, :], m, there)
+            c = f * tl.load(cells + before * H + h[None, :], valid, other=0.0) + (1 - f) * g
+            m = tl.where(valid, o * _tanh(c), 0.0).to(low)
+            tl.store(gate, f.to(low), valid)
+            tl.store(gate + H, o.to(low), valid)
+            tl.store(gate + 2 * H, g.to(low), valid)
+            tl.store(cells + (before + B) * H + h[None, :], c, valid)
+            tl.store(hidden + now * H + h[None, :], m, valid)
             rows = tl.load(projection + h[:, None] * D + d[None, :], (h < H)[:, None] & (d < D)[None, :], other=0.0)
             following += tl.dot(m, rows, input_precision=PRECISION)
         output = following.to(low)
@@ -106,7 +107,7 @@ def _backwards(
     BH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient by c that goes on to the time before takes the place of the c that is no longer needed."""
+    """Run the cells backwards; the gradient by c of the time before overwrites the c that is no longer needed."""
     user = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BB + tl.arange(0, BB)
     d = tl.arange(0, BD)
@@ -119,29 +120,29 @@ def _backwards(
         time = T - 1 - back
         now = ((user * T + time) * B + row)[:, None]
         before = ((user * (T + 1) + time) * B + row)[:, None]
-        here = d_outputs + (before + B) * D + d[None, :]
-        d_output = (later + tl.load(here, real, other=0.0).to(tl.float32)).to(low)
-        tl.store(here, d_output, real)
+        place = d_outputs + (before + B) * D + d[None, :]
+        d_output = (later + tl.load(place, real, other=0.0).to(tl.float32)).to(low)
+        tl.store(place, d_output, real)
         later = tl.zeros((BB, BD), tl.float32)
         for first in range(0, H, BH):
             h = first + tl.arange(0, BH)
-            there = (row < B)[:, None] & (h < H)[None, :]
+            valid = (row < B)[:, None] & (h < H)[None, :]
             rows = tl.load(projection + h[None, :] * D + d[:, None], (d < D)[:, None] & (h < H)[None, :], other=0.0)
             dm = tl.dot(d_output, rows, input_precision=PRECISION)
             gate = gates + now * (3 * H) + h[None, :]
-            f = tl.load(gate, there, other=0.0).to(tl.float32)
-            o = tl.load(gate + H, there, other=0.0).to(tl.float32)
-            g = tl.load(gate + 2 * H, there, other=0.0).to(tl.float32)
+            f = tl.load(gate, valid, other=0.0).to(tl.float32)
+            o = tl.load(gate + H, valid, other=0.0).to(tl.float32)
+            g = tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
             cell = cells + before * H + h[None, :]
-            bounded = _tanh(tl.load(cell + B * H, there, other=0.0))
-            dc = tl.load(cell + 2 * B * H, there & (back > 0), other=0.0) + dm * o * (1 - bounded * bounded)
-            df = tl.where(there, dc * (tl.load(cell, there, other=0.0) - g) * f * (1 - f), 0.0).to(low)
-            do = tl.where(there, dm * bounded * o * (1 - o), 0.0).to(low)
-            dg = tl.where(there, dc * (1 - f) * (1 - g * g), 0.0).to(low)
-            tl.store(cell + B * H, dc * f, there)
-            tl.store(gate, df, there)
-            tl.store(gate + H, do, there)
-            tl.store(gate + 2 * H, dg, there)
+            bounded = _tanh(tl.load(cell + B * H, valid, other=0.0))
+            dc = tl.load(cell + 2 * B * H, valid & (back > 0), other=0.0) + dm * o * (1 - bounded * bounded)
+            df = tl.where(valid, dc * (tl.load(cell, valid, other=0.0) - g) * f * (1 - f), 0.0).to(low)
+            do = tl.where(valid, dm * bounded * o * (1 - o), 0.0).to(low)
+            dg = tl.where(valid, dc * (1 - f) * (1 - g * g), 0.0).to(low)
+            tl.store(cell + B * H, dc * f, valid)
+            tl.store(gate, df, valid)
+            tl.store(gate + H, do, valid)
+            tl.store(gate + 2 * H, dg, valid)
             column = recurrent + h[:, None] + d[None, :] * (3 * H)
             weights = (h < H)[:, None] & (d < D)[None, :]
             later += tl.dot(df, tl.load(column, weights, other=0.0), input_precision=PRECISION)
@@ -151,7 +152,7 @@ def _backwards(
 
 
 class Recurrence:
-    """Launches both, for products of float32 in a precision of `tl.dot`."""
+    """The launcher of both kernels, with the precision of `tl.dot` for products of float32."""
 
     def __init__(self, precision: str) -> None:
         self._precision = precision
@@ -178,7 +179,7 @@ class Recurrence:
         _backwards[grid](gates, recurrent, projection, d_outputs, cells, **sizes)
 
     def _launch(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int], dict[str, int | str]]:
-        """Grid and sizes."""
+        """Return the grid and the sizes of a launch."""
         (users, times, rows, _), (_, units, width) = gates.shape, projection.shape
         row_block, width_block = block(rows, ROWS), block(width)
         bytes_a_unit = width_block * gates.element_size() * (1 if row_block == DOT else 2)

@@ -1,9 +1,9 @@
-"""Triton's kernels for a user that has the GPU to itself: its units are spread over programs, a launch for each time.
+"""Triton's kernels for a user that has the GPU to itself: its units are spread over programs, one launch for each time.
 
 A single program for a user would stream all recurrent weights through one multiprocessor at each time, a megabyte for
-the paper's model in float32, and leave the others idle. Here a program has a block of units and some rows. What its
-units add to r [B, D] it leaves in memory, and at the next time every program sums what all have left there, in one
-order. What is left at even and at odd times has places of its own, as programs of one launch both read and write.
+the paper's model in float32, and leave the other multiprocessors idle. Here a program has a block of units and some
+rows. It leaves its units' part of r [B, D] in memory. At the next time every program sums the parts of all programs, in
+one order. Parts of even and of odd times have memory of their own, as programs of one launch both read and write.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -17,15 +17,15 @@ from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_recurrence import DOT, _tanh, block
 
 BLOCK = 2**13  # bytes of a block of weights
-AT_ONCE = 8  # programs of which it is read at once what they have left
-MANY = 128  # rows; of more, a program takes as many as registers suffice for
-STATE = 2**13  # values of r that they suffice for
+AT_ONCE = 8  # programs whose parts of r are loaded at once
+MANY = 128  # rows; with more rows, a program takes as many as registers suffice for
+STATE = 2**13  # values of r for which registers suffice
 SAME = 32  # positions of a token that are read at once
 
 
 @triton.jit
 def _summed(left, row, B, K, D: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr, AT_ONCE: tl.constexpr):
-    """The sum of what all blocks of units have left for some rows [BB, BD]; a few loads are under way at a time."""
+    """Return the sum of all blocks' parts of r for some rows [BB, BD], with a few loads in flight at a time."""
     d = tl.arange(0, BD)
     at = row[:, None] * D + d[None, :]
     real = (row < B)[:, None] & (d < D)[None, :]
@@ -57,12 +57,12 @@ def _cell(
     AT_ONCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One time forwards. r of the time before is summed here, and kept by the programs of the first block of units."""
+    """Run one time forwards; sum r of the time before, which the programs of the first block of units store."""
     user, users, K = tl.program_id(2).to(tl.int64), tl.num_programs(2), tl.num_programs(0)
     row = tl.program_id(1) * BB + tl.arange(0, BB)
     d = tl.arange(0, BD)
     h = tl.program_id(0) * BH + tl.arange(0, BH)
-    there = (row < B)[:, None] & (h < H)[None, :]
+    valid = (row < B)[:, None] & (h < H)[None, :]
     real = (row < B)[:, None] & (d < D)[None, :]
     weights = (d < D)[:, None] & (h < H)[None, :]
     now = ((user * T + time) * B + row)[:, None]
@@ -79,19 +79,19 @@ def _cell(
     f = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
     o = tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
     g = tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
-    f += tl.load(gate, there, other=0.0).to(tl.float32)
-    o += tl.load(gate + H, there, other=0.0).to(tl.float32)
-    g += tl.load(gate + 2 * H, there, other=0.0).to(tl.float32)
+    f += tl.load(gate, valid, other=0.0).to(tl.float32)
+    o += tl.load(gate + H, valid, other=0.0).to(tl.float32)
+    g += tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
     f = tl.sigmoid(f + tl.load(own, h < H, other=0.0).to(tl.float32)[None, :])
     o = tl.sigmoid(o + tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :])
     g = _tanh(g + tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :])
-    c = f * tl.load(cells + before * H + h[None, :], there, other=0.0) + (1 - f) * g
-    m = tl.where(there, o * _tanh(c), 0.0).to(low)
-    tl.store(gate, f.to(low), there)
-    tl.store(gate + H, o.to(low), there)
-    tl.store(gate + 2 * H, g.to(low), there)
-    tl.store(cells + (before + B) * H + h[None, :], c, there)
-    tl.store(hidden + now * H + h[None, :], m, there)
+    c = f * tl.load(cells + before * H + h[None, :], valid, other=0.0) + (1 - f) * g
+    m = tl.where(valid, o * _tanh(c), 0.0).to(low)
+    tl.store(gate, f.to(low), valid)
+    tl.store(gate + H, o.to(low), valid)
+    tl.store(gate + 2 * H, g.to(low), valid)
+    tl.store(cells + (before + B) * H + h[None, :], c, valid)
+    tl.store(hidden + now * H + h[None, :], m, valid)
     rows = projection + user * H * D + h[:, None] * D + d[None, :]
     added = tl.dot(m, tl.load(rows, (h < H)[:, None] & (d < D)[None, :], other=0.0), input_precision=PRECISION)
     mine = left + ((time % 2 * users + user) * K + tl.program_id(0)) * B * D
@@ -118,15 +118,15 @@ def _cell_back(
     AT_ONCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One time backwards. What the time after adds to the gradient by r is summed here, and kept in `later`.
+    """Run one time backwards; sum the next time's part of the gradient by r, which is stored in `later`.
 
-    As in `_backwards`, the gradient by c takes the place of the c that is no longer needed.
+    As in `_backwards`, the gradient by c takes the memory of the c that is no longer needed.
     """
     user, users, K = tl.program_id(2).to(tl.int64), tl.num_programs(2), tl.num_programs(0)
     row = tl.program_id(1) * BB + tl.arange(0, BB)
     d = tl.arange(0, BD)
     h = tl.program_id(0) * BH + tl.arange(0, BH)
-    there = (row < B)[:, None] & (h < H)[None, :]
+    valid = (row < B)[:, None] & (h < H)[None, :]
     real = (row < B)[:, None] & (d < D)[None, :]
     now = ((user * T + time) * B + row)[:, None]
     before = ((user * (T + 1) + time) * B + row)[:, None]
@@ -141,19 +141,19 @@ def _cell_back(
     weights = tl.load(rows, (d < D)[:, None] & (h < H)[None, :], other=0.0)
     dm = tl.dot(d_output.to(low), weights, input_precision=PRECISION)
     gate = gates + now * (3 * H) + h[None, :]
-    f = tl.load(gate, there, other=0.0).to(tl.float32)
-    o = tl.load(gate + H, there, other=0.0).to(tl.float32)
-    g = tl.load(gate + 2 * H, there, other=0.0).to(tl.float32)
+    f = tl.load(gate, valid, other=0.0).to(tl.float32)
+    o = tl.load(gate + H, valid, other=0.0).to(tl.float32)
+    g = tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
     cell = cells + before * H + h[None, :]
-    bounded = _tanh(tl.load(cell + B * H, there, other=0.0))
-    dc = tl.load(cell + 2 * B * H, there & (time + 1 < T), other=0.0) + dm * o * (1 - bounded * bounded)
-    df = tl.where(there, dc * (tl.load(cell, there, other=0.0) - g) * f * (1 - f), 0.0).to(low)
-    do = tl.where(there, dm * bounded * o * (1 - o), 0.0).to(low)
-    dg = tl.where(there, dc * (1 - f) * (1 - g * g), 0.0).to(low)
-    tl.store(cell + B * H, dc * f, there)
-    tl.store(gate, df, there)
-    tl.store(gate + H, do, there)
-    tl.store(gate + 2 * H, dg, there)
+    bounded = _tanh(tl.load(cell + B * H, valid, other=0.0))
+    dc = tl.load(cell + 2 * B * H, valid & (time + 1 < T), other=0.0) + dm * o * (1 - bounded * bounded)
+    df = tl.where(valid, dc * (tl.load(cell, valid, other=0.0) - g) * f * (1 - f), 0.0).to(low)
+    do = tl.where(valid, dm * bounded * o * (1 - o), 0.0).to(low)
+    dg = tl.where(valid, dc * (1 - f) * (1 - g * g), 0.0).to(low)
+    tl.store(cell + B * H, dc * f, valid)
+    tl.store(gate, df, valid)
+    tl.store(gate + H, do, valid)
+    tl.store(gate + 2 * H, dg, valid)
     column = recurrent + user * D * 3 * H + h[:, None] + d[None, :] * (3 * H)
     inside = (h < H)[:, None] & (d < D)[None, :]
     more = tl.dot(df, tl.load(column, inside, other=0.0), input_precision=PRECISION)
@@ -181,7 +181,7 @@ def _add_neighbors(
     BD: tl.constexpr,
     LOW: tl.constexpr,
 ):
-    """A position. If it is the first of its token, the rows of all that have it, which follow, are added."""
+    """Process one position: if it is the first of its token, add the rows of all positions of this token."""
     user = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0)
     count = tl.load(counts + user)
@@ -196,14 +196,14 @@ def _add_neighbors(
             d = tl.arange(0, BD)
             total = tl.zeros((BD,), tl.float32)
             first = i
-            found = BJ
-            while found == BJ:
+            same_count = BJ
+            while same_count == BJ:
                 j = first + tl.arange(0, BJ)
                 place = tl.load(places + j, j < count, other=B) - B
                 same = (tl.load(tokens + place) == token) & (j < count)
                 row = rows + (user * S + place[:, None]) * D + d[None, :]
                 total += tl.sum(tl.load(row, same[:, None] & (d < D)[None, :], other=0.0).to(tl.float32), 0)
-                found = tl.sum(same.to(tl.int32), 0)
+                same_count = tl.sum(same.to(tl.int32), 0)
                 first += BJ
             at = (user * V + token) * D + d
             value = tl.load(table + at, d < D, other=0.0).to(tl.float32) + scale * total
@@ -213,9 +213,9 @@ def _add_neighbors(
 
 
 class SpreadKernels(TritonKernels):
-    """`flsim.training.cohort.kernels.Kernels` for few users on an NVIDIA GPU.
+    """The `flsim.training.cohort.kernels.Kernels` for few users on an NVIDIA GPU.
 
-    Of each user, positions of the same token must be neighbors.
+    Each user's positions of the same token must be neighbors.
     """
 
     def recur(
@@ -251,7 +251,7 @@ class SpreadKernels(TritonKernels):
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """In float32 the library's products of plain matrices do it."""
+        """Descend as in `Kernels`; in float32 by the library's products of plain matrices."""
         if low is not None:
             super().descend(weight, low, left, right, rate, bias, low_bias)
             return
@@ -261,7 +261,7 @@ class SpreadKernels(TritonKernels):
             bias.sub_(right.sum(1), alpha=rate)
 
     def _spread(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int, int], dict[str, int | str], Tensor]:
-        """Grid, sizes, and room for what programs leave: float32 [2, u, blocks of units, B, D]."""
+        """Return grid, sizes, and memory for the programs' parts of r: float32 [2, u, blocks of units, B, D]."""
         (users, times, rows, _), (_, units, width) = gates.shape, projection.shape
         width_block = block(width)
         row_block = DOT if rows <= MANY else block(rows, max(DOT, STATE // width_block))

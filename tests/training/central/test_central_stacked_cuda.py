@@ -39,7 +39,9 @@ def training_of(precision: Any, others: dict[str, Any]) -> CentralTraining:
     """100 records, so that an epoch of batches of 32 ends with a smaller one after 4 steps."""
     rng = stream(0, "test", "records")
     lengths = rng.integers(0, LAYOUT.record_words + 1, 160 if others.get("batch_size") else 100)
-    records = Records.of([rng.integers(1, LAYOUT.last_word, length, endpoint=True).tolist() for length in lengths])
+    records = Records.from_lists(
+        [rng.integers(1, LAYOUT.last_word, length, endpoint=True).tolist() for length in lengths]
+    )
     split = Split(LAYOUT, records.tokens, records.offsets, np.array([0, len(records)]), Path("nowhere"))
     hparams = CentralHParams(**{"learning_rate": 0.1, "steps": STEPS, "precision": precision, **others})
     return CentralTraining(split, hparams, 0, device="cuda")

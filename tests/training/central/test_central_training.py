@@ -45,7 +45,7 @@ NOTHING_PLANTED = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
 
 
 def population_of(users: list[list[list[int]]]) -> Population:
-    flat = Records.of([record for user in users for record in user])
+    flat = Records.from_lists([record for user in users for record in user])
     counts = np.cumsum([0, *map(len, users)], dtype=np.int64)
     return Population(Split(LAYOUT, flat.tokens, flat.offsets, counts, Path("nowhere")), (), NOTHING_PLANTED)
 

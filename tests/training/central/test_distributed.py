@@ -42,7 +42,7 @@ class Case:
     def training(self) -> CentralTraining:
         """11 records of 0 to 6 words, so the last batch of an epoch of batches of 5 has one, and two shares none."""
         rng = stream(0, "test records")
-        flat = Records.of([rng.integers(1, 10, rng.integers(7)).tolist() for _ in range(11)])
+        flat = Records.from_lists([rng.integers(1, 10, rng.integers(7)).tolist() for _ in range(11)])
         source = Split(LAYOUT, flat.tokens, flat.offsets, np.array([0, 11]), Path("nowhere"))
         return CentralTraining(source, self.hparams, 0, self.order, engine=self.engine)
 

@@ -37,7 +37,7 @@ def test_the_gradient_is_clipped_before_the_decay(engine: EngineName) -> None:
     records, rate, bound, decay = [[1, 2, 3], [4, 5]], 0.5, 1e-3, 0.1
     hparams = CentralHParams(steps=1, learning_rate=rate, gradient_clip=bound, weight_decay=decay)
     state = trained(records, hparams, engine, until=1)
-    model = CIFGLanguageModel.of(start().params)
+    model = CIFGLanguageModel.from_params(start().params)
     inputs = torch.tensor([[11 - 1, 1, 2, 3], [10, 4, 5, 0]])
     assert (LAYOUT.bos, LAYOUT.eos, LAYOUT.pad) == (10, 11, 0)
     targets = torch.tensor([[1, 2, 3, 11], [4, 5, 11, 0]])

@@ -21,7 +21,8 @@ roundings = st.sampled_from((EXACT, Shape(2, 4, 2, 8), Shape(16, 16, 16, 32)))
 
 def steps_for(users: list[list[list[int]]], hparams: LocalHParams) -> list[Steps]:
     return [
-        steps_of(Records.of(records), LAYOUT, hparams, stream(0, "test", user)) for user, records in enumerate(users)
+        steps_of(Records.from_lists(records), LAYOUT, hparams, stream(0, "test", user))
+        for user, records in enumerate(users)
     ]
 
 

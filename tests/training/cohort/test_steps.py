@@ -26,7 +26,7 @@ def test_positions_are_those_of_the_padded_batches(
     users: list[list[int]], epochs: int, batch_size: int, cap: int | None, seed: int
 ) -> None:
     """Same steps in the same order; within one, the same sequences, longest first."""
-    records, hparams = Records.of(users), LocalHParams(epochs, batch_size, max_records=cap)
+    records, hparams = Records.from_lists(users), LocalHParams(epochs, batch_size, max_records=cap)
     steps = steps_of(records, LAYOUT, hparams, stream(seed, "t"))
     batches = list(local_batches(records, LAYOUT, hparams, stream(seed, "t")))
     assert len(steps) == len(batches)
@@ -59,7 +59,7 @@ def test_positions_are_those_of_the_padded_batches(
 
 def test_a_cap_draws_other_records_each_round_and_the_same_for_all_epochs() -> None:
     records, hparams = (
-        Records.of([[word] for word in range(1, 10)]),
+        Records.from_lists([[word] for word in range(1, 10)]),
         LocalHParams(epochs=2, batch_size=3, max_records=4),
     )
     drawn = []

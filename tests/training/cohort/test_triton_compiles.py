@@ -112,7 +112,7 @@ def test_a_whole_step_compiles(
 
     compilers = compilers_in(monkeypatch, triton_recurrence, triton_kernels)
     layout, rng = Layout(5_008), stream(0, "test", "compiles")
-    records = Records.of([rng.integers(1, 5_000, words).tolist() for _ in range(hparams.batch_size)])
+    records = Records.from_lists([rng.integers(1, 5_000, words).tolist() for _ in range(hparams.batch_size)])
     start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
     trainer = StackedTrainer(start, hparams, layout, users, triton_kernels.TritonKernels(hparams.precision))
     trainer.train(start, trainer.pack([steps_of(records, layout, hparams, rng) for _ in range(users)]))
@@ -142,7 +142,7 @@ def test_a_whole_step_of_central_training_compiles(
 
     compilers = compilers_in(monkeypatch, triton_kernels, triton_spread)
     layout, rng = Layout(5_008), stream(0, "test", "compiles")
-    records = Records.of([rng.integers(1, 5_000, 3).tolist() for _ in range(hparams.batch_size)])
+    records = Records.from_lists([rng.integers(1, 5_000, 3).tolist() for _ in range(hparams.batch_size)])
     users = Split(layout, records.tokens, records.offsets, np.array([0, len(records)]), Path("nowhere"))
     training = CentralTraining(users, replace(hparams, steps=1), 0)
     state = init(layout.vocabulary_size, ModelHParams(), 0)

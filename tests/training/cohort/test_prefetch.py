@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flsim.training.cohort.prefetch import ahead
+from flsim.training.cohort.prefetch import prefetched
 
 
 def threads() -> list[threading.Thread]:
@@ -14,7 +14,7 @@ def threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
 def test_the_same_items_in_the_same_order(count: int) -> None:
-    assert list(ahead(range(count))) == list(range(count))
+    assert list(prefetched(range(count))) == list(range(count))
     assert not threads()
 
 
@@ -28,7 +28,7 @@ def test_it_works_ahead_but_not_further_than_asked_for() -> None:
                 enough.set()
             yield number
 
-    iterator = ahead(items(), depth=2)
+    iterator = prefetched(items(), depth=2)
     assert next(iterator) == 0
     assert enough.wait(timeout=30)  # 1 and 2 wait to be taken, 3 is in hand
     assert made == [0, 1, 2, 3]
@@ -40,7 +40,7 @@ def test_an_error_comes_after_what_came_before_it() -> None:
         yield 1
         raise OSError("the disk is gone")
 
-    iterator = ahead(items())
+    iterator = prefetched(items())
     assert next(iterator) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(iterator)
@@ -53,7 +53,7 @@ def test_the_thread_ends_with_whoever_leaves_early() -> None:
         while True:
             yield (number := number + 1)
 
-    iterator = ahead(items())
+    iterator = prefetched(items())
     assert next(iterator) == 1
     iterator.close()
     assert not threads()

@@ -1,4 +1,4 @@
-"""Harm that is done to a process of a run, or to a place that it writes to, and that may be over after a while."""
+"""Faults that are injected into a process of a run, or into a place that it writes to, some of them temporary."""
 
 import os
 import signal

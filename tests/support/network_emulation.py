@@ -1,4 +1,4 @@
-"""Two machines on this one: network namespaces, and between them a line that delays, loses, or cuts what it carries.
+"""Emulation of two machines on this one: network namespaces, and a line that delays, loses, or cuts packets.
 
 The line is a process that carries packets from one TUN device to the other, since not every kernel has `tc netem`.
 """

@@ -1,4 +1,4 @@
-"""What trackers keep, read back from their files."""
+"""Readers of the files that trackers write."""
 
 import json
 import struct
