@@ -31,7 +31,8 @@ test-slow: setup ## the tests that kill, cut, fill, damage and outlast real runs
 	$(PYTEST) -m "slow and not nightly"
 
 docs: setup      ## the documentation site, in site/; a dead link or a missing name is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	rm -rf site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d .doctrees docs site
 
 nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
 	$(PYTEST) -m nightly
@@ -92,4 +93,4 @@ soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's ob
 	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
 clean:           ## remove the environments, the site and dist/
-	rm -rf .venv .venv-peers site build dist
+	rm -rf .venv .venv-peers .doctrees site build dist

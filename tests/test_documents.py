@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -60,6 +61,29 @@ Text:
 
     x's
 """
+
+WRONG_PAGE = """# Start
+
+[A page](nowhere.md), [a heading](#nowhere) and [a heading of another page](outside.md#nowhere).
+
+```{toctree}
+Nowhere <missing.md>
+```
+
+```{eval-rst}
+.. autofunction:: flsim.unheard_of
+.. py:function:: flsim.heard_of(path: flsim.Unheard)
+```
+"""
+MISTAKES = [
+    "cross-reference target not found: 'nowhere.md'",
+    "cross-reference target not found: 'nowhere' [myst",
+    "local id not found in doc 'outside': 'nowhere'",
+    "nonexisting document 'missing'",
+    "failed to import 'unheard_of' from module 'flsim'",
+    "reference target not found: flsim.Unheard",
+    "document isn't included in any toctree",
+]
 
 
 def by_name(path: Path) -> str:
@@ -194,13 +218,12 @@ def root_command() -> click.Command:
 
 def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^::: flsim\.(\w+)$", page, re.MULTILINE)) == sorted(flsim.__all__)
+    assert sorted(re.findall(r"^\.\. auto\w+:: flsim\.(\w+)$", page, re.MULTILINE)) == sorted(flsim.__all__)
 
 
 def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) -> None:
-    """Dead links and missing names are errors of the build; links that a reader follows may lead anywhere."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    """Links that a reader follows may lead anywhere."""
+    done = build_site(ROOT / "docs", tmp_path)
     assert done.returncode == 0, done.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(DOCUMENTS)
@@ -211,6 +234,34 @@ def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) 
         assert [address for address in fetched if re.match(r"(https?:)?//", address)] == [], page.name
     for sheet in tmp_path.rglob("*.css"):
         assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_the_build_refuses_dead_links_and_missing_names(tmp_path: Path) -> None:
+    source = tmp_path / "docs"
+    source.mkdir()
+    for name in ("conf.py", "site.css"):
+        shutil.copy(ROOT / "docs" / name, source)
+    (source / "index.md").write_text(WRONG_PAGE)
+    (source / "outside.md").write_text("# Outside of the navigation\n")
+    done = build_site(source, tmp_path / "site")
+    assert done.returncode == 1
+    refused = [message for message in MISTAKES if message in done.stderr]
+    assert refused == MISTAKES, done.stderr
+    assert done.stderr.count("WARNING") == len(MISTAKES), done.stderr
+
+
+def build_site(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Build pages into a folder as `make docs` does."""
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "-d", str(site / ".doctrees")]
+    command = [sys.executable, "-m", "sphinx", *options, str(source), str(site)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
+def test_pages_are_plain_markdown(document: Path) -> None:
+    """Two pages have directives: the start, whose navigation they are, and the reference of Python names."""
+    directives = {block.language for block in blocks_of(document) if block.language.startswith("{")}
+    assert directives <= {"index.md": {"{toctree}"}, "api.md": {"{eval-rst}"}}.get(document.name, set())
 
 
 def test_every_command_has_its_row() -> None:

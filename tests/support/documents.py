@@ -60,7 +60,7 @@ def blocks_of(document: Path) -> list[Block]:
     blocks, mark, number = [], page, 0
     while number < len(lines):
         line, start = lines[number], number
-        if fence := re.fullmatch(r"( *)```(\w*)", line):
+        if fence := re.fullmatch(r"( *)```(\w*|\{[\w-]+\})", line):
             number += 1
             while lines[number].strip() != "```":
                 number += 1
