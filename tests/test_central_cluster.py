@@ -203,7 +203,10 @@ def test_what_only_the_training_process_can_see_is_still_one_line(begin: Begin) 
         assert code == 0, said
         return
     assert code == 2
-    assert said == 'flsim: system.device is "cuda", but torch finds no GPU on the node that Ray chose\n'
+    assert said.startswith("writes to run; Ray: at ")
+    assert said.splitlines()[0].endswith(", 1 machine, 2 cores and 1 GPU")
+    assert said.splitlines()[-1] == 'flsim: system.device is "cuda", but torch finds no GPU on the node that Ray chose'
+    assert "Traceback" not in said
     assert not run.path.exists()
 
 

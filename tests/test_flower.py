@@ -83,6 +83,7 @@ def test_the_seed_decides_everything_and_shards_and_workers_nothing(experiment: 
     assert not any(torch.equal(value, other.params[name]) for name, value in final_params(first).items())
 
 
+@pytest.mark.slow
 def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: Experiment) -> None:
     """Expected cohort 1: about a third of the rounds are of nobody, and still add noise and spend."""
     settings = (*PRIVATE, "training.cohort=1", "privacy.count_noise=0.5", "training.rounds=8", "evaluation.every=8")

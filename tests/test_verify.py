@@ -31,6 +31,7 @@ def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
     assert "cannot verify round 31; it logged 1 to 30" in said
 
 
+@pytest.mark.slow
 def test_steps_of_central_training_too(experiment: Experiment, trained: Trained, flsim: Flsim) -> None:
     experiment.config.write_text(CENTRAL)
     run = shutil.copytree(trained("data.world=iid"), experiment.folder / "run")

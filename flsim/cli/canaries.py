@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import TorchDevice
+from flsim.cli.options import TorchDevice, check_device
 from flsim.cli.results import Format
 
 EPILOG = """Example: flsim canaries runs/demo/iid --written
@@ -65,7 +65,6 @@ def canaries(
 
 def _written(folder: Path, round: int, device: str) -> dict[str, str]:
     """Return what beam search writes with the checkpoint of a round, in words, by the canary's id."""
-    from flsim.cli.evaluate import check_device
     from flsim.runs.folder import Run
     from flsim.runs.measuring import written_after
 

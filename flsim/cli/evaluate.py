@@ -10,7 +10,7 @@ import typer
 
 from flsim.base.errors import InputError
 from flsim.base.progress import say
-from flsim.cli.options import Json, TorchDevice
+from flsim.cli.options import Json, TorchDevice, check_device
 from flsim.measures.built_in import ALSO
 
 if TYPE_CHECKING:
@@ -257,16 +257,6 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     if len(set(words)) < len(words) or "" in words:
         raise InputError(f"--vocabulary {source}: needs a word a line, each once")
     return Layout(len(words) + SPECIAL_TOKENS, name=layout), Vocabulary(tuple(words), (0,) * len(words), layout), None
-
-
-def check_device(device: str) -> None:
-    """Raise InputError where torch has no such device."""
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device}: torch has none here; use cpu") from error
 
 
 def to_json(rows: "Sequence[Row]") -> str:

@@ -8,6 +8,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from flsim.base.errors import InputError
+
 # Headings of `flsim --help`.
 START = "Start"
 DATA = "Data"
@@ -51,6 +53,16 @@ AtOnce = Annotated[
 TorchDevice = Annotated[
     str, typer.Option(metavar="DEVICE", help="Device for torch: cpu or cuda.", rich_help_panel=MACHINES)
 ]
+
+
+def check_device(device: str) -> None:
+    """Raise InputError where torch has no such device."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {device}: torch has none here; use cpu") from error
 
 
 class InPanels(TyperGroup):

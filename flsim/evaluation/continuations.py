@@ -1,4 +1,4 @@
-"""What a beam search writes after the known words of canaries, as token ids."""
+"""The token ids that Beam Search writes after the known words of canaries."""
 
 from collections.abc import Sequence
 

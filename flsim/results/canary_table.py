@@ -75,15 +75,15 @@ def canary_table(
 
 def to_markdown(table: pd.DataFrame) -> str:
     """Return tables of at most 80 characters, and what their columns mean."""
-    return layout.markdown(*_shown(table))
+    return layout.markdown(*_columns_of(table))
 
 
 def to_latex(table: pd.DataFrame) -> str:
     """Return the columns of `to_markdown` as tabulars, which need the package booktabs."""
-    return layout.latex(*_shown(table))
+    return layout.latex(*_columns_of(table))
 
 
-def _shown(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+def _columns_of(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     labels = [Column("Canary", _texts(table["canary"]), is_number=False)]
     units = [[Column("Phrase", _texts(table["phrase"]), is_number=False)], _planted(table), _counts(table)]
     measured = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]

@@ -15,18 +15,18 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
     as ``runs/*`` matches other folders too. A path that does not exist stays, as does a path that is alone, so that
     the reader of runs says what is wrong with it.
     """
-    found, skipped = list[Path](), list[Path]()
+    runs, skipped = list[Path](), list[Path]()
     for path in paths:
         inside = [path] if is_run(path) or is_sweep(path) else runs_inside(path)
         if inside or len(paths) == 1 or not path.exists():
-            found += inside or [path]
+            runs += inside or [path]
         else:
             skipped.append(path)
-    if not found:
+    if not runs:
         return list(paths)
     if skipped:
         say(f"left out, since there is no run in it: {', '.join(map(str, skipped))}")
-    return found
+    return runs
 
 
 def runs_inside(folder: Path) -> list[Path]:

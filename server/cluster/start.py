@@ -74,7 +74,7 @@ def say_where(run: Path, is_local: bool) -> None:
     """Say where a run is written, and on which Ray cluster it is trained, in one line."""
     alive = nodes()
     cores, gpus = (sum(node.get(name, 0.0) for node in alive) for name in ("CPU", "GPU"))
-    size = f"{cores:g} cores" + f" and {gpus:g} GPUs" * (gpus > 0)
+    size = f"{cores:g} cores" + f" and {gpus:g} GPU{'s' * (gpus != 1)}" * (gpus > 0)
     address = ray.get_runtime_context().gcs_address
     machines = f"{len(alive)} machine{'s' * (len(alive) != 1)}"
     ray_is = f"a local one, {size}" if is_local else f"at {address}, {machines}, {size}"

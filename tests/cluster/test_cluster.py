@@ -20,6 +20,7 @@ from flsim.base.versions import code_digest
 from server.cluster.start import cluster, nodes
 
 
+@pytest.mark.slow
 def test_a_local_run_listens_on_loopback_alone_and_sends_no_statistics(experiment: Experiment) -> None:
     run = start(
         experiment, "--out", "run", "--cpus", "2", "--set", "training.rounds=5000", "--set", "evaluation.every=9"

@@ -246,7 +246,8 @@ def test_a_store_that_is_gone(small: Corpus, tmp_path: Path, monkeypatch: pytest
     process = fetching(URI)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert re.fullmatch(rf"{URI}: the store does not answer .*; the corpus .* {small.digest[:12]}, is used\n", said)
+    used = f"using the copy that was fetched last, of digest {small.digest[:12]}"
+    assert re.fullmatch(rf"{URI}: the store does not answer \(.*\); {used}\n", said)
     process = fetching(f"{URI}-never-seen")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -16,6 +16,7 @@ from waiting import hear_ctrl_c
 from flsim.algorithms.checkpoint import all_in, round_of
 
 
+@pytest.mark.slow
 def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undisturbed: Path) -> None:
     process, _ = begin(experiment, "broken", until_round=13)  # beyond a checkpoint, before the next
     kill(process.pid)

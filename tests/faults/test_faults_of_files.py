@@ -70,6 +70,7 @@ def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Pa
         assert all(content.startswith(before[file]) for file, content in whole.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder",
     ["gone/planted", "corpus", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("gone", "corpus/train"))],

@@ -120,6 +120,7 @@ def test_a_run_goes_on_in_the_folder_that_the_command_is_given_in(
     assert json.loads((run / "run.json").read_text())["name"] == "here"
 
 
+@pytest.mark.slow
 def test_copies_of_a_run_are_one_row_of_a_table(
     experiment: Experiment, undisturbed: Path, interrupted: Interrupted
 ) -> None:
@@ -137,6 +138,7 @@ def test_copies_of_a_run_are_one_row_of_a_table(
     assert "copies of one run" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "says"),
     [

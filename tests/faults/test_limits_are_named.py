@@ -77,6 +77,7 @@ def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experimen
     assert time.monotonic() - killed < 20
 
 
+@pytest.mark.slow
 def test_clients_without_memory_say_so(experiment: Experiment) -> None:
     with little_memory(600) as around:
         run = [*around.within, sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "lame"]

@@ -104,6 +104,7 @@ def full_size() -> Counting:
     return lively(Counting(10_000, ModelHParams()), Layout(10_000), seed=1, scale=5.0)  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_the_full_model_against_straightforward_scoring(full_size: Counting) -> None:
     """20,000 references; ranks from 1 to the last; the likely ones cost a fraction of the unlikely ones' states."""
     layout = Layout(10_000)

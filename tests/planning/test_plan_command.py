@@ -51,7 +51,7 @@ def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
 def test_what_is_said_below_is_of_what_is_there(flsim: Flsim) -> None:
     _, federated, _ = flsim(EXPERIMENTS / "table2.toml")
     assert "exchanging a user" in federated
-    assert "Share: of all users" in federated
+    assert "Share: share of all users" in federated
     _, records, _ = flsim(EXPERIMENTS / "secret-sharer-table7.toml", "--only", "dp-89", "--only", "sgd")
     assert "add-or-remove-one of a record" in records
     assert [word for word in ("Share:", "|share", " share ", "Sharers", "a user can") if word in records] == []

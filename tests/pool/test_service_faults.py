@@ -102,6 +102,7 @@ def name(round_: int) -> str:
     return f"round-{round_:06d}.safetensors"
 
 
+@pytest.mark.slow
 def test_two_runs_share_a_service_whose_queue_is_full(
     make: Callable[..., Run], service: EvaluationService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,9 +40,10 @@ MODEL = flsim.Model(3, 5)
 
 
 @pytest.fixture
-def own(experiment: Experiment) -> Path:
+def own(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = experiment.folder / "my_privacy.py"
     path.write_text(OWN)
+    monkeypatch.chdir(experiment.folder)  # where the document's settings name it
     return path
 
 

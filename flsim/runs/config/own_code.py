@@ -28,7 +28,7 @@ def renamed(kind: type, values: Mapping[str, Any], change: Callable[[str], str])
         if is_dataclass(hint) and isinstance(value, Mapping):
             changed[name] = renamed(hint, value, change)  # type: ignore[arg-type]
         elif value is not None and _may_be_own(hint):
-            changed[name] = _each(value, change)
+            changed[name] = _change_each(value, change)
     return changed
 
 
@@ -41,9 +41,9 @@ def _may_be_own(hint: Any) -> bool:
     return isinstance(hint, Own) or any(map(_may_be_own, get_args(hint)))
 
 
-def _each(value: Any, change: Callable[[str], str]) -> Any:
+def _change_each(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_each(item, change) for item in value)
+        return type(value)(_change_each(item, change) for item in value)
     return change(value) if isinstance(value, str) and is_own(value) else value
 
 
@@ -62,7 +62,7 @@ def located(name: str, base: Path) -> str:
 
 def relocated(value: Any, base: Path) -> Any:
     """Return a value, or a list of values, with the names of a user's own in it as `located` returns them."""
-    return _each(value, lambda name: located(name, base))
+    return _change_each(value, lambda name: located(name, base))
 
 
 def relative(name: str, base: Path) -> str:

@@ -114,10 +114,10 @@ def test_a_vocabulary_that_changes_while_it_is_read_is_refused(
     words = tmp_path / "words.txt"
     words.write_text("a 9\nb 8\nc 7\nd 6\n")
 
-    def read(path: Path, size: int) -> object:
-        found = None if damage else read_word_count(path, size)
+    def read(path: Path, size: int, fit: bool) -> object:
+        found = None if damage else read_word_count(path, size, fit)
         keeping_times(lambda path: overwrite_mapped(path, 4, b"\n" if damage else b"e"), path)
-        return found or read_word_count(path, size)
+        return found or read_word_count(path, size, fit)
 
     monkeypatch.setattr(run, "read_word_count", read)
     with pytest.raises(InputError, match=r"words\.txt: changed while it was read; import it again"):

@@ -153,7 +153,11 @@ def run_in(room: int) -> subprocess.CompletedProcess[str]:
     """Seven users of a model of 8 MB, 100 at once, in a process that may take so many bytes more."""
     command = [sys.executable, "-c", RUNS_OUT, str(room)]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONPATH": "."}
+        command,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2] / "support",
+        env=os.environ | {"PYTHONPATH": "."},
     )
 
 
