@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 from faulty import SETTINGS
 from helpers import Experiment, Flsim, Trained
 from test_central_run import CENTRAL
