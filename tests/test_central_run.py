@@ -139,7 +139,7 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
     assert log_of(path)[-1]["record_epsilon"] == {"poisson-rdp": spent}
     assert re.search(rf"\| *{spent:.3g} *\|", table)
     assert "Rec. eps.: epsilon of one record, not of a user, by poisson-rdp" in table
-    assert flsim("privacy", path)[1].startswith("Record-level: epsilon of one record, not of its author.")
+    assert flsim("privacy", path)[1].startswith("Record-level: epsilon protects one record, not its author.")
     assert {line["unit"] for line in json.loads(flsim("privacy", path, "--json")[1])} == {"record"}
 
 
