@@ -40,7 +40,7 @@ def test_an_import_that_lost_power_gives_the_same_corpus(tmp_path: Path, workers
         assert code == 0 or (code == 2 and "exists already; name another folder" in line), said
         assert Corpus.open(out, verify=True).digest == whole
         assert code or [path.name for path in state.iterdir()] == ["corpus"]
-        return "there" if code else "continued" if "continues" in said else "begun again"
+        return "there" if code else "continued" if "continuing" in said else "begun again"
 
     made = replay(
         f"import, {workers} process{'es' * (workers > 1)}", ops, tmp_path, go_on, None if IS_WHOLE else SAMPLE
