@@ -185,7 +185,9 @@ def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -
     whole = begin("whole", *options)
     code, said = whole.finish()
     assert code == 0, said
-    assert all(line.startswith(("whole: ", "writes to whole; ")) for line in said.splitlines()), said  # Ray Train is silent
+    assert all(line.startswith(("whole: ", "writes to whole; ")) for line in said.splitlines()), (
+        said
+    )  # Ray Train is silent
     assert_same_state(state_of(hurt.path), state_of(whole.path))
     assert log_of(hurt.path) == log_of(whole.path)
     assert rows(hurt.path).equals(rows(whole.path))

@@ -233,6 +233,7 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     assert (state_of(stopped).round, json.loads((stopped / "run.json").read_text())["status"]) == (steps, "completed")
 
 
+@pytest.mark.slow
 def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(central_experiment: Experiment) -> None:
     options = settings("training.learning_rate=1e4", "training.optimizer=sgd", "system.checkpoint_every=1")
     failed = central_experiment.flsim("run", central_experiment.config, "--out", "run", *options, check=False)

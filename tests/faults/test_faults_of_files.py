@@ -43,6 +43,7 @@ def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: 
     assert_equal_runs(lame, undisturbed)
 
 
+@pytest.mark.slow
 def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Path) -> None:
     """Each file that a run writes, on a real full filesystem; what was there before is whole."""
     with small_disk(experiment.folder / "small", megabytes=2) as disk:

@@ -124,6 +124,7 @@ def test_two_runs_share_a_service_whose_queue_is_full(
     assert "one: evaluations are behind; round-000004.safetensors and later ones wait for room" in said
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_run_that_lost_power_ends_as_if_it_had_not(
     assert made.last == {"completed before": made.last.total()}
 
 
+@pytest.mark.slow
 def test_without_syncs_runs_are_lost(experiment: Experiment) -> None:
     """What is replayed can fail: the same run, where nothing is ever synced."""
     experiment.config.write_text(CENTRAL)
@@ -86,6 +87,7 @@ def test_without_syncs_runs_are_lost(experiment: Experiment) -> None:
     assert made.wrong
 
 
+@pytest.mark.slow
 def test_a_repair_that_lost_power_is_done_by_the_next_one(experiment: Experiment) -> None:
     """Two damaged checkpoints, the first to be evaluated and without rows; a log that ends within a line."""
     experiment.config.write_text(CENTRAL)

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from power import resuming
 from power.recording import record
 from power.replaying import HEAD, IS_WHOLE, replay
@@ -50,6 +51,7 @@ def outcome(sweep: Path) -> dict[str, object]:
     return {"runs": runs, "definition": (sweep / "sweep.toml").read_text(), **kept}
 
 
+@pytest.mark.slow
 def test_a_sweep_that_lost_power_goes_on(tmp_path: Path) -> None:
     definition, folder = tmp_path / "sweep.toml", tmp_path / "recorded"
     definition.write_text(SWEEP)

@@ -143,7 +143,11 @@ def test_a_private_run_in_a_real_process_is_told_to_all_three_and_quietly(experi
     run = experiment.folder / "run"
     assert_says(run)
     assert "train/epsilon poisson-rdp" in expected(run)
-    assert {line.partition(":")[0] for line in done.stderr.splitlines()} <= {"run", "4 rounds will spend", "writes to run; Ray"}
+    assert {line.partition(":")[0] for line in done.stderr.splitlines()} <= {
+        "run",
+        "4 rounds will spend",
+        "writes to run; Ray",
+    }
     assert "tracking by" not in done.stderr
     assert done.stdout.startswith("|Setting")
     client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")

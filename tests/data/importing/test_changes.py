@@ -70,6 +70,7 @@ def assert_refused(imports: Imports, said: str, name: str) -> None:
     assert not imports.scratch.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pieces", "name"), [(6, "one"), (4, "three")])  # the plan, 3 hashes, and 2 or 0 parts
 @pytest.mark.parametrize("change", [at_start, at_end, mapped, damaged, cut, grown])
 def test_a_source_that_changes_is_refused(

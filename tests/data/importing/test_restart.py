@@ -16,6 +16,7 @@ from waiting import wait_until
 from flsim.base.rng import stream
 
 
+@pytest.mark.slow
 def test_ten_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) -> None:
     """Each after a random number of further pieces, of about thirty in all; the last ones are too soon written."""
     rng = stream(0, "test", "kills")
@@ -27,6 +28,7 @@ def test_ten_kills_change_nothing(imports: Imports, expected: dict[str, bytes]) 
     assert not imports.scratch.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", ["*/corpus", "*/corpus/train/tokens.u16", "*/corpus/manifest.json", "*/finished"])
 def test_a_kill_at_the_end_changes_nothing(imports: Imports, expected: dict[str, bytes], seen: str) -> None:
     process = imports.start()

@@ -117,6 +117,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(WORKERS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @smooth_steps()
 def test_three_processes_are_one(outcomes: list[dict[str, Outcome]], name: str) -> None:
