@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -205,10 +206,10 @@ def test_what_only_the_training_process_can_see_is_still_one_line(begin: Begin) 
         assert code == 0, said
         return
     assert code == 2
-    assert said.startswith("writes to run; Ray: at ")
-    assert said.splitlines()[0].endswith(", 1 machine, 2 cores and 1 GPU")
-    assert said.splitlines()[-1] == 'flsim: system.device is "cuda", but torch finds no GPU on the node that Ray chose'
-    assert "Traceback" not in said
+    first, *between, last = said.splitlines()
+    assert re.fullmatch(r"writes to run; Ray: at [\d.:]+, 1 machine, 2 cores and 1 GPU", first)
+    assert set(between) <= {"run: waiting for 1 CPU and 0.95 GPUs"}  # on a busy machine
+    assert last == 'flsim: system.device is "cuda", but torch finds no GPU on the node that Ray chose'
     assert not run.path.exists()
 
 

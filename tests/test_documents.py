@@ -25,7 +25,7 @@ from documents import (
     inline_commands,
     written_documents,
 )
-from runs.test_config import train_split
+from runs.test_config_length import train_split
 
 import flsim
 from flsim.base.errors import InputError

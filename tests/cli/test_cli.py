@@ -54,12 +54,12 @@ def refuse(flsim: Flsim) -> Refuse:
     """Runs a command that must fail as bad input does: exit code 2, nothing on standard output, one line, returned."""
 
     def run(*arguments: str | Path) -> str:
-        code, out, said = flsim(*arguments)
+        code, out, printed = flsim(*arguments)
         assert code == 2
         assert out == ""
-        lines = [line for line in said.splitlines() if line.startswith("flsim: ")]
+        lines = [line for line in printed.splitlines() if line.startswith("flsim: ")]
         assert len(lines) == 1
-        assert said.endswith(lines[0] + "\n")
+        assert printed.endswith(lines[0] + "\n")
         return lines[0].removeprefix("flsim: ")
 
     return run
@@ -136,10 +136,10 @@ def test_canaries_in_words_in_every_format(experiment: Experiment, trained: Path
 def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
     for status, words in (("interrupted", "is interrupted"), ("failed", "is failed"), ("running", "or was killed")):
         Run.open(trained).mark(status, "stopped")  # type: ignore[arg-type]
-        said = refuse("run", experiment.config, "--out", trained)
-        assert f"{trained}: exists already, a run that" in said
-        assert words in said
-        assert "after round 2 of 2; add --resume to go on with it" in said
+        printed = refuse("run", experiment.config, "--out", trained)
+        assert f"{trained}: exists already, a run that" in printed
+        assert words in printed
+        assert "after round 2 of 2; add --resume to go on with it" in printed
         (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
         assert row["status"] == status
     Run.open(trained).mark("completed")
@@ -152,8 +152,8 @@ def test_what_beam_search_wrote_is_what_it_extracts(experiment: Experiment, trai
     state = run.latest_state()
     model = restore(state.params, run.config.model, run.corpus.layout.vocabulary_size)
     written = write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
-    said = [replace(canary, tokens=written[canary.id]) for canary in run.canaries]
-    rows = evaluate(model, said, run.corpus.split("test"), run.config.evaluation, 0, "run", 2)
+    printed = [replace(canary, tokens=written[canary.id]) for canary in run.canaries]
+    rows = evaluate(model, printed, run.corpus.split("test"), run.config.evaluation, 0, "run", 2)
     assert {row.value for row in rows if row.metric == "bs"} == {1.0}
 
 
@@ -215,7 +215,7 @@ def test_a_corpus_without_test_users_is_refused(
     make_corpus: MakeCorpus, experiment: Experiment, refuse: Refuse
 ) -> None:
     make_corpus([[[1, 2]]] * 24, vocabulary_size=40, name="untested")
-    said = refuse(
+    printed = refuse(
         "run",
         experiment.config,
         "--out",
@@ -223,7 +223,7 @@ def test_a_corpus_without_test_users_is_refused(
         "--set",
         f"data.corpus={experiment.folder}/untested",
     )
-    assert "has no test users" in said
+    assert "has no test users" in printed
 
 
 def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
@@ -231,15 +231,15 @@ def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, traine
     other = replace(run.provenance, model=ModelHParams(4, 12))
     (experiment.folder / "elsewhere").mkdir()
     path = save(experiment.folder / "elsewhere", init(40, ModelHParams(4, 12), 0), other)
-    said = refuse("evaluate", path, "--run", trained)
-    assert "a checkpoint of another model (vocabulary_size 40, embedding 4, units 12)" in said
+    printed = refuse("evaluate", path, "--run", trained)
+    assert "a checkpoint of another model (vocabulary_size 40, embedding 4, units 12)" in printed
 
 
 def test_a_checkpoint_of_other_settings_is_refused(trained: Path, refuse: Refuse) -> None:
     config = trained / "config.toml"
     config.write_text(config.read_text().replace("batch_size = 4", "batch_size = 5"))
-    said = refuse("evaluate", trained / "checkpoints" / "round-000002.safetensors")
-    assert "trained with other settings" in said
+    printed = refuse("evaluate", trained / "checkpoints" / "round-000002.safetensors")
+    assert "trained with other settings" in printed
 
 
 def test_a_corpus_changed_since_the_checkpoint_is_refused(

@@ -25,12 +25,9 @@ from test_central_run import PRIVATE as PRIVATE_CENTRAL
 
 from flsim.base.progress import say
 from flsim.base.rng import stream
-from server.federated.exchange import NODES_DEADLINE
 
 KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "0")), int(os.environ.get("CHAOS_SEED", "0"))
-# Seconds without a round, an evaluation, or an end, after which a command hangs: it may wait for clients or for an
-# evaluator, which Ray has lost, until that deadline, and then ends in a line.
-SILENCE = NODES_DEADLINE + 60.0
+SILENCE = 300.0  # seconds without a round, an evaluation, or an end: it hangs
 ENOUGH = 120  # strikes, after which every victim came to every harm
 GRACE = 10.0  # seconds after some harm, in which a command that it ends may still train
 LARGE = ("model.embedding=32", "model.units=96")  # parameters that go through Ray's shared memory

@@ -120,8 +120,8 @@ def test_two_runs_share_a_service_whose_queue_is_full(
         assert outcomes(run) == {name(round_): ["stored"] for round_ in DUE}
         pd.testing.assert_frame_equal(rows(run.path), truth(run, tmp_path), check_exact=True)
         assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 8
-    said = capsys.readouterr().err
-    assert "one: evaluations are behind; round-000004.safetensors and later ones wait for room" in said
+    printed = capsys.readouterr().err
+    assert "one: evaluations are behind; round-000004.safetensors and later ones wait for room" in printed
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     assert complaint.endswith("(and 2 more)")
     assert "\n" not in complaint
     assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 8  # training went on
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     reasons = {each.checkpoint: str(each.reason) for each in read_evaluations(run.path)}
     for round_, why in (
         (2, "damaged"),
@@ -171,7 +171,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
         (6, "not a checkpoint of flsim, or damaged (No such file"),
     ):
         assert why in reasons[name(round_)]
-        assert f"run: the evaluation of {name(round_)} failed: {reasons[name(round_)]}" in said
+        assert f"run: the evaluation of {name(round_)} failed: {reasons[name(round_)]}" in printed
     assert outcomes(run) == {name(2): ["failed"], name(4): ["failed"], name(6): ["failed"], name(8): ["stored"]}
     assert (about(run)["status"], about(run)["reason"]) == ("failed", complaint)
     results = read_run(run.path)

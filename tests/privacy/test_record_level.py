@@ -30,8 +30,8 @@ def model_of(seed: int = 0) -> CIFGLanguageModel:
 
 
 def lot_of(records: list[list[int]]) -> tuple[Tensor, Tensor]:
-    of = Records.from_lists(records)
-    padded = batch(of, np.arange(len(of)), LAYOUT)
+    packed = Records.from_lists(records)
+    padded = batch(packed, np.arange(len(packed)), LAYOUT)
     return torch.from_numpy(padded.inputs), torch.from_numpy(padded.targets)
 
 

@@ -138,8 +138,8 @@ def test_an_evaluation_just_before_the_last_makes_no_hook(make_run: MakeRun) -> 
 
 def test_the_most_that_exposure_can_be_is_drawn_where_curves_come_near(make_run: MakeRun) -> None:
     for level, ceilings in ((1, []), (3, [np.log2(10_000 + 1)])):  # mean exposures of 5 and 7 bits
-        of = {10: measured(level) | {"references": 10_000}, 20: measured(level) | {"references": 10_000}}
-        panel = draw_rounds([read_run(make_run(of, name=f"level-{level}"))]).axes[2]
+        by_round = {10: measured(level) | {"references": 10_000}, 20: measured(level) | {"references": 10_000}}
+        panel = draw_rounds([read_run(make_run(by_round, name=f"level-{level}"))]).axes[2]
         assert [np.asarray(line.get_ydata())[0] for line in panel.get_lines()[1:]] == ceilings
         assert all(ceiling < panel.get_ylim()[1] for ceiling in ceilings)
 

@@ -25,8 +25,8 @@ def names(make_series: MakeSeries) -> list[str]:
 
 
 def test_a_table_over_seeds_in_every_format(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
-    code, shown, said = flsim("table", *names, "--over-seeds", "--epoch", "10")
-    assert (code, said) == (0, "")
+    code, shown, printed = flsim("table", *names, "--over-seeds", "--epoch", "10")
+    assert (code, printed) == (0, "")
     assert shown.splitlines()[-1] == "FedAvg, b_u=16: +1.50 (-4.85 to +7.85), p = 0.2, 2 of 2 seeds"
     _, csv, _ = flsim("table", *names, "--over-seeds", "--format", "csv")
     assert pd.read_csv(io.StringIO(csv))["mean_exposure"].tolist() == [5.5, 4]
@@ -60,8 +60,8 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("more", [[], ["--over-seeds"]])
 def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, more: list[str], tmp_path: Path) -> None:
-    code, shown, said = flsim("table", sweep, "--against", "paper", *more)
-    assert (code, said) == (0, "")
+    code, shown, printed = flsim("table", sweep, "--against", "paper", *more)
+    assert (code, printed) == (0, "")
     assert max(map(len, shown.splitlines())) <= 80
     assert "RS, Table 1: 1 of 1 pairs of rows differ in the published direction" in shown
     marked = ["table", sweep, "--against", "paper", *more]
@@ -96,9 +96,9 @@ def test_a_measure_of_one_run_is_no_column_of_gaps_for_the_others(flsim: Flsim, 
 
 def test_a_footer_says_what_the_columns_are_once(flsim: Flsim, names: list[str]) -> None:
     for more in ([], ["--over-seeds"]):
-        said = " ".join(flsim("table", *names, *more)[1].split())
-        assert said.count("RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam Search") == 1
-        assert "Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users a round." in said
+        printed = " ".join(flsim("table", *names, *more)[1].split())
+        assert printed.count("RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam Search") == 1
+        assert "Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users a round." in printed
         for format_ in ("csv", "latex"):
             assert "by Random Sampling;" not in flsim("table", *names, *more, "--format", format_)[1]
 
@@ -125,10 +125,10 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
     ):
-        code, shown, said = flsim(*arguments)
+        code, shown, printed = flsim(*arguments)
         assert (code, shown) == (2, "")
-        assert message in said
-        assert said.count("\n") == 1
+        assert message in printed
+        assert printed.count("\n") == 1
     assert not list(tmp_path.glob("figure*"))
 
 
@@ -141,23 +141,23 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
     for name in (names[0], names[2]):  # over the same phrases
         (tmp_path / name).rename(tmp_path / "demo" / name)
     matched = sorted(path.name for path in tmp_path.glob("*"))
-    code, text, said = flsim("table", *matched, "--format", "csv")
-    assert (code, said) == (0, "left out, since there is no run in it: corpus, notes.txt\n")
+    code, text, printed = flsim("table", *matched, "--format", "csv")
+    assert (code, printed) == (0, "left out, since there is no run in it: corpus, notes.txt\n")
     assert {*pd.read_csv(io.StringIO(text))["run"]} == {*names}
     for command in (["plot", *matched, "--out", "figure.pdf"], ["report", *matched, "--out", "page.html"]):
-        assert flsim(*command) == (0, "", said)
+        assert flsim(*command) == (0, "", printed)
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     assert flsim("table", "demo")[1].count("IID, FedAvg") == 2
-    code, _, said = flsim("compare", "demo", "--json")
-    assert code == 0, said
+    code, _, printed = flsim("compare", "demo", "--json")
+    assert code == 0, printed
     for arguments, message in (
         (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
         (["table", *matched, "missing"], "missing: not a run folder"),
         (["trace", "demo"], f"demo: not a run folder (it has no run.json); name one that is in it: demo/{names[0]}, "),
         (["compare", "demo", "demo"], "demo: holds 2 runs; name the two to compare, e.g. demo"),
     ):
-        code, _, said = flsim(*arguments)
-        assert (code, message in said) == (2, True), said
+        code, _, printed = flsim(*arguments)
+        assert (code, message in printed) == (2, True), printed
 
 
 @pytest.mark.parametrize("more", [[], ["--over-seeds"]])
@@ -171,7 +171,7 @@ def test_a_plot_is_written(flsim: Flsim, names: list[str], more: list[str], tmp_
 @pytest.mark.parametrize("command", ["table", "plot"])
 def test_help_has_examples(flsim: Flsim, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    code, shown, said = flsim(command, "--help")
-    assert (code, said) == (0, "")
+    code, shown, printed = flsim(command, "--help")
+    assert (code, printed) == (0, "")
     assert "Example: flsim" in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -70,8 +70,8 @@ def go_on(experiment: Experiment) -> None:
 
 def ended(experiment: Experiment, process: "Popen[bytes]") -> tuple[int, str]:
     """Exit code, and the last line that was said."""
-    code, said = finish(experiment, process)
-    return code, " ".join(said.strip().splitlines()[-1].split())
+    code, printed = finish(experiment, process)
+    return code, " ".join(printed.strip().splitlines()[-1].split())
 
 
 def of_run(process: "Popen[bytes]", name: str) -> list[psutil.Process]:

@@ -131,13 +131,13 @@ def start(
         environment: of the command; this process's where it is None.
     """
     command = [*within, sys.executable, "-m", "flsim", "run", str(experiment.config), *options]
-    with (experiment.folder / "said").open("wb") as said:
+    with (experiment.folder / "said").open("wb") as output:
         return subprocess.Popen(
             command,
             cwd=experiment.folder,
             env=environment,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=output,
             preexec_fn=hear_ctrl_c,
         )
 

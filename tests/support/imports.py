@@ -71,10 +71,10 @@ class Imports:
         return self.finish(self.start())
 
     def finish(self, process: "subprocess.Popen[str]", code: int = 0) -> str:
-        said = process.communicate()[1]
-        assert process.returncode == code, said
-        assert "Traceback" not in said
-        return said
+        printed = process.communicate()[1]
+        assert process.returncode == code, printed
+        assert "Traceback" not in printed
+        return printed
 
     def started(
         self, pieces: int, *sources: Path, further: int = FURTHER, start_new_session: bool = False

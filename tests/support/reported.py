@@ -50,7 +50,7 @@ def roster(seed: int, copies: Sequence[int] = ()) -> pd.DataFrame:
             "planned_sharers": [2] * len(CANARIES),
             "sharers": [2] * len(CANARIES),
             "planned_insertions": planted,
-            "insertions": [each - 1 for each in planted] if not copies else planted,
+            "insertions": [number - 1 for number in planted] if not copies else planted,
         }
     )
 

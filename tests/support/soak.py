@@ -123,9 +123,9 @@ def soak(folder: Path, rounds: int, every: int, seconds: float = 0.5) -> Soaked:
     (folder / "soak.toml").write_text(CONFIG.format(rounds=rounds, every=every))
     began, processes, objects = time.monotonic(), dict[int, Held](), Objects()
     ask: Callable[[], tuple[int, int, int]] | None = None
-    with (folder / "said").open("wb") as said, progress("soak", rounds) as advance:
+    with (folder / "said").open("wb") as output, progress("soak", rounds) as advance:
         command = [*flsim, "run", "soak.toml", "--out", "run"]
-        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said)
+        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=output)
         try:
             while run.poll() is None:
                 time.sleep(seconds)
@@ -213,14 +213,14 @@ class Slope:
         error = 0.0 if fit.slope == 0 else float(fit.stderr * t.ppf(0.975, len(blocks) - 2))
         return cls(1_000 * float(fit.slope), 1_000 * error)
 
-    def is_flat(self, of: float) -> str:
+    def is_flat(self, unit: float) -> str:
         """What the interval says of growth over a run of the paper's length, as a share of `of`."""
-        least, most = ((self.value + end) * PAPER_ROUNDS / 1_000 / of for end in (-self.error, self.error))
+        least, most = ((self.value + end) * PAPER_ROUNDS / 1_000 / unit for end in (-self.error, self.error))
         return "yes" if most < SHARE else "**no**" if least > SHARE else "unclear"
 
 
 def _blocks(rounds: list[int], values: list[int]) -> list[tuple[list[int], list[int]]]:
-    x, y = (np.array_split(each, min(BLOCKS, len(each) // 3)) for each in (rounds, values))
+    x, y = (np.array_split(item, min(BLOCKS, len(item) // 3)) for item in (rounds, values))
     return [(list(a), list(b)) for a, b in zip(x, y, strict=True)]
 
 
@@ -238,7 +238,7 @@ def describe(soaked: Soaked) -> str:
         "| process | MB first, last, peak | slope of resident | slope of its own | descriptors | threads | flat |",
         "|---|---|---:|---:|---|---|---|",
     ]
-    lines += [_row(held, soaked.rounds) for held in sorted(soaked.processes, key=lambda each: -each.resident[-1])]
+    lines += [_row(held, soaked.rounds) for held in sorted(soaked.processes, key=lambda item: -item.resident[-1])]
     objects = soaked.objects
     for name, values in (("references", objects.references), ("owned", objects.owned), ("bytes", objects.stored)):
         _, late = after_warm_up(objects.rounds, values, soaked.rounds)
@@ -256,10 +256,10 @@ def describe(soaked: Soaked) -> str:
 def _row(held: Held, total: int) -> str:
     if len(after_warm_up(held.rounds, held.rounds, total)[0]) < 9:  # three blocks of three
         return f"| {held.kind} | {_megabytes(held.resident)} | | | | | too short |"
-    own, resident = (Slope.fit(*after_warm_up(held.rounds, of, total)) for of in (held.own, held.resident))
-    descriptors, threads = (after_warm_up(held.rounds, of, total)[1] for of in (held.descriptors, held.threads))
+    own, resident = (Slope.fit(*after_warm_up(held.rounds, series, total)) for series in (held.own, held.resident))
+    descriptors, threads = (after_warm_up(held.rounds, series, total)[1] for series in (held.descriptors, held.threads))
     flat = "**no**" if grows(descriptors) or grows(threads) else resident.is_flat(held.resident[-1])
-    slopes = " | ".join(f"{each.value / 1024:+,.0f} ± {each.error / 1024:,.0f}" for each in (resident, own))
+    slopes = " | ".join(f"{item.value / 1024:+,.0f} ± {item.error / 1024:,.0f}" for item in (resident, own))
     ends = f"{_ends(descriptors)} | {_ends(threads)}"
     return f"| {held.kind} | {_megabytes(held.resident)} | {slopes} | {ends} | {flat} |"
 
@@ -275,15 +275,15 @@ def _ends(values: list[int]) -> str:
 
 
 def _megabytes(values: list[int]) -> str:
-    return ", ".join(f"{each / MEGABYTE:.1f}" for each in (values[0], values[-1], max(values)))
+    return ", ".join(f"{item / MEGABYTE:.1f}" for item in (values[0], values[-1], max(values)))
 
 
 def _draw(soaked: Soaked) -> Figure:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for index, held in enumerate(sorted(soaked.processes, key=lambda each: -each.resident[-1])):
+    for index, held in enumerate(sorted(soaked.processes, key=lambda item: -item.resident[-1])):
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
-        axes.plot(held.rounds, [each / MEGABYTE for each in held.resident], label=held.kind, **style)
+        axes.plot(held.rounds, [item / MEGABYTE for item in held.resident], label=held.kind, **style)
     axes.set(xlabel=ROUNDS, ylabel="resident memory, MB", ylim=(0, None))
     figure.legend(loc="outside right upper")
     return figure

@@ -54,7 +54,7 @@ def trained(records: list[list[int]], hparams: CentralHParams, engine: EngineNam
 
 
 def tensors(state: State) -> dict[str, torch.Tensor]:
-    moments = {f"{slot}/{name}": value for slot, of in state.moments.items() for name, value in of.items()}
+    moments = {f"{slot}/{name}": value for slot, tensors in state.moments.items() for name, value in tensors.items()}
     return state.params | moments
 
 

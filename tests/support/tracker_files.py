@@ -17,8 +17,8 @@ def of_tensorboard(run: Path) -> Scalars:
     if (run / "tensorboard").exists():
         events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
         for tag in events.Tags()["scalars"]:
-            for each in events.Scalars(tag):
-                scalars.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
+            for entry in events.Scalars(tag):
+                scalars.setdefault(tag, {}).setdefault(entry.step, []).append(entry.value)
     return scalars
 
 
@@ -30,8 +30,8 @@ def of_mlflow(run: Path) -> Scalars:
         client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
         known = client.get_run((run / "mlflow" / "run_id").read_text())
         for tag in known.data.metrics:
-            for each in client.get_metric_history(known.info.run_id, tag):
-                scalars.setdefault(tag, {}).setdefault(each.step, []).append(each.value)
+            for entry in client.get_metric_history(known.info.run_id, tag):
+                scalars.setdefault(tag, {}).setdefault(entry.step, []).append(entry.value)
     return scalars
 
 
@@ -43,7 +43,7 @@ def of_wandb(run: Path) -> Scalars:
     folders = list((run / "wandb").glob("offline-run-*"))
     for record in records(next(folders[0].glob("*.wandb"))) if folders else ():
         history = Record.FromString(record).history
-        items = {(each.key or ".".join(each.nested_key)): json.loads(each.value_json) for each in history.item}
+        items = {(entry.key or ".".join(entry.nested_key)): json.loads(entry.value_json) for entry in history.item}
         for tag, value in items.items():
             if "/" in tag:
                 scalars.setdefault(tag, {}).setdefault(items["round"], []).append(float(value))

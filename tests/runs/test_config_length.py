@@ -1,0 +1,63 @@
+"""Length of training and times of evaluation in a configuration: rounds, steps, words or epochs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flsim.base.errors import InputError
+from flsim.data.corpus import Split
+from flsim.data.vocabulary import Layout
+from flsim.runs.config import (
+    CentralConfig,
+    DataHParams,
+    FederatedConfig,
+    ScheduledEvaluationHParams,
+    parse,
+)
+
+
+def train_split(records: int, users: int) -> Split:
+    """Records of 8 words, dealt to users in equal parts."""
+    tokens, offsets = np.zeros(8 * records, np.uint16), np.arange(0, 8 * records + 1, 8)
+    return Split(Layout(12), tokens, offsets, np.arange(users + 1) * records // users, Path("nowhere"))
+
+
+def test_epochs_of_both_kinds_are_the_same_data() -> None:
+    """1,000 records of 50 users: 32 steps of 32 records; 5 rounds of 10 users; with 2 local epochs 2.5; at most 10 of a
+    user's 20 records 10."""
+    train, data = train_split(1_000, 50), {"corpus": "c"}
+    server = {"training": {"cohort": 10, "epochs": 3}}
+    central = parse({"data": data, "training": {"kind": "central", "epochs": 3}}, "x")
+    assert (central.rounds_per_epoch(train), central.rounds_over(train)) == (32, 96)
+    words = parse({"data": data, "training": {"kind": "central", "words": 24_000}}, "x")
+    assert words.rounds_over(train) == 96
+    for local, rounds, epoch in (({}, 15, 5.0), ({"epochs": 2}, 8, 2.5), ({"max_records": 10}, 30, 10.0)):
+        federated = parse({"data": data, "local": local, **server}, "x")
+        assert (federated.rounds_per_epoch(train), federated.rounds_over(train)) == (epoch, rounds)
+
+
+def test_evaluation_at_equal_epochs() -> None:
+    """An epoch is 2.5 rounds: every second one is every 5 rounds; each half is 1.25 k rounds, 2.5 and 7.5 to even."""
+    for every, due in ((2.0, {5, 10}), (0.5, {1, 2, 4, 5, 6, 8, 9, 10}), (0.1, set(range(1, 11)))):
+        schedule = ScheduledEvaluationHParams(every_epochs=every)
+        assert {round_ for round_ in range(1, 11) if schedule.is_due(round_, 2.5)} == due
+    with pytest.raises(InputError, match="every_epochs must be above 0"):
+        ScheduledEvaluationHParams(every_epochs=0.0)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("evaluation", {"every": 20, "every_epochs": 2.0}, r"every_epochs \(2\) and every \(20\) both say when"),
+        ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both say how long"),
+    ],
+)
+def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse({"data": {"corpus": "c"}, section: values}, "x")
+
+
+def test_a_config_can_be_made_in_python() -> None:
+    assert FederatedConfig(DataHParams(Path("corpus"))).training.rounds == 8_000
+    assert CentralConfig(DataHParams(Path("corpus"))).rounds_over(train_split(320, 4)) == 10
