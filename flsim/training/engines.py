@@ -62,12 +62,12 @@ def engine_of(
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
     if name == "cohort" and able.written_out:
+        refuse_low_precision(hparams.optimizer, hparams.precision)
         like = {name: value.detach() for name, value in model.trainable.items()}
-        is_packed = not is_stacked(like, hparams, micro_cohort)
+        is_packed = not is_stacked(like, micro_cohort)
         if is_packed or (able.stacked and optimizer_named(hparams.optimizer).direction):
             return CohortEngine(like, layout, hparams, micro_cohort, memory_share, rounds)
         if able.stacked:
-            refuse_low_precision(hparams.optimizer, hparams.precision)
             say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')
     return LocalEngine(model, hparams, rounds)
 

@@ -35,7 +35,8 @@ class LocalHParams:
         max_records: Largest number of records that a user trains on in a round, drawn anew each round. When not set:
             all. Unit: records.
         precision: Precision of matrix products: "float32"; "tf32", on GPUs that have it; "bf16", with weights in
-            float32 and products and activations in bfloat16. The last two need engine "cohort".
+            float32 and products in bfloat16, on GPUs activations too; on a CPU the large products, where the processor
+            has instructions for it (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
         schedule: Schedule of the learning rate over the rounds of the run: it stays ("constant"), or falls towards 0
             along a line ("linear") or half a cosine ("cosine").
 

@@ -13,17 +13,17 @@ def engine_of(training: CentralTask, state: State) -> Engine:
 
     Engine "autograd" is plain PyTorch with torch's optimizers, on any device, and the oracle of the others. It also
     trains DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine "fused"
-    is the written-out gradient: in float32 on a CPU without padding, elsewhere as one user of the cohort engine, with
+    is the written-out gradient: on a CPU without padding, elsewhere as one user of the cohort engine, with
     its kernels and graphs.
 
     Raises:
         InputError: the engine, or the device, lacks the precision of the settings.
     """
     refuse_precision(training)
-    able, is_packed = training.capabilities, training.device == "cpu" and training.hparams.precision == "float32"
+    able = training.capabilities
     if training.engine == "autograd" or training.privacy.mechanism != "none" or not able.written_out:
         return AutogradEngine(training, state)
-    if is_packed:
+    if training.device == "cpu":
         return PackedEngine(training, state)
     if not able.stacked:
         return AutogradEngine(training, state)

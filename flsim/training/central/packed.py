@@ -11,6 +11,7 @@ from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
 from flsim.training.cohort.padding import width_of
+from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors
 from flsim.training.local import bound_norm
@@ -22,7 +23,7 @@ class PackedEngine:
 
     def __init__(self, training: CentralTask, state: State) -> None:
         self._training = training
-        self._model = PackedModel(state.params)
+        self._model = PackedModel(state.params, products_for(training.hparams.precision))
         self._model.load(state.params)
         self._optimizer = training.hparams.optimizer_over(self._model.weights.values())
         load_moments(self._optimizer, self._model.weights, state.moments)

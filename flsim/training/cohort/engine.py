@@ -1,7 +1,7 @@
 """The `cohort` engine: users of like size form micro-cohorts, each of which trains at once and sums its updates.
 
 It equals `flsim.training.local`, its oracle, up to rounding. On a CPU the matrices of one user fill the caches, so that
-users train one after another (`packed`). On other devices, and for bfloat16, they are stacked (`stacked`).
+users train one after another (`packed`). On other devices they are stacked (`stacked`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,7 +84,7 @@ class CohortEngine:
         self._device = representative(like).device
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
-        self._stacked = is_stacked(like, hparams, micro_cohort)
+        self._stacked = is_stacked(like, micro_cohort)
         if self._device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
         self._at_once = micro_cohort or (self._choose(memory_share) if self._stacked else 1)
@@ -193,9 +193,9 @@ class CohortEngine:
         return RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})")
 
 
-def is_stacked(like: Params, hparams: LocalHParams, micro_cohort: int | None) -> bool:
+def is_stacked(like: Params, micro_cohort: int | None) -> bool:
     """Return whether users train stacked; otherwise they train one after another, as on a CPU."""
-    return representative(like).device.type != "cpu" or hparams.precision == "bf16" or (micro_cohort or 1) > 1
+    return representative(like).device.type != "cpu" or (micro_cohort or 1) > 1
 
 
 def _first_line(error: Exception) -> str:

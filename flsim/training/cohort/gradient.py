@@ -2,7 +2,9 @@
 
 Five things make it fast. Nothing is padded: a batch is a sequence of ever shorter blocks, see `Steps`. The gradient of
 the cross-entropy takes the place of the logits. All that does not depend on another time step is done for all steps at
-once. Buffers are used again. For plain SGD the matrix products update the weights themselves.
+once. Buffers are used again. For plain SGD the matrix products update the weights themselves. The large products may
+round their operands to bfloat16 (`flsim.training.cohort.products`); those of a single time are too small to gain by it,
+and all else stays in the dtype of the weights.
 
 Shapes: N positions of a batch, D embedding, H units, V vocabulary; gates f, o, g as in `flsim.models.cifg`.
 """
@@ -14,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, representative
+from flsim.training.cohort.products import Products, Scratch
 from flsim.training.cohort.steps import Steps
 
 RARE = 1e-30  # a probability below it has lost digits; its logarithm is computed from the logits
@@ -79,11 +82,13 @@ class PackedModel:
 
     Args:
         like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
+        products: the large matrix products; None for those in the dtype of the weights.
     """
 
-    def __init__(self, like: Params) -> None:
+    def __init__(self, like: Params, products: Products | None = None) -> None:
         self.weights = {name: torch.empty_like(value) for name, value in like.items()}
-        self._buffers: dict[str, Tensor] = {}
+        self._products = products or Products()
+        self._buffer = Scratch(representative(like).dtype)
 
     def load(self, params: Params) -> None:
         """Copy parameters into the weights."""
@@ -101,47 +106,45 @@ class PackedModel:
         into = {name: self._buffer(f"d {name}", *value.shape).zero_() for name, value in self.weights.items()}
         return self._step(batch, into, 1.0), into
 
-    def _buffer(self, name: str, *shape: int) -> Tensor:
-        """Return uninitialised memory under a name; it grows to the largest size that was requested."""
-        size = torch.Size(shape).numel()
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = self.weights["output_bias"].new_empty(size)
-        return buffer[:size].view(shape)
-
     def _step(self, batch: PackedBatch, into: Params, factor: float) -> float:
         """Add the mean loss' gradient times a factor to tensors, which may be the weights; return the summed loss."""
-        inputs, kept = batch.inputs, batch.kept
-        tape = self._read(inputs, batch.sizes, kept and kept[0])
+        inputs, kept, operand = batch.inputs, batch.kept, self._products.operand
+        embedding, input_weight = (operand(name, self.weights[name]) for name in ("embedding", "input_weight"))
+        tape = self._read(inputs, batch.sizes, kept and kept[0], input_weight)
         predicted = torch.mul(tape.outputs, kept[1]) if kept else tape.outputs
-        loss, errors = self._cross_entropy(predicted, batch.targets)
-        d_outputs = torch.mm(errors, self.weights["embedding"], out=self._buffer("d_outputs", *predicted.shape))
+        low_predicted = operand("predicted", predicted)
+        loss, errors = self._cross_entropy(predicted, low_predicted, embedding, batch.targets)
+        low_errors = operand("errors", errors)
+        d_outputs = self._products.multiply(low_errors, embedding, self._buffer("d_outputs", *predicted.shape))
         if kept:
             d_outputs.mul_(kept[1])
         d_gates = self._back(tape, d_outputs)
-        d_read = torch.mm(d_gates, self.weights["input_weight"].T)
+        low_d_gates = operand("d_gates", d_gates)
+        d_read = self._products.multiply(low_d_gates, input_weight.T, self._buffer("d_read", *predicted.shape))
         if kept:
             d_read.mul_(kept[0])
         products = {
-            "embedding": (errors, predicted),
-            "input_weight": (tape.read, d_gates),
-            "recurrent_weight": (tape.outputs[tape.previous], d_gates[batch.sizes[0] :]),
-            "projection": (tape.hidden, d_outputs),
+            "embedding": (low_errors, low_predicted),
+            "input_weight": (operand("read", tape.read), low_d_gates),
+            "recurrent_weight": (operand("before", tape.outputs[tape.previous]), low_d_gates[batch.sizes[0] :]),
+            "projection": (operand("hidden", tape.hidden), operand("d_outputs", d_outputs)),
         }
         scale = factor / max(len(inputs), 1)
         for name, (left, right) in products.items():
-            into[name].addmm_(left.T, right, alpha=scale)
+            self._products.add(left.T, right, scale, into[name])
         for name, terms in (("gate_bias", d_gates), ("output_bias", errors)):
             into[name].add_(terms.sum(0), alpha=scale)
         into["embedding"].index_add_(0, inputs, d_read, alpha=scale)
         return loss
 
-    def _read(self, inputs: Tensor, sizes: list[int], kept: Tensor | None) -> Tape:
+    def _read(self, inputs: Tensor, sizes: list[int], kept: Tensor | None, input_weight: Tensor) -> Tape:
         w, count, (units, width) = self.weights, len(inputs), self.weights["projection"].shape
         read = torch.index_select(w["embedding"], 0, inputs, out=self._buffer("read", count, width))
         if kept is not None:
             read.mul_(kept)
-        gates = torch.addmm(w["gate_bias"], read, w["input_weight"], out=self._buffer("gates", count, 3 * units))
+        gates = self._products.multiply(
+            self._products.operand("read", read), input_weight, self._buffer("gates", count, 3 * units), w["gate_bias"]
+        )
         memory, bounded, hidden = (self._buffer(name, count, units) for name in ("memory", "bounded", "hidden"))
         outputs = self._buffer("outputs", count, width)
         blocks = (torch.split_with_sizes(part, sizes) for part in (gates, memory, bounded, hidden, outputs))
@@ -156,10 +159,13 @@ class PackedModel:
             before = c, r
         return Tape(read, gates, memory, bounded, hidden, outputs, sizes)
 
-    def _cross_entropy(self, outputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+    def _cross_entropy(
+        self, outputs: Tensor, low_outputs: Tensor, low_embedding: Tensor, targets: Tensor
+    ) -> tuple[float, Tensor]:
         """Return the summed loss, and its gradient by the logits [N, V], in the memory of the logits."""
         bias, embedding = self.weights["output_bias"], self.weights["embedding"]
-        logits = torch.addmm(bias, outputs, embedding.T, out=self._buffer("logits", len(outputs), len(embedding)))
+        logits = self._buffer("logits", len(outputs), len(embedding))
+        self._products.multiply(low_outputs, low_embedding.T, logits, bias)
         errors = torch.softmax(logits, -1, out=logits)
         own = torch.arange(len(targets))
         chosen = errors[own, targets]

@@ -7,6 +7,7 @@ import torch
 from flsim.models.language_model import Params
 from flsim.training.clip import global_norm
 from flsim.training.cohort.gradient import PackedModel, packed_batches
+from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Steps
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm
@@ -17,12 +18,12 @@ class PackedTrainer:
 
     Args:
         like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
-        hparams: settings of local training, in precision "float32".
+        hparams: settings of local training, in precision "float32" or "bf16".
     """
 
     def __init__(self, like: Params, hparams: LocalHParams) -> None:
         self._hparams = hparams
-        self._model = PackedModel(like)
+        self._model = PackedModel(like, products_for(hparams.precision))
         self._start: Params = {}
 
     def pack(self, group: list[Steps]) -> list[Steps]:

@@ -1,0 +1,123 @@
+"""Products in bfloat16 against exact ones: within the rounding of the format, in a product and in a user's update."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from stacking import assert_same_counts, model_of, random_population, relative_error, rounding, start_of
+
+from flsim.base.errors import InputError
+from flsim.data.vocabulary import Layout
+from flsim.models.hparams import ModelHParams
+from flsim.training.cohort import products as products_module
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.products import Products, RoundedProducts, RoundingProducts, products_for
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
+
+WAYS = {"amx_bf16": RoundingProducts, "avx512_bf16": RoundedProducts}
+UNIT = 2**-8  # relative error of rounding to 8 significant bits, at most
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make this processor one with such instructions alone; without AMX the library then computes in float32."""
+    name: str = request.param
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {name: True})
+    return name
+
+
+@pytest.mark.parametrize("make", WAYS.values())
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 40), st.integers(0, 1000))
+def test_a_product_stays_within_the_rounding_of_its_operands(
+    make: type[Products], rows: int, inner: int, columns: int, seed: int
+) -> None:
+    """Each of two operands, and the product in memory, is off by 2^-8 of itself at most, in the first order."""
+    random = torch.Generator().manual_seed(seed)
+    left, right, bias, before = (
+        torch.randn(*shape, generator=random)
+        for shape in ((rows, inner), (inner, columns), (columns,), (rows, columns))
+    )
+    way = make()
+    low_left, low_right = way.operand("left", left), way.operand("right", right)
+    exact = left.double() @ right.double()
+    bound = 3.1 * UNIT * (left.double().abs() @ right.double().abs()) + 1e-5  # 0.1 for higher orders
+    multiplied = way.multiply(low_left, low_right, torch.empty(rows, columns))
+    biased = way.multiply(low_left, low_right, torch.empty(rows, columns), bias)
+    added = before.clone()
+    way.add(low_left, low_right, -0.5, added)
+    assert bool(((multiplied - exact).abs() <= bound).all())
+    assert bool(((biased - exact - bias).abs() <= bound).all())
+    assert bool(((added - before + 0.5 * exact).abs() <= bound).all())
+
+
+def test_other_products_are_those_of_before() -> None:
+    """The setting that AMX needs is of the process: it is put back, also after an error."""
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = settings.fp32_precision
+    one, other = torch.randn(40, 50), torch.randn(50, 60)
+    exact = one @ other
+    RoundingProducts().multiply(one, other, torch.empty(40, 60))
+    with pytest.raises(RuntimeError):
+        RoundingProducts().multiply(one, one, torch.empty(40, 60))
+    assert settings.fp32_precision == before
+    assert torch.equal(one @ other, exact)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": "momentum", "momentum": 0.5},
+        {"gradient_clip": 0.5},
+        {"proximal": 0.1, "epochs": 2},
+    ],
+    ids=str,
+)
+def test_an_update_stays_within_the_rounding_of_its_products(way: str, options: dict[str, Any]) -> None:
+    """Against the oracle in float64: the relative error of the summed update is what `rounding` derives."""
+    layout = Layout(60)
+    model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
+    hparams = LocalHParams(learning_rate=0.1, batch_size=16, precision="bf16", **options)
+    exact = train_cohort(model, population, range(4), hparams, 0, 0, 1e9)
+    tolerance = rounding("bf16", start_of(model), exact.norms / exact.users, 7 * hparams.epochs)
+    start = start_of(model.float())
+    engine = CohortEngine(start, layout, hparams)
+    total = engine.train(start, population, range(4), 0, 0, 1e9)
+    assert relative_error(total.delta, exact.delta) < tolerance
+    assert total.loss == pytest.approx(exact.loss, rel=tolerance)
+    assert_same_counts(total, exact)
+    if way == "avx512_bf16":  # which torch computes on any processor
+        plain = CohortEngine(start, layout, LocalHParams(learning_rate=0.1, batch_size=16, **options))
+        in_float32 = plain.train(start, population, range(4), 0, 0, 1e9)
+        assert relative_error(total.delta, exact.delta) > 10 * relative_error(in_float32.delta, exact.delta)
+
+
+def test_weights_move_by_less_than_bfloat16_could_tell(way: str) -> None:
+    """Updates of 2^-12 of a weight would vanish in weights of bfloat16; masters in float32 keep them."""
+    start = start_of(model_of(0).float())
+    engine = CohortEngine(start, Layout(12, record_words=6), LocalHParams(learning_rate=1e-4, precision="bf16"))
+    total = engine.train(start, random_population(3, 5, Layout(12, record_words=6)), range(3), 0, 0)
+    moved = {name: value.float() for name, value in total.delta.items()}
+    assert 0 < float(moved["embedding"].abs().max()) < 2**-9 * float(start["embedding"].abs().max())
+
+
+def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def on(**able: bool) -> type[Products]:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+        return type(products_for("bf16"))
+
+    products_module._say_that_float32_is_used.cache_clear()
+    assert type(products_for("float32")) is Products
+    assert on(amx_bf16=True, avx512_bf16=True) is RoundingProducts
+    assert on(amx_bf16=False, avx512_bf16=True) is RoundedProducts
+    assert capsys.readouterr().err == ""
+    assert on(amx_bf16=False) is on() is Products
+    assert capsys.readouterr().err.count("no instructions for bfloat16") == 1
+
+
+def test_tf32_is_no_precision_of_a_processor() -> None:
+    with pytest.raises(InputError, match='"tf32" needs an NVIDIA GPU'):
+        CohortEngine(start_of(model_of(0)), Layout(12), LocalHParams(precision="tf32"))
