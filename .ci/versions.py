@@ -34,7 +34,7 @@ def main() -> None:
         "what",
         nargs=argparse.REMAINDER,
         help="size; rows CONFIG with options of `flsim run`; bench with options of `flsim bench`; time with those of "
-        "`flsim`",
+        "`flsim`, in which {} is a new folder",
     )
     options = parser.parse_args()
     sides = (options.before.resolve(), HERE)
@@ -92,9 +92,10 @@ def measure(checkout: Path, kind: str, *arguments: str) -> dict[str, float]:
     """Return figures by their names: the results of a benchmark, or the seconds of a command."""
     if kind == "bench":
         return dict(figures(json.loads(flsim(checkout, "bench", *arguments, "--json"))))
-    began = time.monotonic()
-    flsim(checkout, *arguments)
-    return {"seconds": time.monotonic() - began}
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        flsim(checkout, *(argument.replace("{}", folder) for argument in arguments))
+        return {"seconds": time.monotonic() - began}
 
 
 def flsim(checkout: Path, *arguments: str) -> str:

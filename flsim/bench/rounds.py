@@ -49,6 +49,7 @@ class BenchHParams:
 
 def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
     """Make a synthetic corpus and a run over it, with a checkpoint per round and an evaluation of the last."""
+    folder.mkdir(parents=True, exist_ok=True)
     corpus = SyntheticHParams(
         users=hparams.users, words_per_user=hparams.words, vocabulary_size=hparams.vocabulary_size, test_users=1
     )

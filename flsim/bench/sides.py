@@ -3,16 +3,19 @@
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
+from flsim.algorithms.rounds import Round
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
-from flsim.bench.peers.work import Result, UserData, Work
+from flsim.bench.peers.model import PlainLSTM
+from flsim.bench.peers.work import PAD, Result, UserData, Work
 from flsim.data.records import batch
 from flsim.runs.folder import Run
 from flsim.training.batches import epoch_orders
@@ -37,28 +40,47 @@ def work_of(run: Run) -> Work:
     return Work(state.params, rounds, config.local.batch_size, config.local.learning_rate)
 
 
-def train_with_engines(run: Run, names: Sequence[EngineName]) -> dict[str, Result]:
-    """Train all rounds of a run on one thread; engines alternate, so that a noisy machine disturbs all."""
-    training, rounds = replace(run.federated.training_of(run.users, run.rounds), shards=1), run.rounds
-    sides = {name: replace(training, engine=name) for name in names}
-    under_way = {name: side.rounds(side.first_state(), rounds, side.send_in_process()) for name, side in sides.items()}
-    states, seconds = dict[str, State](), dict[str, list[float]]()
+def plain_work_of(work: Work, run: Run) -> Work:
+    """Return the same work as other platforms' own examples do it: with a plain LSTM over records of equal length."""
+    sizes, layout = run.config.model, run.users.layout
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        start = PlainLSTM(layout.vocabulary_size, sizes.embedding, sizes.units).state_dict()
+
+    def padded(part: torch.Tensor) -> torch.Tensor:
+        return pad(part, (0, layout.record_words - part.shape[1]), value=PAD)
+
+    rounds = [[(padded(inputs), padded(targets)) for inputs, targets in users] for users in work.rounds]
+    return replace(work, start=start, rounds=rounds)
+
+
+def train_with_engines(sides: Mapping[str, tuple[Run, EngineName]]) -> dict[str, Result]:
+    """Train all rounds of runs on one thread; they alternate, so that a noisy machine disturbs all of them.
+
+    Args:
+        sides: for each name, the run, and the engine that trains it. All runs have the same number of rounds.
+    """
+    under_way, states, seconds = dict[str, Iterator[Round]](), dict[str, State](), dict[str, list[float]]()
+    for name, (run, engine) in sides.items():
+        training = replace(run.federated.training_of(run.users, run.rounds), shards=1, engine=engine)
+        under_way[name] = training.rounds(training.first_state(), run.rounds, training.send_in_process())
     with threads(1):
-        for _ in range(rounds):
-            for name, side in under_way.items():
+        for _ in range(min(run.rounds for run, _ in sides.values())):
+            for name, rounds in under_way.items():
                 began = time.perf_counter()
-                states[name] = next(side).state
+                states[name] = next(rounds).state
                 seconds.setdefault(name, []).append(time.perf_counter() - began)
-    return {name: Result(states[name].params, seconds[name]) for name in names}
+    return {name: Result(states[name].params, seconds[name]) for name in sides}
 
 
-def train_with_peer(name: str, folder: Path, processors: int, python: Sequence[str]) -> Result:
-    """Train all rounds of the work in `folder` with another platform, in a process of its own.
+def train_with_peer(name: str, work: Path, processors: int, python: Sequence[str]) -> Result:
+    """Train all rounds of the work in a file with another platform, in a process of its own.
 
     Raises:
         RunFailed: the platform failed; the message has the last lines of its output.
     """
-    arguments = ["-m", "flsim.bench.peers", name, folder / "work", folder / name, str(processors)]
+    result = work.with_name(f"{work.name} {name}")
+    arguments = ["-m", "flsim.bench.peers", name, work, result, str(processors)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*python, *map(str, arguments)],
@@ -68,6 +90,6 @@ def train_with_peer(name: str, folder: Path, processors: int, python: Sequence[s
         text=True,
         check=False,
     )
-    if done.returncode or not (folder / name).exists():
+    if done.returncode or not result.exists():
         raise RunFailed("\n".join([f"{name} failed; it said last:", *done.stdout.splitlines()[-20:]]))
-    return Result.load(folder / name)
+    return Result.load(result)

@@ -32,7 +32,7 @@ class Exchange:
 
     Attributes:
         grid: Flower's message layer.
-        nodes: the node id of each shard.
+        shards: number of shards; each has a node of the grid.
         address: the run that requests are about.
         deadline: how long to wait for replies; it learns from their durations.
         retries: how often a shard is asked again after an error or the deadline.
@@ -40,7 +40,7 @@ class Exchange:
     """
 
     grid: Grid
-    nodes: Sequence[int]
+    shards: int
     address: Address
     deadline: Deadline
     retries: int
@@ -83,9 +83,9 @@ class Exchange:
 
         The attempt fills `replies`, and tells the deadline how long each reply took.
         """
-        wait_for_nodes(self.grid, len(self.nodes), self.stop, max(self.deadline.patience, NODES_DEADLINE))
+        nodes = wait_for_nodes(self.grid, self.shards, self.stop, max(self.deadline.patience, NODES_DEADLINE))
         messages = [
-            Message(content, self.nodes[request.shard], "train", group_id=str(request.round + 1))
+            Message(content, nodes[request.shard], "train", group_id=str(request.round + 1))
             for request, content in zip(asked, encode_requests(asked, self.address), strict=True)
         ]
         ids = self.grid.push_messages(messages)

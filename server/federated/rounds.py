@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flwr.serverapp import Grid
 
-from flsim.algorithms.checkpoint import digest_of
+from flsim.algorithms.checkpoint import digest_of, latest, round_of
 from flsim.algorithms.rounds import RoundRequest, Send, ShardReply
 from flsim.base.errors import Interrupted
 from flsim.base.logs import log, logging_to
@@ -46,10 +46,11 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
     system = run.federated.system
     # Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy.
     with hold_lock(run), logging_to(run.path), threads(1):
-        nodes = wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
+        if not _is_trained(run):  # else only evaluations may be missing, which need no client
+            wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
-        exchange = Exchange(grid, nodes, address, Deadline(system.deadline), system.retries, stop)
+        exchange = Exchange(grid, system.shards, address, Deadline(system.deadline), system.retries, stop)
 
         keeps = run.federated.training_of(run.users, run.rounds).method.user_slots
 
@@ -98,6 +99,12 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
     if spent:
         say(f"{run.name}: {report.sentence(spent, run.config.sampler, run.delta)}")
     return state
+
+
+def _is_trained(run: Run) -> bool:
+    """Return whether there is a checkpoint of the last round."""
+    newest = latest(run.path / "checkpoints")
+    return newest is not None and round_of(newest) >= run.rounds
 
 
 def leave(run: Run, state: State) -> None:

@@ -24,7 +24,9 @@ from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
 
 NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 19, the lowest priority of Linux
-START_DEADLINE = 600.0  # seconds until a new process runs: it may have to wait for its share of a GPU
+# Seconds until a new process runs, in the first attempt, and twice as long in each further one: Ray may lose an order
+# to start a process, and then waiting is in vain; but a busy machine, or a GPU that others hold, takes longer.
+START_DEADLINE = 120.0
 LOOK = 1.0  # seconds between two checks of deadlines while no evaluation ends
 
 Work = Callable[[Path, Path], object]
@@ -196,7 +198,7 @@ class EvaluationService:
             if error is None:
                 actor.since = time.monotonic()  # the deadline of its job counts from now
         for actor, job in self._pool.busy():
-            if late := self._late(actor):
+            if late := self._late(actor, job):
                 self._lose(actor, job, late)
         self._dispatch()
 
@@ -221,16 +223,14 @@ class EvaluationService:
         gpus = self._hparams.num_gpus
         return self._pool.start(_Evaluator, self._work, gpus, num_cpus=0, num_gpus=gpus)
 
-    def _late(self, actor: Actor[_Job]) -> str | None:
+    def _late(self, actor: Actor[_Job], job: _Job) -> str | None:
         """Return the reason that an attempt takes too long; None where it does not."""
         if actor.is_ready:
-            limit, what = self._hparams.deadline, "no result within {:g} s"
+            limit, what, hint = self._hparams.deadline, "no result", ""
         else:
-            limit, what = (
-                START_DEADLINE,
-                "no process started for it within {:g} s; check that its share of the GPUs is free",
-            )
-        return what.format(limit) if time.monotonic() - actor.since > limit else None
+            limit, what = START_DEADLINE * 2 ** (job.attempt - 1), "no process started for it"
+            hint = "; check that its share of the GPUs is free" if self._hparams.num_gpus else ""
+        return f"{what} within {limit:g} s{hint}" if time.monotonic() - actor.since > limit else None
 
     def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
         """Record the end of an attempt, with whatever outcome."""

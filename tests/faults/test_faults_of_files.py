@@ -7,7 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, fill, go_on, kill, resume, small_disk, wait_for
+from faulty import (
+    OPTIONS,
+    assert_equal_runs,
+    begin,
+    digests,
+    ended,
+    events,
+    fill,
+    go_on,
+    kill,
+    resume,
+    small_disk,
+    wait_for,
+)
 from helpers import Experiment, start
 from waiting import wait_until
 
@@ -39,8 +52,10 @@ def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: 
         assert code == 1
         assert re.search(r"could not be evaluated; `flsim run --resume` tries again: .*No space left on device", said)
         assert len(digests(lame)) == 30
+    clients = events(lame).count("client process started")
     resume(experiment, "lame")
     assert_equal_runs(lame, undisturbed)
+    assert events(lame).count("client process started") == clients  # evaluations need none
 
 
 @pytest.mark.slow

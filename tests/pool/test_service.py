@@ -18,6 +18,7 @@ from server.pool.evaluations import NICENESS, EvaluationService, ServiceHParams
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 TIMEOUT = 60.0  # seconds; nothing here takes more than a few
+FREE = "check that its share of the GPUs is free"
 
 
 def note(folder: Path, line: str) -> None:
@@ -283,6 +284,22 @@ def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -
     service = EvaluationService(freeze, ServiceHParams(deadline=0.5, retries=2))
     service.submit(run, run / "a")
     assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "failed", 3)]
+    service.close()
+
+
+def test_a_process_that_never_starts_is_ordered_again_and_has_twice_as_long(
+    monkeypatch: pytest.MonkeyPatch, run: Path
+) -> None:
+    """No machine of this cluster has a GPU, so that Ray never starts a process that holds one."""
+    monkeypatch.setattr("server.pool.evaluations.START_DEADLINE", 0.2)
+    service = EvaluationService(freeze, ServiceHParams(num_gpus=1.0, retries=2))
+    service.submit(run, run / "a")
+    (failed,) = service.drain(run, TIMEOUT)
+    assert [line.reason for line in read_evaluations(run)] == [
+        *(f"no process started for it within {seconds} s; {FREE}" for seconds in (0.2, 0.4)),
+        f"it failed 3 times, last with: no process started for it within 0.8 s; {FREE}",
+    ]
+    assert failed.outcome == "failed"
     service.close()
 
 

@@ -43,7 +43,11 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
 
 
 def peak_kilobytes(code: str, *arguments: Path) -> int:
-    """Peak memory of a Python process and those that it starts, together; what they share counts once."""
+    """Return the peak memory of a Python process and those that it starts, together; what they share counts once.
+
+    Pages of files are left out. The system takes them back, and how much of a library counts for a process depends on
+    how many other processes on the machine have loaded it.
+    """
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("memory is read from /proc/PID/smaps_rollup, which this system has not")
     peak = 0
@@ -56,11 +60,10 @@ def peak_kilobytes(code: str, *arguments: Path) -> int:
 
 
 def _kilobytes(pid: int) -> int:
-    """Resident memory of a process; of memory that it shares with others, its share."""
+    """Return a process's memory without pages of files; of memory that it shares with others, its share."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1])
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     return 0  # it ended
 
 

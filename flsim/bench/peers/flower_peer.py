@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from flsim.bench.peers.model import NextWord, train
+from flsim.bench.peers.model import model_type, train
 from flsim.bench.peers.work import Result, Work
 from flsim.models.language_model import Params
 
@@ -27,7 +27,8 @@ def train_one_user(message: Message, context: Context) -> Message:
     config = message.content.config_records["config"]
     work = load(Path(str(config["work"])))
     data = work.rounds[int(config["server-round"]) - 1][int(context.node_config["partition-id"])]
-    model = NextWord.from_params(message.content.array_records["arrays"].to_torch_state_dict())
+    params = message.content.array_records["arrays"].to_torch_state_dict()
+    model = model_type(params).from_params(params)
     train(model, data, work)
     metrics = MetricRecord({"num-examples": len(data[0])})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)

@@ -21,19 +21,25 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.internal.ops import pytorch_ops
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from torch import Tensor
+from torch import Tensor, nn
 
-from flsim.bench.peers.model import NextWord
+from flsim.bench.peers.model import model_type
 from flsim.bench.peers.work import Result, Work
+from flsim.models.language_model import Params
 
 
-class Model(NextWord):
-    """The module that pfl trains by its `loss`, with `metrics`, which pfl calls in its first round."""
+def trainable(params: Params) -> nn.Module:
+    """Return the model that pfl trains by its `loss`, with `metrics`, which pfl calls in its first round."""
+    model_class = model_type(params)
 
-    @torch.no_grad()
-    def metrics(self, inputs: Tensor, targets: Tensor) -> dict[str, Weighted]:
-        total, count = self.total_loss(inputs, targets)
-        return {"loss": Weighted(total.item(), count)}
+    class Model(model_class):  # type: ignore[misc, valid-type]
+        @torch.no_grad()
+        def metrics(self, inputs: Tensor, targets: Tensor) -> dict[str, Weighted]:
+            total, count = self.total_loss(inputs, targets)
+            return {"loss": Weighted(total.item(), count)}
+
+    model: nn.Module = Model.from_params(params)
+    return model
 
 
 class Clock(TrainingProcessCallback):  # type: ignore[misc]
@@ -59,7 +65,7 @@ def run(path: Path, cores: int) -> Result | None:  # noqa: ARG001 (torch's launc
         round_, user = map(int, name.split("/"))
         return PyTorchTensorDataset(work.rounds[round_][user], user_id=name)
 
-    module = Model.from_params(work.start)
+    module = trainable(work.start)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     data = FederatedDataset(dataset, sampler)
     clock = Clock()

@@ -9,6 +9,7 @@ from torch import Tensor
 from flsim.models.language_model import Params
 
 UserData = tuple[Tensor, Tensor]
+PAD = 0
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Work:
 
     Attributes:
         start: parameters of the global model.
-        rounds: for each round and user, int64 inputs and targets [records, longest record], padded with 0, in the order
-            in which the round trains on them.
+        rounds: for each round and user, int64 inputs and targets [records, longest record], padded with `PAD`, in the
+            order in which the round trains on them.
         batch_size: records in a step of the one local epoch.
         learning_rate: learning rate of a user's SGD.
     """
