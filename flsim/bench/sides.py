@@ -1,5 +1,6 @@
 """The sides of `flsim bench training`, each over all rounds of the same run: our engines, and other platforms."""
 
+import math
 import os
 import subprocess
 import time
@@ -43,9 +44,11 @@ def work_of(run: Run) -> Work:
 def plain_work_of(work: Work, run: Run) -> Work:
     """Return the same work as other platforms' own examples do it: with a plain LSTM over records of equal length."""
     sizes, layout = run.config.model, run.users.layout
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        start = PlainLSTM(layout.vocabulary_size, sizes.embedding, sizes.units).state_dict()
+    rng, bound = stream(0, "bench plain"), 1 / math.sqrt(sizes.units)  # as torch's LSTM draws its weights
+    start = {
+        name: torch.from_numpy(rng.uniform(-bound, bound, value.shape)).float()
+        for name, value in PlainLSTM(layout.vocabulary_size, sizes.embedding, sizes.units).state_dict().items()
+    }
 
     def padded(part: torch.Tensor) -> torch.Tensor:
         return pad(part, (0, layout.record_words - part.shape[1]), value=PAD)

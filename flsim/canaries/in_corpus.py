@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, refuse_existing, write_json
-from flsim.canaries.planting import Overlay, Planting, draw_canaries, plant
+from flsim.canaries.planting import Overlay, Planting, drawn_and_planted
 from flsim.canaries.population import Population, one_line
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
@@ -103,7 +103,7 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
     train = corpus.split("train")
     if not train.records:
         raise InputError(f"{corpus.path}: has no train records to plant canaries in; import a larger one")
-    planted = Planted(plant(train, draw_canaries(corpus, hparams, seed), seed), hparams, seed)
+    planted = Planted(drawn_and_planted(corpus, hparams, seed), hparams, seed)
     canaries, overlay = planted.planting.canaries, planted.planting.overlay
     return rewrite_corpus(
         corpus,
@@ -140,10 +140,10 @@ def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
     """Return the canaries that the corpus has in place, whatever the seed; else new ones.
 
     Raises:
-        InputError: see `draw_canaries`.
+        InputError: see `drawn_and_planted`.
     """
     planted = Planted.read(corpus)
-    return planted.planting if planted else plant(corpus.split("train"), draw_canaries(corpus, hparams, seed), seed)
+    return planted.planting if planted else drawn_and_planted(corpus, hparams, seed)
 
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:

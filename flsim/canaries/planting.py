@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
-from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase
+from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase, expected_copies
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
 
 REDRAWS = 100
+MOST = 2**16  # canaries; an overlay holds their indices as uint16
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,25 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
                 if start + position + length <= split.record_offsets[record + 1]:
                     present.add(gram)
     return present
+
+
+def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
+    """Return new canaries, planted among the training users.
+
+    Raises:
+        InputError: there are more canaries than an overlay can tell apart, about more copies than records, or see
+            `draw_canaries`.
+    """
+    train, canaries = corpus.split("train"), len(configurations(hparams))
+    copies = 0 if hparams.insertions else expected_copies(hparams, train.records)  # `plant` counts exact numbers
+    if canaries > MOST:
+        raise InputError(f"{canaries:,} canaries; a run has at most {MOST:,}: set a smaller canaries.count")
+    if copies > train.records:
+        raise InputError(
+            f"{canaries:,} canaries would replace about {copies:,.0f} records, and the training users have "
+            f"{train.records:,}; set a smaller canaries.count, or smaller canaries.p_u or canaries.p_e"
+        )
+    return plant(train, draw_canaries(corpus, hparams, seed), seed)
 
 
 def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:

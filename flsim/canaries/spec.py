@@ -97,6 +97,12 @@ def configurations(hparams: CanaryHParams) -> list[tuple[float, float, int | Non
     return [configuration for configuration in distinct for _ in range(hparams.count)]
 
 
+def expected_copies(hparams: CanaryHParams, records: int) -> float:
+    """Return the expected number of records that canaries replace, if none is claimed twice."""
+    planned = configurations(hparams)
+    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies in planned)
+
+
 def expected_insertions(canary: Canary, records: int) -> float:
     """Return the expected number of a population's `records` that a canary replaces."""
     return canary.p_u * canary.p_e * records if canary.copies is None else canary.copies

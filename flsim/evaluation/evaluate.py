@@ -18,7 +18,7 @@ from flsim.measures.built_in import ALSO, ALWAYS, WITH_OTHER_MODELS
 from flsim.measures.measure import Measure, ModelProbe, Probe
 from flsim.measures.prediction import Predict, predict_with
 from flsim.measures.quantity import Subject
-from flsim.memorization.random_sampling import RandomSampler, references
+from flsim.memorization.random_sampling import RandomSampler, references, refuse_too_many
 from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.models.quantization import FEWEST, MOST, quantized
 from flsim.results.rows import REFERENCES, Row
@@ -67,6 +67,10 @@ class EvaluationHParams:
             at_least_one(test_users=self.test_users)
         if self.weight_bits is not None and not FEWEST <= self.weight_bits <= MOST:
             raise InputError(f"weight_bits must be from {FEWEST} to {MOST}, found {self.weight_bits}")
+
+    def refuse_too_large(self, length: int) -> None:
+        """Raise InputError where references for canaries of `length` words do not fit this machine's memory."""
+        refuse_too_many(self.references, length - self.prefix)
 
 
 def evaluate(

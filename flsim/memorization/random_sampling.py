@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsim.base.machine import refuse_beyond_memory
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.memorization.score import count_at_most, log_perplexity, nats, rows_at_once
@@ -46,10 +47,20 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
     """Draw R: `count` continuations, each word uniform over the vocabulary's words, as int64 [count, length].
 
     Rows are in lexicographic order: rows that share their first words are neighbors, which makes `rank` faster.
+
+    Raises:
+        InputError: R does not fit the memory of this machine.
     """
+    refuse_too_many(count, length)
     rng = stream(seed, "references")
     drawn = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
     return torch.from_numpy(drawn[np.lexsort(drawn.T[::-1])])
+
+
+def refuse_too_many(count: int, length: int) -> None:
+    """Raise InputError where R, `count` continuations of `length` words, does not fit the memory of this machine."""
+    drawn_and_sorted = 2 * 8 * count * length
+    refuse_beyond_memory(drawn_and_sorted, f"evaluation.references = {count:,}", "set fewer references")
 
 
 class RandomSampler:

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+import torch
+
+from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, resolve_class
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel, representative
@@ -38,6 +41,19 @@ def with_low_precision() -> str:
 def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
     """Return a model of these settings before `initialize`; built-in models are all zeros."""
     return class_of(hparams.architecture)(vocabulary_size, hparams)
+
+
+def weights_of(vocabulary_size: int, hparams: ModelSettings) -> int:
+    """Return the number of trained weights of a built-in architecture, without memory for them.
+
+    Raises:
+        InputError: a tensor of such sizes could not be addressed.
+    """
+    try:
+        with torch.device("meta"):
+            return sum(value.numel() for value in build(vocabulary_size, hparams).trainable.values())
+    except RuntimeError as error:  # an overflow of 64 bits
+        raise InputError(f"model: no tensor can be that large ({error}); set smaller sizes") from error
 
 
 def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> TrainableModel:

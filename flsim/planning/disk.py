@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flsim.canaries.population import order_dtype
-from flsim.canaries.spec import CanaryHParams, configurations
+from flsim.canaries.spec import configurations, expected_copies
 from flsim.data.corpus import Corpus
 from flsim.models.architectures import build
 from flsim.runs.config import Config
@@ -45,12 +45,6 @@ class DiskUse:
 def parameters_of(config: Config, vocabulary: int) -> int:
     """Return the number of the model's trained weights; a user's own model code is executed."""
     return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
-
-
-def expected_copies(hparams: CanaryHParams, records: int) -> float:
-    """Return the expected number of records that canaries replace, if none is claimed twice."""
-    planned = configurations(hparams)
-    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies in planned)
 
 
 def checkpoint_bytes(config: Config, vocabulary: int) -> int:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flsim.canaries.spec import CanaryHParams, configurations
+from flsim.canaries.spec import CanaryHParams, configurations, expected_copies
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
-from flsim.planning.disk import expected_copies
 from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 
 WORLD = "data.world"

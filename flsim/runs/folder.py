@@ -336,6 +336,7 @@ def _foresee_training(settings: Config, train: Split) -> None:
     """Raise InputError if training could not begin."""
     rounds = settings.rounds_over(train)
     settings.training_of(train, rounds)
+    settings.evaluation.refuse_too_large(settings.canaries.length)
     if settings.privacy.mechanism == "dp":
         population = _population(settings, train)
         delta = settings.privacy.delta_for(population)

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, naming_own_code
+from flsim.base.machine import refuse_beyond_memory
 from flsim.data.vocabulary import Layout
-from flsim.models.architectures import build
+from flsim.models.architectures import build, weights_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, digest_of
 from flsim.models.loss import loss_sum
@@ -15,13 +16,18 @@ TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 
 
 def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
-    """Try a user's own network on a few tokens; a built-in network is not tried.
+    """Try a user's own network on a few tokens; of a built-in one only the size is checked.
 
     Raises:
-        InputError: the network cannot be made, or is not what `TrainableModel` asks for. The message names what is
-            wrong; an error of the user's code names its file and line.
+        InputError: the network does not fit this machine's memory, cannot be made, or is not what `TrainableModel` asks
+            for. The message names what is wrong; an error of the user's code names its file and line.
     """
     if not is_own(model.architecture):
+        number = weights_of(layout.vocabulary_size, model)
+        update = 8  # bytes of a weight in a sum of updates, which are added in float64
+        refuse_beyond_memory(
+            (4 + update) * number, f"a model of {number:,} weights", "set a smaller model.embedding or model.units"
+        )
         return
     try:
         with naming_own_code(InputError):

@@ -157,6 +157,8 @@ class Config(ABC):
     has_a_line_per_round: ClassVar[bool]  # rounds.jsonl; otherwise it has one for each saved round
 
     def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed must not be negative, found {self.seed}")
         if self.evaluation.prefix >= self.canaries.length:
             raise InputError(
                 f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
