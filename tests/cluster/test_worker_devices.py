@@ -28,10 +28,13 @@ def ray_of_two_gpus() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray warns of its own settings
 def test_each_worker_sets_its_own_gpu_before_anything_else(ray_of_two_gpus: None, tmp_path: Path) -> None:
     """All workers see both GPUs. torch's functions are recorded in place of done, as there may be no such GPUs."""
 
     def work(settings: dict[str, Any]) -> None:
+        from unittest.mock import patch
+
         import torch
         import torch.distributed as dist
 
@@ -39,12 +42,13 @@ def test_each_worker_sets_its_own_gpu_before_anything_else(ray_of_two_gpus: None
         from server.central.workers import use_own_device
 
         calls: list[list[object]] = []
-        torch.cuda.is_available = lambda: True  # type: ignore[assignment]
-        torch.cuda.set_device = lambda device: calls.append(["device", str(device)])  # type: ignore[assignment]
-        torch.cuda.set_per_process_memory_fraction = (  # type: ignore[assignment]
-            lambda share: calls.append(["share", share])
-        )
-        use_own_device(CentralSystemHParams(device="cuda", workers=2), 0.9)
+        fakes: dict[str, Any] = {
+            "is_available": lambda: True,
+            "set_device": lambda device: calls.append(["device", str(device)]),
+            "set_per_process_memory_fraction": lambda share: calls.append(["share", share]),
+        }
+        with patch.multiple(torch.cuda, **fakes):
+            use_own_device(CentralSystemHParams(device="cuda", workers=2), 0.9)
         about = {"calls": calls, "sees": os.environ["CUDA_VISIBLE_DEVICES"], "given": ray.get_gpu_ids()}
         (Path(settings["folder"]) / f"{dist.get_rank()}.json").write_text(json.dumps(about))
 

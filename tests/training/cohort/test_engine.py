@@ -21,7 +21,9 @@ from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine, bounds
+from flsim.training.cohort.packing import PackedGroup
 from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.steps import Steps
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.update import UpdateSum
@@ -131,7 +133,12 @@ def test_groups_are_few_and_of_like_size(users: int, at_once: int) -> None:
 def test_stacked_users_train_in_groups_of_like_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven users of whom three fit: 2, 2 and 3, not 3, 3 and 1."""
     sizes, pack = list[int](), StackedTrainer.pack
-    monkeypatch.setattr(StackedTrainer, "pack", lambda self, group: sizes.append(len(group)) or pack(self, group))
+
+    def recorded(self: StackedTrainer, group: list[Steps]) -> PackedGroup:
+        sizes.append(len(group))
+        return pack(self, group)
+
+    monkeypatch.setattr(StackedTrainer, "pack", recorded)
     start = start_of(model_of(0))
     engine = CohortEngine(start, LAYOUT, LocalHParams(), micro_cohort=3)
     engine.train(start, InMemory(LAYOUT, [[[1, 2]]] * 7), range(7), 0, 0)
