@@ -18,7 +18,7 @@ from flsim.models.language_model import LanguageModel, State
 CPU_FLOATS = 2**22  # log-probs in one piece; a step holds up to three: 50 MB in float32
 GPU_FLOATS = 2**28  # on a GPU at most: few large steps, as each step has about a hundred launches of kernels
 OTHER_FLOATS = 2**25  # on other devices
-BYTES = 48  # of a GPU's memory for each float of a piece: a step holds up to about ten more, some in float64
+BYTES = 48  # of a GPU's memory for each float of a piece; ranks take 20 with the paper's model, others' cells more
 
 
 def rows_at_once(log_probs: Tensor) -> int:

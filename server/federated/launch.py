@@ -42,7 +42,7 @@ def simulate(
         _refuse_what_does_not_fit(share)
         run = with_shards(run, sum(share.fits(node) for node in nodes()))
         shards = run.federated.system.known_shards
-        _say_what_stays_idle(run.name, share, shards, nodes(), cpus)
+        say_what_stays_idle(run.name, share, shards, nodes(), cpus)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
@@ -87,7 +87,7 @@ def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
 
 
-def _say_what_stays_idle(
+def say_what_stays_idle(
     name: str, share: ClientShare, shards: int, nodes: Sequence[dict[str, float]], cpus: int | None
 ) -> None:
     """Say that fewer client processes work than a person made room for: GPUs, or cores that were asked for.

@@ -250,7 +250,9 @@ class EvaluationService:
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
-            self._lose(actor, job, reason_of(outcome))
+            is_of_share = isinstance(outcome, RayTaskError) and 0 < self._hparams.num_gpus < 1
+            what_to_do = "; raise system.gpus_for_evaluation" if is_of_share else ""
+            self._lose(actor, job, reason_of(outcome) + what_to_do)
         else:
             self._end(actor, job, "diverged" if isinstance(outcome.cause, Diverged) else "failed", reason_of(outcome))
 
