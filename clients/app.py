@@ -14,6 +14,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import FederatedTraining, ShardReply
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
@@ -48,9 +49,8 @@ def _open(address: Address) -> tuple[Run, FederatedTraining, Engine]:
         raise InputError(f"{address.run}: its config.toml is not the one that the server trains with")
     torch.set_num_threads(run.config.system.training_threads)
     gpus = _gpus() if torch.cuda.is_available() else 0.0
-    training = run.federated.training_of(
-        run.users, run.rounds, "cuda" if gpus else "cpu", UserStates(run.path / FOLDER)
-    )
+    states, sizes = UserStates(run.path / FOLDER), MicroCohorts(run.path)
+    training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu", states, sizes)
     return run, training, training.engine_here(min(1.0, gpus or 1.0))
 
 

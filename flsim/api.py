@@ -195,7 +195,7 @@ def run(
         if not resume:
             discard(opened)
         raise
-    return opened
+    return Run.open(path)  # with what was decided when training began
 
 
 def evaluate(

@@ -14,10 +14,12 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
 from flsim.runs import config
 from flsim.runs.config import FederatedConfig
+from flsim.runs.config.federated import SHARDS
 from flsim.runs.folder import Run
 from server.cluster.internals import is_simulated
 from server.cluster.start import cluster
 from server.federated import rounds
+from server.federated.rounds import with_shards
 from server.pool.supernodes import SuperNodes
 from server.stopping import Stop, stopping
 
@@ -36,9 +38,12 @@ def main(grid: Grid, context: Context) -> None:
         if is_simulated(grid):
             refuse_other_code(Path.cwd())
         run, stop = run_of(str(asked["config"]), str(asked["out"]), resume=bool(asked["resume"])), Stop()
+        # SuperNodes connect one after another, so that their number now would be a matter of chance.
+        run = with_shards(run, SHARDS)
         system = run.federated.system
         with ray_for_evaluators(grid), stopping(stop):
-            rounds.train(SuperNodes(grid, system.shards, stop), run, stop, system.gpus_for_evaluation or 0.0)
+            grid = SuperNodes(grid, system.known_shards, stop)
+            rounds.train(grid, run, stop, system.gpus_for_evaluation or 0.0)
     except (InputError, RunFailed) as error:
         say(f"flsim: {error}")
         raise error.with_traceback(None) from None  # Flower prints a whole traceback, and only the line matters

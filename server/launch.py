@@ -35,7 +35,7 @@ def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, f
     system = config.system
     if isinstance(config, FederatedConfig):
         training, evaluation = federated.gpu_shares(config.system, [node.get("GPU", 0.0) for node in resources])
-        processes, cpus = config.system.shards, config.system.cpus_per_client
+        processes, cpus = config.system.known_shards, config.system.cpus_per_client
     elif isinstance(config, CentralConfig):
         training, evaluation = central.gpu_shares(config.system)
         processes, cpus = config.system.workers, config.system.threads

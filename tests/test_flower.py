@@ -27,7 +27,7 @@ def train_without_flower(run: Run, rounds: int) -> State:
     config, training, seed = run.federated, run.federated.training, run.config.seed
     state = fedavg.init(run.corpus.layout.vocabulary_size, config.model, seed, training, config.privacy)
     engine = engine_of(config.system.engine, model_of(run.provenance), run.corpus.layout, config.local)
-    bounds = [len(run.users) * shard // config.system.shards for shard in range(config.system.shards + 1)]
+    bounds = [len(run.users) * shard // config.system.known_shards for shard in range(config.system.known_shards + 1)]
     for round_ in range(rounds):
         cohort = draw_cohort(seed, round_, len(run.users), training.cohort, training.sampler).tolist()
         total = UpdateSum.zero(state.params)

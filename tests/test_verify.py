@@ -10,6 +10,10 @@ from faulty import SETTINGS
 from helpers import Experiment, Flsim, Trained
 from test_central_run import CENTRAL
 
+from flsim.algorithms.micro_cohorts import FILE
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+
 
 def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
     trained: Trained, flsim: Flsim, tmp_path: Path
@@ -30,6 +34,17 @@ def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
     code, _, said = flsim("verify", run, "--round", "31")
     assert code == 2
     assert "cannot verify round 31; it logged 1 to 30" in said
+
+
+@pytest.mark.slow
+def test_rounds_of_users_who_train_stacked_too(experiment: Experiment, flsim: Flsim) -> None:
+    """With a size that is recorded for one shard from round 2 on, as where memory ran out there."""
+    run = Run.create(load(experiment.config, ["system.micro_cohort=4", "system.shards=2"]), experiment.folder / "run")
+    (run.path / FILE).write_text('{"users": 1, "shard": 1, "round": 1}\n')
+    experiment.run("run", "system.micro_cohort=4", "system.shards=2", options=["--resume"])
+    assert (run.path / FILE).read_text().count("\n") == 1
+    for round_ in (1, 2, 4):
+        assert "equal" in flsim("verify", run.path, "--round", str(round_), "--device", "cpu")[1]
 
 
 @pytest.mark.slow

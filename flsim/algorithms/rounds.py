@@ -19,6 +19,7 @@ from flsim.algorithms import fedavg, server_optimizers
 from flsim.algorithms.algorithm import Algorithm, train_users, zero_of
 from flsim.algorithms.built_in import algorithm_named
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own
@@ -112,11 +113,13 @@ class FederatedTraining:
         seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
         shards: number of contiguous ranges of users, each of which gets one request a round.
         engine: the engine that trains users in this process; see `flsim.training.engines.engine_of`.
-        micro_cohort: number of users that the cohort engine trains at once; None to choose it by the device's memory.
+        micro_cohort: number of users that the cohort engine trains at once; None to choose it by the device's memory,
+            once for all processes that share `micro_cohorts`.
         device: torch's name of the device in this process.
         length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where
             learning rates are constant.
         user_states: the tensors that users keep between rounds, for algorithms that have `user_slots`.
+        micro_cohorts: the record of sizes of micro-cohorts, for engines that stack users.
 
     Raises:
         InputError: the population has no such cohort, there are more shards than users, or the model lacks the
@@ -135,6 +138,7 @@ class FederatedTraining:
     device: str = "cpu"
     length: int | None = None
     user_states: UserStates = field(default_factory=UserStates)
+    micro_cohorts: MicroCohorts = field(default_factory=MicroCohorts)
 
     def __post_init__(self) -> None:
         check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
@@ -212,7 +216,7 @@ class FederatedTraining:
 
     def send_in_process(self) -> Send:
         """Return a function that trains requested shards in this process, one after another."""
-        engine = self.engine_here()
+        engine = self.engine_here(self.micro_cohorts.memory_share)
 
         def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
             return [
@@ -228,13 +232,16 @@ class FederatedTraining:
         model = build(layout.vocabulary_size, self.model).to(self.device)
         if self.method.has_own_steps:
             return LocalEngine(model, self.local, self.length)
-        return engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
+        engine = engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
+        self.micro_cohorts.settle(engine, memory_share, self.micro_cohort is not None)
+        return engine
 
     def update(self, engine: Engine, asked: RoundRequest) -> UpdateSum:
         """Return the sum over a request's users, with the records that they have in its round."""
         users = self.users.at(asked.round)
         if not self.method.has_own_steps:
-            return engine.train(asked.params, users, asked.users.tolist(), self.seed, asked.round, asked.clip)
+            with self.micro_cohorts.recorded(engine, asked.shard, asked.round):
+                return engine.train(asked.params, users, asked.users.tolist(), self.seed, asked.round, asked.clip)
         return train_users(
             self.method,
             cast(LocalEngine, engine).model,

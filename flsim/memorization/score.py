@@ -15,7 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from flsim.base.errors import Diverged
 from flsim.models.language_model import LanguageModel, State
 
-CPU_FLOATS, GPU_FLOATS = 2**22, 2**25  # log-probs in one piece; a step holds up to three: 50 MB and 400 MB in float32
+CPU_FLOATS = 2**22  # log-probs in one piece; a step holds up to three: 50 MB in float32
+GPU_FLOATS = 2**28  # on a GPU at most: few large steps, as each step has about a hundred launches of kernels
+OTHER_FLOATS = 2**25  # on other devices
+BYTES = 48  # of a GPU's memory for each float of a piece; ranks take 20 with the paper's model, others' cells more
 
 
 def rows_at_once(log_probs: Tensor) -> int:
@@ -24,7 +27,22 @@ def rows_at_once(log_probs: Tensor) -> int:
     Args:
         log_probs: [N, V] of any step of the model.
     """
-    return max(1, (CPU_FLOATS if log_probs.device.type == "cpu" else GPU_FLOATS) // log_probs.shape[1])
+    return max(1, floats_at_once(log_probs.device) // log_probs.shape[1])
+
+
+def floats_at_once(device: torch.device) -> int:
+    """Return how many values of a piece one step may hold.
+
+    On an NVIDIA GPU this is the largest power of two that fits the share of the whole memory that this process may
+    take. The memory that is free at this moment does not count: other pieces may round scores otherwise.
+    """
+    if device.type == "cpu":
+        return CPU_FLOATS
+    if device.type != "cuda":
+        return OTHER_FLOATS
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    fitting = int(torch.cuda.get_device_properties(device).total_memory * share) // BYTES
+    return min(GPU_FLOATS, 1 << max(fitting.bit_length() - 1, 0))
 
 
 def nats(log_probs: Tensor) -> Tensor:

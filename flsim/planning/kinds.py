@@ -38,7 +38,7 @@ def kind_of(config: Config) -> str:
     parts: list[object] = [config.privacy.mechanism, named, model.embedding, model.units, model.layers]
     if isinstance(config, FederatedConfig):
         local = config.local
-        parts = ["federated", config.system.engine, *parts, config.system.shards, config.system.cpus_per_client]
+        parts = ["federated", config.system.engine, *parts, config.system.known_shards, config.system.cpus_per_client]
         parts += [local.batch_size, local.epochs, local.max_records, local.precision, config.system.micro_cohort]
     elif isinstance(config, CentralConfig):
         parts = ["central", config.system.engine, *parts, config.system.device, config.system.workers]

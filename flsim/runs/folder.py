@@ -10,6 +10,7 @@ users/           what users keep between rounds, if the algorithm needs it (flsi
 rows/            round-000010.parquet, ...: results of evaluations
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round (central training: per saved step), with loss, seconds, ... (flsim.runs.roundlog)
+micro-cohorts.jsonl  how many users train at once, where users are stacked (flsim.algorithms.micro_cohorts)
 log.jsonl        events, for people and machines (flsim.base.logs)
 run.json         name, setting, world, status, round; digests of the configuration and of the corpus
 tensorboard/, mlflow/, wandb/  the numbers of rounds and evaluations, for trackers (flsim.runs.trackers)
@@ -22,9 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flsim.algorithms import checkpoint
+from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.training import Training
-from flsim.algorithms.user_states import FOLDER as USERS
-from flsim.algorithms.user_states import UserStates
+from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.canaries.in_corpus import planting_of, settled
@@ -84,9 +85,7 @@ class Run:
             refuse_unfit(settings.model, corpus.layout, settings.seed)
             _foresee_training(settings, train)
             if not len(corpus.split("test")):
-                raise InputError(
-                    f"{corpus.path}: has no test users to measure utility on; import it with a larger --test"
-                )
+                raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed)
             dump(own_code.with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
@@ -108,20 +107,24 @@ class Run:
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
         corpus = Corpus.open(settings.data.corpus)
-        settings = replace(settings, canaries=settled(corpus, settings.canaries))
+        settings = replace(settings, canaries=settled(corpus, settings.canaries)).resuming(started.config)
         own_code.refuse_other_settings(started.config, settings, path)
         run = cls(path, own_code.with_copies(settings, path))
         run.verify()
         refuse_unfit(run.config.model, corpus.layout, settings.seed)
         refuse_foreign_rows(path, run.identity)
-        if not (path / "checkpoints").is_dir():
+        if not (kept := path / "checkpoints").is_dir():
             raise InputError(
-                f"{path / 'checkpoints'}: no such folder; put it back, or make an empty one to train the run again "
-                f"from its beginning"
+                f"{kept}: no such folder; put it back, or make an empty one to train the run again from its beginning"
             )
-        with new_file(path / "config.toml") as partial:
-            dump(run.config, partial)
+        run.recorded(run.config)
         return run
+
+    def recorded(self, settings: Config) -> "Run":
+        """Write settings to config.toml in place of the former ones, and return the run with them."""
+        with new_file(self.path / "config.toml") as partial:
+            dump(settings, partial)
+        return Run(self.path, settings)
 
     @classmethod
     def open(cls, path: Path) -> "Run":
@@ -220,9 +223,8 @@ class Run:
 
     def training(self, device: str | None = None) -> Training:
         """Return the training of this run's users, for this process and a device of torch."""
-        return self.config.training_of(
-            self.users, self.rounds, device, UserStates(self.path / USERS, is_read_only=True)
-        )
+        states, sizes = UserStates(self.path / FOLDER, is_read_only=True), MicroCohorts(self.path, is_read_only=True)
+        return self.config.training_of(self.users, self.rounds, device, states, sizes)
 
     @property
     def has_a_line_per_round(self) -> bool:

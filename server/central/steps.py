@@ -72,12 +72,23 @@ def opened(run: Run) -> tuple[CentralTraining, State]:
     return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
-def use(system: CentralSystemHParams, gpus: float) -> None:
-    """Restrict this process to its share of the machine."""
+def use(system: CentralSystemHParams, gpus: float, device: torch.device | None = None) -> None:
+    """Restrict this process to its share of the machine.
+
+    Args:
+        system: system settings of the run.
+        gpus: share of a GPU that this process may fill.
+        device: this process' GPU where it sees those of others as well; the calling thread uses it from now on.
+
+    Raises:
+        InputError: there is no GPU where the settings ask for one.
+    """
     torch.set_num_threads(system.threads)
     if system.device == "cuda":
         if not torch.cuda.is_available():
             raise InputError('system.device is "cuda", but torch finds no GPU on the node that Ray chose')
+        if device is not None:
+            torch.cuda.set_device(device)
         torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import naming_own_code
+from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
 from flsim.training.central.distributed import DistributedEngine, shared
@@ -73,7 +74,7 @@ def _work(settings: dict[str, Any]) -> None:
     told, run, leads = settings["told"], Run.open(settings["path"]), dist.get_rank() == 0
     stop = StopFile(run.path)
     try:
-        use(run.central.system, settings["gpus"])
+        use_own_device(run.central.system, settings["gpus"])
         with hold_lock(run) if leads else nullcontext(), naming_own_code():
             state = shared(opened(run)[1] if leads else None)
             training = run.central.training_of(run.users, run.rounds)
@@ -87,3 +88,12 @@ def _work(settings: dict[str, Any]) -> None:
     except (InputError, RunFailed, OSError) as error:
         told.put(error)
         raise
+
+
+def use_own_device(system: CentralSystemHParams, gpus: float) -> None:
+    """Restrict a worker of Ray Train to its share of the machine, see `server.central.steps.use`."""
+    from ray.train.torch import get_device
+
+    # Ray Train shows each worker all GPUs of its node: without this all of them would use the first one, which NCCL
+    # refuses as a duplicate. The device of a thread is its own, so this runs in the thread that trains.
+    use(system, gpus, get_device())

@@ -10,6 +10,7 @@ from flsim.training.hparams import Precision
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
+from server.federated.rounds import with_shards
 from server.pool.grid import ClientShare, ray_grid
 from server.stopping import Stop, stopping
 
@@ -39,11 +40,14 @@ def simulate(
         client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
         _refuse_what_does_not_fit(share)
+        run = with_shards(run, sum(share.fits(node) for node in nodes()))
+        shards = run.federated.system.known_shards
+        say_what_stays_idle(run.name, share, shards, nodes(), cpus)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
         say_where(run.path, address is None and head is None)
-        with ray_grid("clients.app:app", system.shards, share, machines) as grid:
+        with ray_grid("clients.app:app", shards, share, machines) as grid:
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
 
 
@@ -81,6 +85,28 @@ def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
     """Raise InputError where the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
+
+
+def say_what_stays_idle(
+    name: str, share: ClientShare, shards: int, nodes: Sequence[dict[str, float]], cpus: int | None
+) -> None:
+    """Say that fewer client processes work than a person made room for: GPUs, or cores that were asked for.
+
+    Args:
+        name: name of the run.
+        share: the share of a machine of each process.
+        shards: number of shards.
+        nodes: resources of the machines.
+        cpus: cores that a person asked for; None where nobody did.
+    """
+    room = sum(share.fits(node) for node in nodes)
+    idle = int(sum(node.get("GPU", 0.0) for node in nodes) - shards * share.gpus) if share.gpus else 0
+    if room > shards and (idle >= 1 or cpus is not None):
+        gpus = f" {idle} GPU{'s' * (idle > 1)} stay{'s' * (idle == 1)} idle;" if idle >= 1 else ""
+        say(
+            f"{name}: {room} client processes have room, and {shards} work at once, as system.shards = {shards};{gpus} "
+            f"a new run with system.shards = {room} would use all"
+        )
 
 
 def _refuse_what_does_not_fit(share: ClientShare) -> None:

@@ -4,15 +4,19 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from flwr.serverapp import Grid
 
+from flsim.algorithms import micro_cohorts
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
 from flsim.algorithms.rounds import RoundRequest, Send, ShardReply
 from flsim.base.errors import Interrupted
+from flsim.base.jsonl import NewLines
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import report
+from flsim.runs.config.federated import SHARDS
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
 from flsim.runs.recovery import recover
@@ -47,10 +51,10 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
     # Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy.
     with hold_lock(run), logging_to(run.path), threads(1):
         if not _is_trained(run):  # else only evaluations may be missing, which need no client
-            wait_for_nodes(grid, system.shards, stop, NODES_DEADLINE)
+            wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
-        exchange = Exchange(grid, system.shards, address, Deadline(system.deadline), system.retries, stop)
+        exchange = Exchange(grid, system.known_shards, address, Deadline(system.deadline), system.retries, stop)
 
         keeps = run.federated.training_of(run.users, run.rounds).method.user_slots
 
@@ -66,9 +70,24 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
             return train_rounds(run, run.latest_state(), send, evaluations)
 
 
+def with_shards(run: Run, processes: int) -> Run:
+    """Return the run with the number of shards that its settings say, or that is decided now and recorded in it.
+
+    Args:
+        run: the run; one that has rounds already, of a version that recorded no number, had 2 shards.
+        processes: number of client processes that have room.
+    """
+    if run.federated.system.shards is not None:
+        return run
+    has_begun = run.last_round or latest(run.path / "checkpoints")
+    return run.recorded(run.federated.with_shards(SHARDS if has_begun else processes, len(run.users)))
+
+
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
     """Train all rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
     training = run.federated.training_of(run.users, run.rounds)
+    sizes = NewLines(run.path / micro_cohorts.FILE)
+    sizes.take()  # those of earlier processes are known
     with progress(run.name, run.rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         try:
@@ -88,6 +107,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                     digest=digest_of(state),
                 )
                 began = now
+                say_micro_cohorts(run.name, sizes.take())
                 if run.is_saved_at(state.round):
                     keep(run, state, evaluations)
                 evaluations.poll()
@@ -105,6 +125,21 @@ def _is_trained(run: Run) -> bool:
     """Return whether there is a checkpoint of the last round."""
     newest = latest(run.path / "checkpoints")
     return newest is not None and round_of(newest) >= run.rounds
+
+
+def say_micro_cohorts(name: str, lines: Sequence[Any]) -> None:
+    """Log how many users clients train at once, and say where memory ran out."""
+    for line in filter(micro_cohorts.is_line, lines):
+        if "shard" not in line:
+            log.info("micro-cohort", extra={"users": line["users"], "device": str(line.get("device"))})
+            continue
+        say(
+            f"{name}: memory ran out in round {line['round'] + 1}; from then on {line['users']:,} users of shard "
+            f"{line['shard']} train at once, also after a resume; a smaller system.micro_cohort would avoid it",
+            round=line["round"] + 1,
+            shard=line["shard"],
+            users=line["users"],
+        )
 
 
 def leave(run: Run, state: State) -> None:

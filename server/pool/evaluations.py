@@ -29,6 +29,7 @@ NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 
 START_DEADLINE = 120.0
 LOOK = 1.0  # seconds between two checks of deadlines while no evaluation ends
 
+MEMORY = 2**30  # bytes of a GPU that a process may take however small its share is: two million references fit
 Work = Callable[[Path, Path], object]
 
 
@@ -38,8 +39,8 @@ class ServiceHParams:
 
     Attributes:
         evaluators: number of processes.
-        num_gpus: GPUs of each process, which clients have to leave free; may be a fraction. With 0 each process runs on
-            one CPU thread.
+        num_gpus: GPUs of each process, which clients have to leave free; may be a fraction. A process takes at most
+            this share of the GPU's memory, or 1 GiB where that is more. With 0 each process runs on one CPU thread.
         queue: the most checkpoints of a run in the service, including those whose outcome was not asked for yet.
         deadline: seconds for an attempt; a process that takes longer is killed.
         retries: number of further attempts at a checkpoint whose process died, was killed, or ran out of memory.
@@ -64,7 +65,9 @@ class _Evaluator:
 
     def __init__(self, work: Work, num_gpus: float) -> None:
         os.nice(NICENESS)
-        if not num_gpus:
+        if num_gpus:
+            limit_memory(num_gpus)
+        else:
             torch.set_num_threads(1)
         self._work, self._spent = work, 0.0
 
@@ -77,6 +80,16 @@ class _Evaluator:
         self._work(run, checkpoint)
         spent, self._spent = self._spent, time.process_time()
         return time.monotonic() - began, time.time(), self._spent - spent
+
+
+def limit_memory(num_gpus: float) -> None:
+    """Keep torch in this process from more of the GPU's memory than its share, as Ray only keeps accounts of shares.
+
+    A process beyond its share would take memory from the clients that train on the same GPU.
+    """
+    if torch.cuda.is_available():  # otherwise the work itself says that there is no GPU
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(num_gpus, MEMORY / whole)))
 
 
 @dataclass(frozen=True)
@@ -237,7 +250,9 @@ class EvaluationService:
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
-            self._lose(actor, job, reason_of(outcome))
+            is_of_share = isinstance(outcome, RayTaskError) and 0 < self._hparams.num_gpus < 1
+            what_to_do = "; raise system.gpus_for_evaluation" if is_of_share else ""
+            self._lose(actor, job, reason_of(outcome) + what_to_do)
         else:
             self._end(actor, job, "diverged" if isinstance(outcome.cause, Diverged) else "failed", reason_of(outcome))
 

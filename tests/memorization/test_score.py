@@ -1,6 +1,7 @@
 """Log-perplexity against the equations."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,12 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, TableModel
 
 from flsim.base.errors import Diverged
+from flsim.data.vocabulary import Layout
 from flsim.memorization import score
+from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.memorization.score import bits, log_perplexities, log_perplexity
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
 
 PHRASES = all_phrases(4)
 pairs = st.lists(
@@ -53,6 +58,44 @@ def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> No
     whole = log_perplexity(model, prefix, phrases)
     monkeypatch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
     torch.testing.assert_close(log_perplexity(model, prefix, phrases), whole, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "share", "expected"),
+    [
+        (140, 1.0, 2**28),  # 12.9 GB in a step, and no more however large the GPU is
+        (140, 0.05, 2**27),  # 7.0 GB: 6.4 of them
+        (24, 1.0, 2**28),
+        (8, 1.0, 2**27),
+        (8, 0.125, 2**24),
+    ],
+)
+def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
+    gigabytes: float, share: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """48 bytes for each float, and as many floats as a power of two."""
+    about = SimpleNamespace(total_memory=int(gigabytes * 1e9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+    floats = score.floats_at_once(torch.device("cuda", 0))
+    assert floats == expected
+    assert 48 * floats <= gigabytes * share * 1e9
+    assert score.floats_at_once(torch.device("cpu")) == 2**22
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, of which there is none")
+def test_a_step_on_a_gpu_stays_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of a model that memorized nothing, which read most references to their end."""
+    layout, floats = Layout(10_000), 2**24
+    monkeypatch.setattr(score, "GPU_FLOATS", floats)
+    model = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).cuda()
+    among = references(0, 400_000, 4, layout).cuda()
+    sampler = RandomSampler(model, among)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    sampler.rank(torch.tensor([layout.bos, 5]).cuda(), torch.tensor([6, 7, 8, 9]).cuda())
+    own = 6 * among.numel() * among.element_size()  # references, sorted and chosen from
+    assert torch.cuda.max_memory_allocated() - before <= score.BYTES * floats + own
 
 
 def test_probabilities_of_all_phrases_of_all_tokens_sum_to_one() -> None:

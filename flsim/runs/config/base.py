@@ -5,10 +5,11 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import PlainValidator
 
+from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.training import Training
 from flsim.algorithms.user_states import UserStates
@@ -257,9 +258,18 @@ class Config(ABC):
     def planned(self, population: int, rounds: int) -> Entry:
         """Return the ledger's entry for `rounds` rounds on `population` users, in central training records."""
 
+    def resuming(self, started: "Config") -> Self:  # noqa: ARG002 (most settings depend on no earlier ones)
+        """Return these settings for a run that was started with others: what both leave open was decided then."""
+        return self
+
     @abstractmethod
     def training_of(
-        self, users: Population | Split, rounds: int, device: str | None = None, user_states: UserStates | None = None
+        self,
+        users: Population | Split,
+        rounds: int,
+        device: str | None = None,
+        user_states: UserStates | None = None,
+        micro_cohorts: MicroCohorts | None = None,
     ) -> Training:
         """Return the training of these users.
 
@@ -268,6 +278,7 @@ class Config(ABC):
             rounds: number of rounds.
             device: torch's device in this process; where None the one of the settings, or a CPU.
             user_states: what users keep between rounds; in memory where None.
+            micro_cohorts: the record of sizes of micro-cohorts; in memory where None.
 
         Raises:
             InputError: training cannot begin.

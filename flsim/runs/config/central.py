@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from flsim.algorithms import participation
+from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
@@ -169,6 +170,7 @@ class CentralConfig(Config):
         rounds: int,
         device: str | None = None,  # noqa: ARG002 (a setting says it)
         user_states: UserStates | None = None,  # noqa: ARG002 (records keep nothing)
+        micro_cohorts: MicroCohorts | None = None,  # noqa: ARG002 (there are no cohorts)
     ) -> CentralTraining:
         training = CentralTraining(
             users,

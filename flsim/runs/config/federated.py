@@ -1,14 +1,15 @@
 """The configuration of a federated run."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import numpy as np
 
 from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.built_in import algorithm_named, label_of
 from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.user_states import UserStates
@@ -22,6 +23,8 @@ from flsim.privacy.ledger import Entry
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
+
+SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,12 @@ class SystemHParams(CommonSystemHParams):
     Attributes:
         engine: "cohort" trains many users with the same kernels. "local" is plain PyTorch: slower, and it trains any
             architecture.
-        micro_cohort: Users that the cohort engine trains at the same time. When not set: as many as suit the device, on
-            a CPU one. Unit: users.
-        shards: Number of Flower nodes. Each holds a contiguous range of users and replies once a round. Unit: nodes.
+        micro_cohort: Users that the cohort engine trains at the same time. When not set: on a CPU one, on a GPU as many
+            as fit its memory when the run begins, which micro-cohorts.jsonl in the run folder records. Unit: users.
+        shards: Number of Flower nodes. Each holds a contiguous range of users and replies once a round. No more client
+            processes than shards work at the same time. When not set: as many as client processes have room when
+            `flsim run` begins the run, no more than the cohort; 2 under `flwr run`, and in a sweep that trains several
+            runs at once. The run folder keeps the number. Unit: nodes.
         cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
             When not set: 1 where the cluster has GPUs. Unit: GPUs.
@@ -68,7 +74,7 @@ class SystemHParams(CommonSystemHParams):
 
     engine: EngineName = "cohort"
     micro_cohort: int | None = None
-    shards: int = 2
+    shards: int | None = None
     cpus_per_client: int = 1
     gpus_per_client: float | None = None
     deadline: float | None = None
@@ -76,9 +82,11 @@ class SystemHParams(CommonSystemHParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(shards=self.shards, cpus_per_client=self.cpus_per_client)
-        if self.micro_cohort is not None:
-            at_least_one(micro_cohort=self.micro_cohort)
+        at_least_one(cpus_per_client=self.cpus_per_client)
+        for name in ("micro_cohort", "shards"):
+            value = getattr(self, name)
+            if value is not None:
+                at_least_one(**{name: value})
         for name in ("gpus_per_client", "retries"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -89,6 +97,11 @@ class SystemHParams(CommonSystemHParams):
     @property
     def training_threads(self) -> int:
         return self.cpus_per_client
+
+    @property
+    def known_shards(self) -> int:
+        """Return the number of shards; 2 where it is not decided yet."""
+        return SHARDS if self.shards is None else self.shards
 
 
 @dataclass(frozen=True)
@@ -178,8 +191,32 @@ class FederatedConfig(Config):
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
         )
 
+    def with_shards(self, processes: int, users: int) -> Self:
+        """Return the settings with a number of shards: their own one, or one for each client process.
+
+        There are no more than users of a round, as a shard without any of them has no work.
+
+        Args:
+            processes: number of client processes that have room, at least 1.
+            users: number of training users.
+        """
+        if self.system.shards is not None:
+            return self
+        number = min(processes, users, max(self.training.cohort, SHARDS))
+        return replace(self, system=replace(self.system, shards=number))
+
+    def resuming(self, started: Config) -> Self:
+        if self.system.shards is None and isinstance(started, FederatedConfig):
+            return replace(self, system=replace(self.system, shards=started.system.shards))
+        return self
+
     def training_of(
-        self, users: Population | Split, rounds: int, device: str | None = None, user_states: UserStates | None = None
+        self,
+        users: Population | Split,
+        rounds: int,
+        device: str | None = None,
+        user_states: UserStates | None = None,
+        micro_cohorts: MicroCohorts | None = None,
     ) -> FederatedTraining:
         return FederatedTraining(
             users,
@@ -188,12 +225,13 @@ class FederatedConfig(Config):
             self.local,
             self.privacy,
             self.seed,
-            self.system.shards,
+            self.system.known_shards,
             self.system.engine,
             self.system.micro_cohort,
             device or "cpu",
             rounds,
             user_states or UserStates(),
+            micro_cohorts or MicroCohorts(),
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

@@ -44,13 +44,30 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
         yield
         return
     settings = torch.backends.cuda.matmul
-    names = ("fp32_precision", "allow_bf16_reduced_precision_reduction")
-    before = [getattr(settings, name) for name in names]
+    before = settings.allow_bf16_reduced_precision_reduction
+    settings.allow_bf16_reduced_precision_reduction = False
     try:
-        for name, value in zip(names, ("tf32" if precision == "tf32" else "ieee", False), strict=True):
-            setattr(settings, name, value)
-        with current(device):
+        with float32_products(precision), current(device):
             yield
     finally:
-        for name, value in zip(names, before, strict=True):
-            setattr(settings, name, value)
+        settings.allow_bf16_reduced_precision_reduction = before
+
+
+@contextmanager
+def float32_products(precision: Precision) -> Iterator[None]:
+    """Set whether products of float32 matrices on GPUs use TF32, and restore all former settings afterwards.
+
+    torch has an older setting (`allow_tf32`, `set_float32_matmul_precision`) and newer ones (`fp32_precision`, for GPUs
+    and for CPUs). Its functions that read the older setting raise RuntimeError where a newer one contradicts it. In the
+    block they agree.
+    """
+    gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    newer = gpu.fp32_precision, cpu.fp32_precision
+    gpu.fp32_precision = cpu.fp32_precision = "ieee"  # with which the older setting can be read, whatever it is
+    older = torch.get_float32_matmul_precision()
+    try:
+        gpu.allow_tf32 = precision == "tf32"  # sets the older setting, and the newer one for GPUs
+        yield
+    finally:
+        torch.set_float32_matmul_precision(older)  # sets the newer ones too
+        gpu.fp32_precision, cpu.fp32_precision = newer

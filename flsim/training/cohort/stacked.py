@@ -24,7 +24,7 @@ from flsim.training.optimizers import BETAS, optimizer_named
 GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, so that there are few different shapes
 WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
-SLACK = 0.9  # share of the free memory; the rest is for libraries
+SLACK = 0.9  # share of this process' memory; the rest is for libraries
 
 
 class StackedTrainer:
@@ -74,14 +74,18 @@ class StackedTrainer:
 
     @staticmethod
     def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
-        """Return how many users fill the device and fit its free memory, at least 1."""
+        """Return how many users fill the device and fit the share of its whole memory, at least 1.
+
+        The number depends on the device and the share alone. What other programs hold at this moment would make it
+        another number after a restart, and other groups may change the last bits of sums.
+        """
         device = representative(like).device
         if device.type != "cuda":
             return CPU_USERS
         fixed, per_user = StackedTrainer.memory(like, hparams, layout)
-        free, whole = torch.cuda.mem_get_info(device)
-        fitting = int((min(free, whole * memory_share) * SLACK - fixed) // per_user)
-        return max(1, min(fitting, WAVES * torch.cuda.get_device_properties(device).multi_processor_count))
+        about = torch.cuda.get_device_properties(device)
+        fitting = int((about.total_memory * memory_share * SLACK - fixed) // per_user)
+        return max(1, min(fitting, WAVES * about.multi_processor_count))
 
     @staticmethod
     def memory(like: Params, hparams: LocalHParams, layout: Layout) -> tuple[int, int]:

@@ -1,8 +1,10 @@
 """The cohort engine against the local one: the same sums, counts and losses, whatever the users and the options."""
 
+import math
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,10 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.engine import CohortEngine, bounds
+from flsim.training.cohort.packing import PackedGroup
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.steps import Steps
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.update import UpdateSum
@@ -113,6 +118,31 @@ def test_padding_and_order_of_the_cohort_change_only_rounding() -> None:
     one = engine.train(start_of(model), population, [0, 1, 2, 3, 4], 0, 0)
     other = engine.train(start_of(model), population, np.array([3, 1, 4, 0, 2]), 0, 0)
     assert_equal(other, one, 1e-12)
+
+
+@given(st.integers(0, 2000), st.integers(1, 400))
+def test_groups_are_few_and_of_like_size(users: int, at_once: int) -> None:
+    """As few as the largest size allows, and none larger than another one by more than 1."""
+    sizes = [end - first for first, end in pairwise(bounds(users, at_once))]
+    assert sum(sizes) == users
+    assert len(sizes) == math.ceil(users / at_once)
+    assert max(sizes, default=0) <= at_once
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+def test_stacked_users_train_in_groups_of_like_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven users of whom three fit: 2, 2 and 3, not 3, 3 and 1."""
+    sizes, pack = list[int](), StackedTrainer.pack
+
+    def recorded(self: StackedTrainer, group: list[Steps]) -> PackedGroup:
+        sizes.append(len(group))
+        return pack(self, group)
+
+    monkeypatch.setattr(StackedTrainer, "pack", recorded)
+    start = start_of(model_of(0))
+    engine = CohortEngine(start, LAYOUT, LocalHParams(), micro_cohort=3)
+    engine.train(start, InMemory(LAYOUT, [[[1, 2]]] * 7), range(7), 0, 0)
+    assert sizes == [2, 2, 3]
 
 
 def test_what_the_device_cannot_do_is_refused() -> None:

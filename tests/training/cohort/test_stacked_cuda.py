@@ -19,6 +19,7 @@ from stacking import (
 
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
+from flsim.training.cohort.cuda_graphs import capture_stream
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.hparams import LocalHParams
@@ -61,19 +62,38 @@ def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any]) -> N
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
 def test_graphs_change_nothing(precision: Any, others: dict[str, Any]) -> None:
-    """Nor does a second time, with graphs that are there already, or larger users in between, which move buffers."""
+    """But rounding. Nor does a second time, with graphs that are there already, or larger users in between.
+
+    Graphs round shapes up, and other shapes may be summed in another order. Both updates are then as far from the exact
+    one as rounding allows. Users of 30 records take two steps at most. Larger users move buffers.
+    """
     population, larger = random_population(USERS, 30, LAYOUT), random_population(USERS, 80, LAYOUT, seed=1)
     hparams = options(precision, **others)
     start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
     plain = StackedTrainer(start, hparams, LAYOUT, USERS, graphs=False)
     graphs = StackedTrainer(start, hparams, LAYOUT, USERS)
     expected = train_stacked(plain, start, population, hparams)
+    times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
+    tolerance = 2 * times * rounding(precision, start, expected.norms / expected.users, 2)
     for others_first in (None, None, larger):
         if others_first is not None:
             train_stacked(graphs, start, others_first, hparams)
         found = train_stacked(graphs, start, population, hparams)
-        assert relative_error(found.delta, expected.delta) < 1e-6
-        assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert relative_error(found.delta, expected.delta) < tolerance
+        assert found.loss == pytest.approx(expected.loss, rel=tolerance)
+
+
+def test_all_shapes_are_captured_on_one_stream() -> None:
+    """Each further one would keep a workspace of cuBLAS."""
+    hparams = options("float32")
+    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    capture_stream.cache_clear()
+    trainer = StackedTrainer(start, hparams, LAYOUT, USERS)
+    for records in (80, 50, 20):
+        train_stacked(trainer, start, random_population(USERS, records, LAYOUT), hparams)
+    about = capture_stream.cache_info()
+    assert about.misses == 1
+    assert about.hits > 1
 
 
 def test_what_it_says_of_memory_holds() -> None:
