@@ -1,4 +1,4 @@
-"""The local training of a micro-cohort as one flat array, with little padding."""
+"""Steps of training as one flat array, with little padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class PackedGroup:
     """Users, ordered by number of steps, so that the users that still train at any step are the first ones.
 
     Attributes:
-        order: int64 [users], the index in the argument of `pack` of the user at each place.
+        order: int64 [users], the index in the argument of `pack` or `pack_users` of the user at each place.
         tokens: number of positions of each user over all steps, in the order of the argument.
         shapes: the shape of each step.
         data: int32, the steps one after another; in pinned memory where `pin` was set.
@@ -120,7 +120,7 @@ def pack(
     segment_step = np.concatenate([np.arange(len(member)) for member in members])
     count = np.concatenate([np.diff(member.ends, prepend=0) for member in members])
     begin = np.cumsum(count) - count
-    shapes = _shapes(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
+    shapes = shapes_of(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
     _, times, rows, positions = np.array(shapes, np.int64).reshape(steps, 4).T
     parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64).reshape(
         -1, len(Parts._fields)
@@ -151,10 +151,17 @@ def pack(
     return PackedGroup(order, tokens.tolist(), shapes, data)
 
 
-def _shapes(
+def shapes_of(
     step: Ints, count: Ints, time: Ints, row: Ints, steps: int, rounding: Shape, most: Shape | None
 ) -> list[Shape]:
-    """Return each step's shape from each segment's step, number of positions, last time and last row."""
+    """Return each step's shape.
+
+    Args:
+        step, count, time, row: int64 [segments], the step, number of positions, last time and last row of each segment,
+            which is a step of a user.
+        steps: number of steps.
+        rounding, most: as in `pack`.
+    """
     sizes = np.zeros((4, steps), np.int64)
     sizes[0] = np.bincount(step, minlength=steps)
     for size, values in zip(sizes[1:], (time + 1, row + 1, count), strict=True):
