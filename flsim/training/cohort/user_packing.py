@@ -1,12 +1,13 @@
 """The local training of a micro-cohort as one flat array, made from the users' records at once.
 
 The array is that of `pack` over `steps_of`, which lay out one user after another and sort all positions. Here only
-records are sorted. A mask of the real positions of a step, [user, time, row] with the longest record in row 0, lists
-them in the order of `Steps` by itself.
+records are sorted. The rows of a step that reach a time are then its first ones, so that their number at each time
+places every position.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -21,27 +22,25 @@ from flsim.training.hparams import LocalHParams
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The rows of all steps of u users; s segments, each of which is a step of a user.
+class Segments:
+    """The rows of all steps of a micro-cohort, by step, then user, then length, longest first.
 
-    Users are ordered by number of steps, most first. Segments are ordered by step, then user; the rows of a segment by
-    length, longest first.
+    A segment is a step of a user. Users are ordered by number of steps, most first, so that the users of any step are
+    the first ones.
 
     Attributes:
-        order: int64 [u], the index of the user at each place.
-        users: int64 [steps], number of users that take each step; they are the first ones.
-        segment: int64 [rows], the segment of each row.
-        length: int64 [rows], number of positions.
-        start: int64 [rows], where the row's first input is in `sequences`.
-        sequences: BOS, words and EOS of every record of every user.
+        users: int64 [steps], number of users that take each step.
+        sizes: int64 [segments, times], number of rows at each time; the sum over times is the number of positions.
+        length: int64 [rows], number of positions of each row.
+        start: int64 [rows], place of each row's first word in all words of the users.
+        has_eos: bool [rows], whether the row's last target is EOS.
     """
 
-    order: Ints
     users: Ints
-    segment: Ints
+    sizes: Ints
     length: Ints
     start: Ints
-    sequences: Tokens
+    has_eos: NDArray[np.bool_]
 
 
 def pack_users(
@@ -60,95 +59,106 @@ def pack_users(
         hparams: settings of local training.
         rounding, most, pin: as in `flsim.training.cohort.packing.pack`.
     """
-    rows = _rows(group, layout, hparams)
-    in_segment = np.bincount(rows.segment, minlength=int(rows.users.sum()))
-    first = np.cumsum(in_segment) - in_segment
-    row = np.arange(len(rows.segment)) - np.repeat(first, in_segment)
-    count = np.diff(np.cumsum(rows.length)[first + in_segment - 1], prepend=0)
+    order = np.argsort([-hparams.examples(len(records)) // hparams.batch_size for records, _ in group], kind="stable")
+    members = [group[place] for place in order]
+    segments = _segments(members, layout, hparams)
+    users, sizes = segments.users, segments.sizes
+    steps, count, rows, times = len(users), sizes.sum(1), sizes[:, 0], np.count_nonzero(sizes, axis=1)
+    shapes = shapes_of(np.repeat(np.arange(steps), users), count, times - 1, rows - 1, steps, rounding, most)
 
-    begins = np.cumsum(rows.users) - rows.users  # the first segment of each step
-    steps, segment_step = len(begins), np.repeat(np.arange(len(begins)), rows.users)
-    shapes = shapes_of(segment_step, count, rows.length[first] - 1, in_segment - 1, steps, rounding, most)
-    lengths, starts = np.zeros((2, len(count), max((shape.rows for shape in shapes), default=0)), np.int64)
-    lengths[rows.segment, row], starts[rows.segment, row] = rows.length, rows.start
-
+    # One token more at either end: the input of a first word and the target of a last one are replaced.
+    unread = np.zeros(1, layout.token_type)
+    words = np.concatenate([unread, *(records.tokens for records, _ in members), unread], dtype=layout.token_type)
     data = torch.empty(sum(shape.values for shape in shapes), dtype=torch.int32, pin_memory=pin)
-    end = 0
-    for step, shape in enumerate(shapes):
+    end, ends, row_ends = 0, np.append(0, np.cumsum(users)), np.append(0, np.cumsum(rows))
+    for step, (shape, (first, last)) in enumerate(zip(shapes, pairwise(ends.tolist()), strict=True)):
         part, end = data[end : end + shape.values], end + shape.values
         part.numpy().fill(0)  # by NumPy, in this thread: threads of torch would wait for each other
-        parts, segments = shape.parts(part), slice(begins[step], begins[step] + rows.users[step])
+        parts, own = shape.parts(part), slice(row_ends[first], row_ends[last])
         parts.number.fill_(step + 1)
-        _fill(parts, lengths[segments, : shape.rows], starts[segments, : shape.rows], count[segments], rows.sequences)
+        in_step = Segments(
+            users[step : step + 1], sizes[first:last], segments.length[own], segments.start[own], segments.has_eos[own]
+        )
+        _fill(parts, in_step, words, layout)
 
-    user = np.arange(len(count)) - np.repeat(begins, rows.users)
     tokens = np.zeros(len(group), np.int64)
-    np.add.at(tokens, rows.order[user], count)
-    return PackedGroup(rows.order, tokens.tolist(), shapes, data)
+    np.add.at(tokens, order[np.arange(len(count)) - np.repeat(ends[:-1], users)], count)
+    return PackedGroup(order, tokens.tolist(), shapes, data)
 
 
-def _rows(group: Sequence[Participant], layout: Layout, hparams: LocalHParams) -> Rows:
-    examples = np.array([hparams.examples(len(records)) for records, _ in group])
-    steps_an_epoch = -(-examples // hparams.batch_size)
-    order = np.argsort(-steps_an_epoch, kind="stable")
-    examples, steps_an_epoch = examples[order], steps_an_epoch[order]
-    members = [group[place] for place in order]
+def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHParams) -> Segments:
+    """Return the segments of users that are ordered by number of steps, most first."""
+    epochs, batch = hparams.epochs, hparams.batch_size
+    examples = np.array([hparams.examples(len(records)) for records, _ in members])
+    steps_an_epoch = -(-examples // batch)
+    users = np.searchsorted(-steps_an_epoch * epochs, -np.arange(steps_an_epoch[0] * epochs))
 
-    # A pass is a user's epoch: its records in the order of training.
-    passes = [epoch for records, rng in members for epoch in epoch_orders(len(records), hparams, rng)]
-    pass_user = np.repeat(np.arange(len(members)), hparams.epochs)
-    pass_step = np.tile(np.arange(hparams.epochs), len(members)) * steps_an_epoch[pass_user]
-    pass_rows = examples[pass_user]
-    in_pass = np.arange(pass_rows.sum()) - np.repeat(np.cumsum(pass_rows) - pass_rows, pass_rows)
-    step = in_pass // hparams.batch_size + np.repeat(pass_step, pass_rows)
+    # A pass is an epoch of a user: its records in the order of training.
+    passes = [indices for records, rng in members for indices in epoch_orders(len(records), hparams, rng)]
+    user, epoch = np.divmod(np.arange(len(passes)), epochs)
+    in_pass = examples[user]
+    ends = np.cumsum(in_pass)
+    row = np.arange(ends[-1])
+    step = (row - np.repeat(ends - in_pass, in_pass)) // batch + np.repeat(epoch * steps_an_epoch[user], in_pass)
+    segment = (np.cumsum(users) - users)[step] + np.repeat(user, in_pass)
+    begin, first = _begins([records for records, _ in members])
+    record = np.concatenate(passes) + np.repeat(first[user], in_pass)
+    start = begin[record]
+    words = begin[record + 1] - start
+    has_eos = layout.ends_with_eos(words)
+    length = words + has_eos
 
-    sizes = np.array([len(records) for records, _ in members])
-    record = np.concatenate(passes) + np.repeat((np.cumsum(sizes) - sizes)[pass_user], pass_rows)
-    joined = Records.joined([records for records, _ in members])
-    words = np.diff(joined.offsets)[record]
-    length = words + layout.ends_with_eos(words)
-    start = joined.offsets[record] + 2 * record + 1  # each boundary of records holds an EOS and a BOS
-
-    steps = steps_an_epoch * hparams.epochs
-    users = np.searchsorted(-steps, -np.arange(steps[0]))  # those with more steps than the step's index
-    segment = (np.cumsum(users) - users)[step] + np.repeat(pass_user, pass_rows)
-    # Keys hold their own index: so they are unique, and sorting them is faster than sorting indices.
-    longest, rows = int(length.max(initial=0)), len(length)
-    keys = (segment * (longest + 1) + longest - length) * rows + np.arange(rows)
+    longest = int(length.max(initial=1))
+    by_length = segment * longest + (longest - length)
+    table = np.bincount(by_length, minlength=int(users.sum()) * longest).reshape(-1, longest)
+    # Keys that hold the row itself are unique: they can be sorted, which is faster than an argsort.
+    keys = by_length * len(row) + row
     keys.sort()
-    by_length = keys % max(rows, 1)
-    return Rows(order, users, segment[by_length], length[by_length], start[by_length], _sequences(joined, layout))
+    order = keys % max(len(row), 1)
+    return Segments(users, np.cumsum(table, axis=1)[:, ::-1], length[order], start[order], has_eos[order])
 
 
-def _sequences(records: Records, layout: Layout) -> Tokens:
-    """Return EOS and BOS at every boundary of records, also before the first and after the last one."""
-    boundaries = np.tile(np.array([layout.eos, layout.bos], layout.token_type), len(records.offsets))
-    return np.insert(records.tokens.astype(layout.token_type), np.repeat(records.offsets, 2), boundaries)
+def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
+    """Return where the records of all users begin in all words, and the place of each user's first record in this.
+
+    Each user's part has one value more than the user has records: where the last one ends.
+    """
+    parts = np.array([len(records.offsets) for records in users])
+    words = np.array([records.words for records in users])
+    begins = np.concatenate([records.offsets for records in users]) + np.repeat(np.cumsum(words) - words, parts)
+    return begins, np.cumsum(parts) - parts
 
 
-def _fill(parts: Parts, length: Ints, start: Ints, count: Ints, sequences: Tokens) -> None:
+def _fill(parts: Parts, segments: Segments, words: Tokens, layout: Layout) -> None:
     """Write a step of the first u users into parts that are 0.
 
     Args:
         parts: the step.
-        length, start: int64 [u, rows], as in `Rows`; 0 where there is no row.
-        count: int64 [u], number of positions.
-        sequences: see `Rows`.
+        segments: the segments of this step.
+        words: all words of the users, with one token before and one after.
+        layout: the corpus' token layout.
     """
-    _, times, rows = parts.tokens.shape
-    positions = parts.places.shape[1]
-    time = np.arange(times)[:, None]
-    place = np.flatnonzero(time < length[:, None])
-    source = (start[:, None] + time).ravel()[place]
-    listed = np.flatnonzero(np.arange(positions) < count[:, None])
-    first = np.arange(len(count)) * times * rows - rows  # a block comes before the first time
-    tokens, places, targets = (_flat(part) for part in (parts.tokens, parts.places, parts.targets))
-    tokens[place] = sequences[source]
-    targets[listed] = sequences[source + 1]
-    places[listed] = place - np.repeat(first, count)
-    _flat(parts.counts)[: len(count)] = count
+    sizes = segments.sizes
+    users, times = sizes.shape
+    user, count, in_user = np.arange(users), sizes.sum(1), sizes[:, 0]
+    block = sizes.ravel()  # a block holds the positions of a user at a time, by row
+    begin = np.cumsum(block) - block
+    time, first_row = np.tile(np.arange(times), users), np.cumsum(in_user) - in_user
+    position, row = np.arange(count.sum()), np.arange(len(segments.start))
 
+    source = segments.start[position + np.repeat(np.repeat(first_row, times) - begin, block)]
+    source += np.repeat(time, block)
+    inputs, targets = words[source], words[1:][source]
+    owner = np.repeat(user, in_user)
+    last = begin[owner * times + segments.length - 1] + row - first_row[owner]
+    targets[last[segments.has_eos]] = layout.eos
 
-def _flat(part: torch.Tensor) -> NDArray[np.int32]:
-    values: NDArray[np.int32] = part.numpy().reshape(-1)
-    return values
+    _, all_times, rows = parts.tokens.shape
+    place = position + np.repeat((time + 1) * rows - begin, block)
+    listed = position + np.repeat(user * parts.places.shape[1] - begin[::times], count)
+    parts.places.numpy().reshape(-1)[listed] = place
+    parts.targets.numpy().reshape(-1)[listed] = targets
+    place += np.repeat((user * all_times - 1) * rows, count)
+    parts.tokens.numpy().reshape(-1)[place] = inputs
+    parts.tokens.numpy()[:users, 0] = layout.bos * (np.arange(rows) < sizes[:, :1])
+    parts.counts.numpy()[:users] = count
