@@ -121,34 +121,55 @@ def pack(
     count = np.concatenate([np.diff(member.ends, prepend=0) for member in members])
     begin = np.cumsum(count) - count
     shapes = shapes_of(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
-    _, times, rows, positions = np.array(shapes, np.int64).reshape(steps, 4).T
-    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64).reshape(
-        -1, len(Parts._fields)
-    )
-    first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
-
-    def at(part: int, per_user: Ints) -> Ints:
-        """Return where each segment's user begins in a part of its step."""
-        begins: Ints = first[part][segment_step] + segment_user * per_user[segment_step]
-        return begins
+    data, first = allocate(shapes, segment_step, segment_user, count, pin, scalars)
 
     def spread(values: Ints) -> NDArray[np.int32]:
         """Return each segment's value for all of its positions."""
         return np.repeat(values.astype(np.int32), count)
 
+    flat: NDArray[np.int32] = data.numpy()
+    rows = spread(np.array([shape.rows for shape in shapes], np.int64)[segment_step])
+    place = time * rows + row
+    flat[place + spread(first[0])] = inputs
+    listed = np.arange(len(inputs), dtype=np.int32) + spread(first[1] - begin)
+    flat[listed] = place + rows
+    flat[listed + spread(first[2] - first[1])] = targets
+    return PackedGroup(order, tokens.tolist(), shapes, data)
+
+
+def allocate(
+    shapes: Sequence[Shape],
+    step: Ints,
+    user: Ints,
+    count: Ints,
+    pin: bool = False,
+    scalars: NDArray[np.float64] | None = None,
+) -> tuple[Tensor, Ints]:
+    """Return the flat array of steps without their positions, and where these belong.
+
+    Args:
+        shapes: the shape of each step.
+        step, user, count: int64 [segments], the step, user and number of positions of each segment, which is a step of
+            a user.
+        pin, scalars: as in `pack`.
+
+    Returns:
+        int32, the steps one after another, and int64 [3, segments], where in it the tokens, places and targets of each
+        segment begin.
+    """
+    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
+    parts = parts.reshape(-1, len(Parts._fields))
+    first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
     data = torch.empty(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
     flat: NDArray[np.int32] = data.numpy()
     flat.fill(0)  # by NumPy, in this thread: threads of torch would wait for each other
-    place = time * spread(rows[segment_step]) + row
-    flat[place + spread(at(0, times * rows))] = inputs
-    listed = np.arange(len(inputs), dtype=np.int32) + spread(at(1, positions) - begin)
-    flat[listed] = place + spread(rows[segment_step])
-    flat[listed + spread((first[2] - first[1])[segment_step])] = targets
-    flat[at(3, np.ones(steps, np.int64))] = count
-    flat[first[4]] = np.arange(1, steps + 1)
+    flat[first[3][step] + user] = count
+    flat[first[4]] = np.arange(1, len(shapes) + 1)
     if scalars is not None:
         flat[first[5][:, None] + np.arange(2 * SCALARS)] = scalars.view(np.int32)
-    return PackedGroup(order, tokens.tolist(), shapes, data)
+    _, times, rows, positions = np.array(shapes, np.int64).reshape(-1, 4).T
+    begins: Ints = first[:3, step] + user * np.stack((times * rows, positions, positions))[:, step]
+    return data, begins
 
 
 def shapes_of(

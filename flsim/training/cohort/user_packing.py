@@ -5,42 +5,54 @@ records are sorted. The rows of a step that reach a time are then its first ones
 places every position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from flsim.data.records import Records, Tokens
 from flsim.data.vocabulary import Layout
 from flsim.training.batches import epoch_orders
-from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, shapes_of
+from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, allocate, shapes_of
 from flsim.training.cohort.steps import Ints, Participant
 from flsim.training.hparams import LocalHParams
+
+AT_ONCE = 2**15  # positions, so that the intermediate arrays stay in a processor's cache
 
 
 @dataclass(frozen=True)
 class Segments:
-    """The rows of all steps of a micro-cohort, by step, then user, then length, longest first.
+    """The rows of all steps of a micro-cohort; a segment is a step of a user.
 
-    A segment is a step of a user. Users are ordered by number of steps, most first, so that the users of any step are
-    the first ones.
+    Users are ordered by number of steps, most first, so that the users of any step are the first ones. Segments are
+    ordered by step, then user.
 
     Attributes:
-        users: int64 [steps], number of users that take each step.
+        step, user: int64 [segments].
         sizes: int64 [segments, times], number of rows at each time; the sum over times is the number of positions.
-        length: int64 [rows], number of positions of each row.
+        length: int64 [rows], number of positions of each row; by segment, longest row first.
         start: int64 [rows], place of each row's first word in all words of the users.
         has_eos: bool [rows], whether the row's last target is EOS.
     """
 
-    users: Ints
+    step: Ints
+    user: Ints
     sizes: Ints
     length: Ints
     start: Ints
     has_eos: NDArray[np.bool_]
+
+    def parts(self, positions: int) -> "Iterator[tuple[slice, Segments]]":
+        """Yield the segments of whole steps, about this many positions at a time, and which segments these are."""
+        filled = np.cumsum(np.bincount(self.step, self.sizes.sum(1))) // positions
+        ends = np.searchsorted(self.step, np.flatnonzero(np.diff(filled, append=-1)), side="right").tolist()
+        rows = np.append(0, np.cumsum(self.sizes[:, 0]))
+        for first, last in pairwise([0, *ends]):
+            own, of_rows = slice(first, last), slice(rows[first], rows[last])
+            per_row = self.length[of_rows], self.start[of_rows], self.has_eos[of_rows]
+            yield own, Segments(self.step[own], self.user[own], self.sizes[own], *per_row)
 
 
 def pack_users(
@@ -62,27 +74,19 @@ def pack_users(
     order = np.argsort([-hparams.examples(len(records)) // hparams.batch_size for records, _ in group], kind="stable")
     members = [group[place] for place in order]
     segments = _segments(members, layout, hparams)
-    users, sizes = segments.users, segments.sizes
-    steps, count, rows, times = len(users), sizes.sum(1), sizes[:, 0], np.count_nonzero(sizes, axis=1)
-    shapes = shapes_of(np.repeat(np.arange(steps), users), count, times - 1, rows - 1, steps, rounding, most)
-
+    step, sizes = segments.step, segments.sizes
+    count, rows, times = sizes.sum(1), sizes[:, 0], np.count_nonzero(sizes, axis=1)
+    shapes = shapes_of(step, count, times - 1, rows - 1, int(step.max(initial=-1)) + 1, rounding, most)
+    data, first = allocate(shapes, step, segments.user, count, pin)
     # One token more at either end: the input of a first word and the target of a last one are replaced.
     unread = np.zeros(1, layout.token_type)
     words = np.concatenate([unread, *(records.tokens for records, _ in members), unread], dtype=layout.token_type)
-    data = torch.empty(sum(shape.values for shape in shapes), dtype=torch.int32, pin_memory=pin)
-    end, ends, row_ends = 0, np.append(0, np.cumsum(users)), np.append(0, np.cumsum(rows))
-    for step, (shape, (first, last)) in enumerate(zip(shapes, pairwise(ends.tolist()), strict=True)):
-        part, end = data[end : end + shape.values], end + shape.values
-        part.numpy().fill(0)  # by NumPy, in this thread: threads of torch would wait for each other
-        parts, own = shape.parts(part), slice(row_ends[first], row_ends[last])
-        parts.number.fill_(step + 1)
-        in_step = Segments(
-            users[step : step + 1], sizes[first:last], segments.length[own], segments.start[own], segments.has_eos[own]
-        )
-        _fill(parts, in_step, words, layout)
+    step_rows = np.array([shape.rows for shape in shapes], np.int64)
+    for own, part in segments.parts(AT_ONCE):
+        _fill(data.numpy(), first[:, own], step_rows[step[own]], part, words, layout)
 
     tokens = np.zeros(len(group), np.int64)
-    np.add.at(tokens, order[np.arange(len(count)) - np.repeat(ends[:-1], users)], count)
+    np.add.at(tokens, order[segments.user], count)
     return PackedGroup(order, tokens.tolist(), shapes, data)
 
 
@@ -91,7 +95,8 @@ def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHPar
     epochs, batch = hparams.epochs, hparams.batch_size
     examples = np.array([hparams.examples(len(records)) for records, _ in members])
     steps_an_epoch = -(-examples // batch)
-    users = np.searchsorted(-steps_an_epoch * epochs, -np.arange(steps_an_epoch[0] * epochs))
+    users = np.searchsorted(-steps_an_epoch * epochs, -np.arange(steps_an_epoch[0] * epochs))  # of each step
+    first_segment = np.cumsum(users) - users
 
     # A pass is an epoch of a user: its records in the order of training.
     passes = [indices for records, rng in members for indices in epoch_orders(len(records), hparams, rng)]
@@ -100,7 +105,7 @@ def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHPar
     ends = np.cumsum(in_pass)
     row = np.arange(ends[-1])
     step = (row - np.repeat(ends - in_pass, in_pass)) // batch + np.repeat(epoch * steps_an_epoch[user], in_pass)
-    segment = (np.cumsum(users) - users)[step] + np.repeat(user, in_pass)
+    segment = first_segment[step] + np.repeat(user, in_pass)
     begin, first = _begins([records for records, _ in members])
     record = np.concatenate(passes) + np.repeat(first[user], in_pass)
     start = begin[record]
@@ -111,11 +116,13 @@ def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHPar
     longest = int(length.max(initial=1))
     by_length = segment * longest + (longest - length)
     table = np.bincount(by_length, minlength=int(users.sum()) * longest).reshape(-1, longest)
+    sizes = np.ascontiguousarray(np.cumsum(table, axis=1)[:, ::-1])
     # Keys that hold the row itself are unique: they can be sorted, which is faster than an argsort.
     keys = by_length * len(row) + row
     keys.sort()
     order = keys % max(len(row), 1)
-    return Segments(users, np.cumsum(table, axis=1)[:, ::-1], length[order], start[order], has_eos[order])
+    of_step, of_user = np.repeat(np.arange(len(users)), users), np.arange(len(sizes)) - np.repeat(first_segment, users)
+    return Segments(of_step, of_user, sizes, length[order], start[order], has_eos[order])
 
 
 def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
@@ -129,36 +136,42 @@ def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
     return begins, np.cumsum(parts) - parts
 
 
-def _fill(parts: Parts, segments: Segments, words: Tokens, layout: Layout) -> None:
-    """Write a step of the first u users into parts that are 0.
+def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, words: Tokens, layout: Layout) -> None:
+    """Write the positions of some segments.
 
     Args:
-        parts: the step.
-        segments: the segments of this step.
+        flat: int32, the flat array of all steps, where positions are 0.
+        first: int64 [3, segments], where in it the tokens, places and targets of each segment begin.
+        rows: int64 [segments], number of rows in the shape of the segment's step.
+        segments: the segments to write.
         words: all words of the users, with one token before and one after.
         layout: the corpus' token layout.
     """
-    sizes = segments.sizes
-    users, times = sizes.shape
-    user, count, in_user = np.arange(users), sizes.sum(1), sizes[:, 0]
-    block = sizes.ravel()  # a block holds the positions of a user at a time, by row
-    begin = np.cumsum(block) - block
-    time, first_row = np.tile(np.arange(times), users), np.cumsum(in_user) - in_user
-    position, row = np.arange(count.sum()), np.arange(len(segments.start))
+    count, times = segments.sizes.sum(1), segments.sizes.shape[1]
+    block = segments.sizes.ravel()  # a block holds the positions of a segment at a time, by row
+    begin = (np.cumsum(block) - block).reshape(-1, times)
+    time = np.arange(times)
+    in_segment = segments.sizes[:, 0]
+    first_row = np.cumsum(in_segment) - in_segment
+    position = np.arange(count.sum())
 
-    source = segments.start[position + np.repeat(np.repeat(first_row, times) - begin, block)]
-    source += np.repeat(time, block)
-    inputs, targets = words[source], words[1:][source]
-    owner = np.repeat(user, in_user)
-    last = begin[owner * times + segments.length - 1] + row - first_row[owner]
+    row = np.repeat(first_row[:, None] - begin, block)
+    row += position
+    source = segments.start.take(row)
+    source += np.repeat(np.tile(time, len(count)), block)
+    inputs, targets = words.take(source), words[1:].take(source)
+    owner = np.repeat(np.arange(len(count)), in_segment)
+    in_step = np.arange(len(owner)) - first_row[owner]
+    inputs[begin[owner, 0] + in_step] = layout.bos
+    last = begin[owner, segments.length - 1] + in_step
     targets[last[segments.has_eos]] = layout.eos
 
-    _, all_times, rows = parts.tokens.shape
-    place = position + np.repeat((time + 1) * rows - begin, block)
-    listed = position + np.repeat(user * parts.places.shape[1] - begin[::times], count)
-    parts.places.numpy().reshape(-1)[listed] = place
-    parts.targets.numpy().reshape(-1)[listed] = targets
-    place += np.repeat((user * all_times - 1) * rows, count)
-    parts.tokens.numpy().reshape(-1)[place] = inputs
-    parts.tokens.numpy()[:users, 0] = layout.bos * (np.arange(rows) < sizes[:, :1])
-    parts.counts.numpy()[:users] = count
+    place = np.repeat((time + 1) * rows[:, None] - begin, block)
+    place += position
+    listed = np.repeat(first[1] - begin[:, 0], count)
+    listed += position
+    flat[listed] = place
+    listed += np.repeat(first[2] - first[1], count)
+    flat[listed] = targets
+    place += np.repeat(first[0] - rows, count)
+    flat[place] = inputs
