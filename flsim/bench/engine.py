@@ -10,7 +10,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.packing import PackedGroup
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
@@ -30,6 +29,7 @@ from flsim.training.hparams import LocalHParams, Precision
 LAYOUT = Layout(10_000)
 USER_WORDS = 2_000
 CLIP = 0.2
+Packed = TypeVar("Packed")
 
 
 class DrawnUsers:
@@ -110,8 +110,8 @@ class Held:
 
 
 def packed_groups(
-    pack: Callable[[list[Participant]], PackedGroup], users: Users, chosen: Sequence[int], size: int
-) -> Iterator[PackedGroup]:
+    pack: Callable[[list[Participant]], Packed], users: Users, chosen: Sequence[int], size: int
+) -> Iterator[Packed]:
     """Yield packed micro-cohorts of `size` users, as the engine's packing thread makes them.
 
     Args:
