@@ -121,18 +121,18 @@ def pack(
     count = np.concatenate([np.diff(member.ends, prepend=0) for member in members])
     begin = np.cumsum(count) - count
     shapes = shapes_of(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
-    data, first = allocate(shapes, segment_step, segment_user, count, pin, scalars)
+    data, first, rows = allocate(shapes, segment_step, segment_user, count, pin, scalars)
 
     def spread(values: Ints) -> NDArray[np.int32]:
         """Return each segment's value for all of its positions."""
         return np.repeat(values.astype(np.int32), count)
 
     flat: NDArray[np.int32] = data.numpy()
-    rows = spread(np.array([shape.rows for shape in shapes], np.int64)[segment_step])
-    place = time * rows + row
+    wide = spread(rows)
+    place = time * wide + row
     flat[place + spread(first[0])] = inputs
     listed = np.arange(len(inputs), dtype=np.int32) + spread(first[1] - begin)
-    flat[listed] = place + rows
+    flat[listed] = place + wide
     flat[listed + spread(first[2] - first[1])] = targets
     return PackedGroup(order, tokens.tolist(), shapes, data)
 
@@ -144,7 +144,7 @@ def allocate(
     count: Ints,
     pin: bool = False,
     scalars: NDArray[np.float64] | None = None,
-) -> tuple[Tensor, Ints]:
+) -> tuple[Tensor, Ints, Ints]:
     """Return the flat array of steps without their positions, and where these belong.
 
     Args:
@@ -154,8 +154,8 @@ def allocate(
         pin, scalars: as in `pack`.
 
     Returns:
-        int32, the steps one after another, and int64 [3, segments], where in it the tokens, places and targets of each
-        segment begin.
+        The data, int32, the steps one after another; where in it the tokens, places and targets of each segment begin,
+        int64 [3, segments]; and the number of rows in the shape of each segment's step, int64 [segments].
     """
     parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
     parts = parts.reshape(-1, len(Parts._fields))
@@ -168,8 +168,9 @@ def allocate(
     if scalars is not None:
         flat[first[5][:, None] + np.arange(2 * SCALARS)] = scalars.view(np.int32)
     _, times, rows, positions = np.array(shapes, np.int64).reshape(-1, 4).T
-    begins: Ints = first[:3, step] + user * np.stack((times * rows, positions, positions))[:, step]
-    return data, begins
+    positions = user * positions[step]
+    begins = np.array((user * (times * rows)[step], positions, positions)) + first[:3].take(step, axis=1)
+    return data, begins, rows[step]
 
 
 def shapes_of(

@@ -77,13 +77,12 @@ def pack_users(
     step, sizes = segments.step, segments.sizes
     count, rows, times = sizes.sum(1), sizes[:, 0], np.count_nonzero(sizes, axis=1)
     shapes = shapes_of(step, count, times - 1, rows - 1, int(step.max(initial=-1)) + 1, rounding, most)
-    data, first = allocate(shapes, step, segments.user, count, pin)
+    data, first, step_rows = allocate(shapes, step, segments.user, count, pin)
     # One token more at either end: the input of a first word and the target of a last one are replaced.
     unread = np.zeros(1, layout.token_type)
     words = np.concatenate([unread, *(records.tokens for records, _ in members), unread], dtype=layout.token_type)
-    step_rows = np.array([shape.rows for shape in shapes], np.int64)
     for own, part in segments.parts(AT_ONCE):
-        _fill(data.numpy(), first[:, own], step_rows[step[own]], part, words, layout)
+        _fill(data.numpy(), first[:, own], step_rows[own], part, words, layout)
 
     tokens = np.zeros(len(group), np.int64)
     np.add.at(tokens, order[segments.user], count)
