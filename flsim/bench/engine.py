@@ -8,26 +8,28 @@ The benchmark needs only torch, numpy and rich, and draws its users itself.
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
 
 from flsim.base.rng import stream
-from flsim.data.records import Records
+from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.cohort.steps import steps_of
+from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
 
 LAYOUT = Layout(10_000)
 USER_WORDS = 2_000
 CLIP = 0.2
+Packed = TypeVar("Packed")
 
 
 class DrawnUsers:
@@ -78,8 +80,9 @@ def bench_engine(
 
     Returns:
         ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
-        ``training_alone`` (users already packed), ``packing_alone`` (one thread), ``peak_gigabytes`` of the device's
-        memory, ``said_gigabytes`` (the estimate of `StackedTrainer.memory`), and ``profile`` if requested.
+        ``training_alone`` (users already packed), ``packing_alone`` (what the engine's packing thread does: draw the
+        order of records, lay out and pack), ``peak_gigabytes`` of the device's memory, ``said_gigabytes`` (the estimate
+        of `StackedTrainer.memory`), and ``profile`` if requested.
     """
     model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams()).initialize(0).to(device)
     start = {name: value.detach() for name, value in model.named_parameters()}
@@ -104,6 +107,21 @@ class Held:
 
     def __getitem__(self, user: int) -> Records:
         return self._records[user]
+
+
+def packed_groups(
+    pack: Callable[[list[Participant]], Packed], users: Users, chosen: Sequence[int], size: int
+) -> Iterator[Packed]:
+    """Yield packed micro-cohorts of `size` users, as the engine's packing thread makes them.
+
+    Args:
+        pack: the `pack` of a trainer, which draws the order of records, lays out and packs.
+        users: the users.
+        chosen: indices of the users to pack.
+        size: number of users of a micro-cohort; the last one may be smaller.
+    """
+    for first in range(0, len(chosen), size):
+        yield pack([Participant(users[user], stream(0, "local", 0, user)) for user in chosen[first : first + size]])
 
 
 def describe(measured: dict[str, Any]) -> str:
@@ -140,12 +158,10 @@ def _row(start: Params, users: Held, size: int, precision: Precision, profile: b
         row["peak_gigabytes"] = torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else float("nan")
         trainer = StackedTrainer(start, hparams, LAYOUT, size)
         several = range(min(len(users), 4 * size))
-        steps = [steps_of(users[user], LAYOUT, hparams, stream(0, "local", 0, user)) for user in several]
-        groups = [steps[first : first + size] for first in range(0, len(steps), size)]
-        packed = [trainer.pack(group) for group in groups]
-        packing = _seconds(lambda: [trainer.pack(group) for group in groups], device)
+        packed = list(packed_groups(trainer.pack, users, several, size))
+        packing = _seconds(lambda: deque(packed_groups(trainer.pack, users, several, size), maxlen=0), device)
         training = _seconds(lambda: [trainer.train(start, group) for group in packed], device)
-        row |= {"training_alone": len(steps) / training, "packing_alone": len(steps) / packing}
+        row |= {"training_alone": len(several) / training, "packing_alone": len(several) / packing}
         if profile:
             plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False)
             row["profile"] = _profile(lambda: plain.train(start, packed[0]), on_gpu)

@@ -14,7 +14,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.clip import global_norm
 from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.cohort.steps import steps_of
+from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
 
@@ -63,14 +63,12 @@ def train_stacked(
     clip: float | None = None,
 ) -> UpdateSum:
     """The whole population as one micro-cohort, with the clip and the sum of `flsim.training.local.train_cohort`."""
-    group = [
-        steps_of(population[user], population.layout, hparams, stream(seed, "local", 0, user))
-        for user in range(len(population))
-    ]
+    group = [Participant(population[user], stream(seed, "local", 0, user)) for user in range(len(population))]
     losses, tokens = trainer.train(start, trainer.pack(group))
     counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
-    for steps, loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
-        user, factor = UpdateSum.counts_of_user(norm, steps.examples, loss, count, clip, steps.left_out)
+    for (records, _), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
+        examples = hparams.examples(len(records))
+        user, factor = UpdateSum.counts_of_user(norm, examples, loss, count, clip, len(records) - examples)
         counts = counts.merge(user)
         factors.append(factor)
     into = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}

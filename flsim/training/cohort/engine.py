@@ -19,7 +19,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.packed import PackedTrainer
 from flsim.training.cohort.prefetch import prefetched
-from flsim.training.cohort.steps import Steps, steps_of
+from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
 
@@ -32,7 +32,7 @@ class Trainer(Protocol):
     Where memory runs out, the tensors that updates are added to are unchanged.
     """
 
-    def pack(self, group: list[Steps]) -> Any:
+    def pack(self, group: Sequence[Participant]) -> Any:
         """Return the argument of `train`; may run in another thread, while another group trains."""
         ...
 
@@ -160,19 +160,17 @@ class CohortEngine:
 
     def _packed(
         self, trainer: Trainer, members: Sequence[Member], seed: int, round_: int
-    ) -> Iterator[tuple[list[Steps], Any]]:
+    ) -> Iterator[tuple[Sequence[Member], Any]]:
         for first, end in pairwise(bounds(len(members), self._at_once)):
-            group = [
-                steps_of(records, self._layout, self._hparams, stream(seed, "local", round_, user))
-                for user, records in members[first:end]
-            ]
-            yield group, trainer.pack(group)
+            group = members[first:end]
+            participants = [Participant(records, stream(seed, "local", round_, user)) for user, records in group]
+            yield group, trainer.pack(participants)
 
     def _add(
         self,
         trainer: Trainer,
         start: Params,
-        group: list[Steps],
+        group: Sequence[Member],
         packed: Any,
         rate: float,
         clip: float | None,
@@ -181,8 +179,9 @@ class CohortEngine:
         """Train a micro-cohort and add its updates to `delta`; return the other fields of its sum."""
         losses, tokens = trainer.train(start, packed, rate)
         counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
-        for steps, loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
-            user, factor = UpdateSum.counts_of_user(norm, steps.examples, loss, count, clip, steps.left_out)
+        for (_, records), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
+            examples = self._hparams.examples(len(records))
+            user, factor = UpdateSum.counts_of_user(norm, examples, loss, count, clip, len(records) - examples)
             counts = counts.merge(user)
             factors.append(factor)
         trainer.add_updates(factors, delta)
@@ -199,7 +198,7 @@ class CohortEngine:
 
             trainer: Trainer = StackedTrainer(self._like, self._hparams, self._layout, self._at_once)
         else:
-            trainer = PackedTrainer(self._like, self._hparams)
+            trainer = PackedTrainer(self._like, self._hparams, self._layout)
         self._trainer = trainer
         return trainer
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
+from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params
 from flsim.training.clip import global_norm
 from flsim.training.cohort.gradient import PackedModel, packed_batches
 from flsim.training.cohort.products import products_for
-from flsim.training.cohort.steps import Steps
+from flsim.training.cohort.steps import Participant, Steps, steps_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm
 
@@ -19,15 +20,16 @@ class PackedTrainer:
     Args:
         like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
         hparams: settings of local training, in precision "float32" or "bf16".
+        layout: the corpus' token layout.
     """
 
-    def __init__(self, like: Params, hparams: LocalHParams) -> None:
-        self._hparams = hparams
+    def __init__(self, like: Params, hparams: LocalHParams, layout: Layout) -> None:
+        self._hparams, self._layout = hparams, layout
         self._model = PackedModel(like, products_for(hparams.precision))
         self._start: Params = {}
 
-    def pack(self, group: list[Steps]) -> list[Steps]:
-        return group
+    def pack(self, group: Sequence[Participant]) -> list[Steps]:
+        return [steps_of(records, self._layout, self._hparams, rng) for records, rng in group]
 
     @torch.no_grad()
     def train(self, start: Params, group: Sequence[Steps], rate: float | None = None) -> tuple[list[float], list[int]]:

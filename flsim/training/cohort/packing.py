@@ -1,4 +1,4 @@
-"""The local training of a micro-cohort as one flat array, with little padding."""
+"""Steps of training as one flat array, with little padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class PackedGroup:
     """Users, ordered by number of steps, so that the users that still train at any step are the first ones.
 
     Attributes:
-        order: int64 [users], the index in the argument of `pack` of the user at each place.
+        order: int64 [users], the index in the argument of `pack` or `pack_users` of the user at each place.
         tokens: number of positions of each user over all steps, in the order of the argument.
         shapes: the shape of each step.
         data: int32, the steps one after another; in pinned memory where `pin` was set.
@@ -120,41 +120,70 @@ def pack(
     segment_step = np.concatenate([np.arange(len(member)) for member in members])
     count = np.concatenate([np.diff(member.ends, prepend=0) for member in members])
     begin = np.cumsum(count) - count
-    shapes = _shapes(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
-    _, times, rows, positions = np.array(shapes, np.int64).reshape(steps, 4).T
-    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64).reshape(
-        -1, len(Parts._fields)
-    )
-    first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
-
-    def at(part: int, per_user: Ints) -> Ints:
-        """Return where each segment's user begins in a part of its step."""
-        begins: Ints = first[part][segment_step] + segment_user * per_user[segment_step]
-        return begins
+    shapes = shapes_of(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
+    data, first, rows = allocate(shapes, segment_step, segment_user, count, pin, scalars)
 
     def spread(values: Ints) -> NDArray[np.int32]:
         """Return each segment's value for all of its positions."""
         return np.repeat(values.astype(np.int32), count)
 
-    data = torch.empty(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
     flat: NDArray[np.int32] = data.numpy()
-    flat.fill(0)  # by NumPy, in this thread: threads of torch would wait for each other
-    place = time * spread(rows[segment_step]) + row
-    flat[place + spread(at(0, times * rows))] = inputs
-    listed = np.arange(len(inputs), dtype=np.int32) + spread(at(1, positions) - begin)
-    flat[listed] = place + spread(rows[segment_step])
-    flat[listed + spread((first[2] - first[1])[segment_step])] = targets
-    flat[at(3, np.ones(steps, np.int64))] = count
-    flat[first[4]] = np.arange(1, steps + 1)
-    if scalars is not None:
-        flat[first[5][:, None] + np.arange(2 * SCALARS)] = scalars.view(np.int32)
+    wide = spread(rows)
+    place = time * wide + row
+    flat[place + spread(first[0])] = inputs
+    listed = np.arange(len(inputs), dtype=np.int32) + spread(first[1] - begin)
+    flat[listed] = place + wide
+    flat[listed + spread(first[2] - first[1])] = targets
     return PackedGroup(order, tokens.tolist(), shapes, data)
 
 
-def _shapes(
+def allocate(
+    shapes: Sequence[Shape],
+    step: Ints,
+    user: Ints,
+    count: Ints,
+    pin: bool = False,
+    scalars: NDArray[np.float64] | None = None,
+) -> tuple[Tensor, Ints, Ints]:
+    """Return the flat array of steps without their positions, and where these belong.
+
+    Args:
+        shapes: the shape of each step.
+        step, user, count: int64 [segments], the step, user and number of positions of each segment, which is a step of
+            a user.
+        pin, scalars: as in `pack`.
+
+    Returns:
+        The data, int32, the steps one after another; where in it the tokens, places and targets of each segment begin,
+        int64 [3, segments]; and the number of rows in the shape of each segment's step, int64 [segments].
+    """
+    parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
+    parts = parts.reshape(-1, len(Parts._fields))
+    first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
+    data = torch.empty(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
+    flat: NDArray[np.int32] = data.numpy()
+    flat.fill(0)  # by NumPy, in this thread: threads of torch would wait for each other
+    flat[first[3][step] + user] = count
+    flat[first[4]] = np.arange(1, len(shapes) + 1)
+    if scalars is not None:
+        flat[first[5][:, None] + np.arange(2 * SCALARS)] = scalars.view(np.int32)
+    _, times, rows, positions = np.array(shapes, np.int64).reshape(-1, 4).T
+    positions = user * positions[step]
+    begins = np.array((user * (times * rows)[step], positions, positions)) + first[:3].take(step, axis=1)
+    return data, begins, rows[step]
+
+
+def shapes_of(
     step: Ints, count: Ints, time: Ints, row: Ints, steps: int, rounding: Shape, most: Shape | None
 ) -> list[Shape]:
-    """Return each step's shape from each segment's step, number of positions, last time and last row."""
+    """Return each step's shape.
+
+    Args:
+        step, count, time, row: int64 [segments], the step, number of positions, last time and last row of each segment,
+            which is a step of a user.
+        steps: number of steps.
+        rounding, most: as in `pack`.
+    """
     sizes = np.zeros((4, steps), np.int64)
     sizes[0] = np.bincount(step, minlength=steps)
     for size, values in zip(sizes[1:], (time + 1, row + 1, count), strict=True):

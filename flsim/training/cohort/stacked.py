@@ -14,10 +14,11 @@ from flsim.models.language_model import Params, representative
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import current, kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
-from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, pack
+from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape
 from flsim.training.cohort.padding import narrowed, units_of, widened
 from flsim.training.cohort.stacked_model import StackedModel, sizes_of, widened_for
-from flsim.training.cohort.steps import Steps
+from flsim.training.cohort.steps import Participant
+from flsim.training.cohort.user_packing import pack_users
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import BETAS, optimizer_named
 
@@ -51,7 +52,7 @@ class StackedTrainer:
         kernels: Kernels | None = None,
         graphs: bool | None = None,
     ) -> None:
-        self._hparams, self._like = hparams, like
+        self._hparams, self._like, self._layout = hparams, like, layout
         self._device, self._dtype = representative(like).device, representative(like).dtype
         self._kernels = kernels or kernels_for(like, hparams.precision)
         on_gpu = self._device.type == "cuda"
@@ -99,9 +100,10 @@ class StackedTrainer:
         per_user = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
         return values * (sizes.master.itemsize + torch.float64.itemsize), per_user
 
-    def pack(self, group: Sequence[Steps]) -> PackedGroup:
+    def pack(self, group: Sequence[Participant]) -> PackedGroup:
         """Return the argument of `train`; in pinned memory for a GPU."""
-        return pack(group, self._rounding, self._largest, pin=self._device.type == "cuda")
+        on_gpu = self._device.type == "cuda"
+        return pack_users(group, self._layout, self._hparams, self._rounding, self._largest, pin=on_gpu)
 
     @torch.no_grad()
     def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:

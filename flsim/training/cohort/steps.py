@@ -1,6 +1,7 @@
 """Training steps as flat arrays: every position of every batch, laid out before training."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,18 @@ from flsim.training.batches import epoch_orders
 from flsim.training.hparams import LocalHParams
 
 Ints = NDArray[np.int64]
+
+
+class Participant(NamedTuple):
+    """A user in a round.
+
+    Attributes:
+        records: the user's records.
+        rng: random stream of the user and the round, which orders the records.
+    """
+
+    records: Records
+    rng: np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -24,8 +37,6 @@ class Steps:
         inputs, targets: int64 [positions], the token that is read and the token to predict.
         step, time, row: int64 [positions], the coordinates of each position.
         ends: int64 [steps], the position after each step's last.
-        examples: number of records that are trained on.
-        left_out: number of the user's records that are not trained on (`LocalHParams.max_records`).
     """
 
     inputs: Ints
@@ -34,8 +45,6 @@ class Steps:
     time: Ints
     row: Ints
     ends: Ints
-    examples: int
-    left_out: int
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -55,8 +64,7 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
     examples, batch = hparams.examples(len(records)), hparams.batch_size
     steps_an_epoch = -(-examples // batch)
     step = np.concatenate([epoch * steps_an_epoch + np.arange(examples) // batch for epoch in range(len(orders))])
-    steps = lay_out(records, layout, np.concatenate(orders), step, steps_an_epoch * len(orders))
-    return replace(steps, examples=examples, left_out=len(records) - examples)
+    return lay_out(records, layout, np.concatenate(orders), step, steps_an_epoch * len(orders))
 
 
 def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
@@ -84,7 +92,7 @@ def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: i
     step, row = np.repeat(step, length), np.repeat(row, length)
     order = np.argsort((step * int(length.max(initial=1)) + time) * int(row.max(initial=0) + 1) + row)
     ends = np.cumsum(np.bincount(step, minlength=steps))
-    return Steps(inputs[order], targets[order], step[order], time[order], row[order], ends, len(record), 0)
+    return Steps(inputs[order], targets[order], step[order], time[order], row[order], ends)
 
 
 def _ranks(step: Ints, length: Ints) -> Ints:

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine, bounds
 from flsim.training.cohort.packing import PackedGroup
 from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.cohort.steps import Steps
+from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.update import UpdateSum
@@ -134,7 +135,7 @@ def test_stacked_users_train_in_groups_of_like_size(monkeypatch: pytest.MonkeyPa
     """Seven users of whom three fit: 2, 2 and 3, not 3, 3 and 1."""
     sizes, pack = list[int](), StackedTrainer.pack
 
-    def recorded(self: StackedTrainer, group: list[Steps]) -> PackedGroup:
+    def recorded(self: StackedTrainer, group: Sequence[Participant]) -> PackedGroup:
         sizes.append(len(group))
         return pack(self, group)
 

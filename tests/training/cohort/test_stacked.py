@@ -29,7 +29,7 @@ from flsim.models.language_model import Params
 from flsim.training.cohort.kernels import TorchKernels
 from flsim.training.cohort.padding import narrowed, units_of, widened
 from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.cohort.steps import steps_of
+from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.update import UpdateSum
@@ -87,9 +87,8 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     """
     hparams = LocalHParams(batch_size=4, learning_rate=1.0)
     start = start_of(model_of(3))
-    steps = steps_of(random_population(3, 4, LAYOUT)[2], LAYOUT, hparams, stream(0, "test"))
     trainer = StackedTrainer(start, hparams, LAYOUT, 1)
-    packed = trainer.pack([steps])
+    packed = trainer.pack([Participant(random_population(3, 4, LAYOUT)[2], stream(0, "test"))])
 
     def loss(params: Params) -> float:
         losses, tokens = trainer.train(params, packed)

@@ -20,7 +20,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init
 from flsim.training.central.stacked import StackedEngine
 from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.cohort.steps import steps_of
+from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
@@ -115,7 +115,7 @@ def test_a_whole_step_compiles(
     records = Records.from_lists([rng.integers(1, 5_000, words).tolist() for _ in range(hparams.batch_size)])
     start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
     trainer = StackedTrainer(start, hparams, layout, users, triton_kernels.TritonKernels(hparams.precision))
-    trainer.train(start, trainer.pack([steps_of(records, layout, hparams, rng) for _ in range(users)]))
+    trainer.train(start, trainer.pack([Participant(records, rng)] * users))
     trainer.norms()
     sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
     trainer.add_updates([1.0] * users, sums)
