@@ -2,7 +2,7 @@
 
     python -m flsim.bench.engine --device cuda --profile
 
-The benchmark needs only torch, numpy and rich, and draws its users itself.
+The benchmark needs only torch and numpy, and draws its users itself.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def _row(start: Params, users: Held, size: int, precision: Precision, profile: b
         row |= {"training_alone": len(steps) / training, "packing_alone": len(steps) / packing}
         if profile:
             plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False)
-            row["profile"] = _profile(lambda: plain.train(start, packed[0]), on_gpu)
+            row["profile"] = table_of(profiled(lambda: plain.train(start, packed[0]), on_gpu), on_gpu)
     except torch.OutOfMemoryError as error:
         row["failed"] = str(error).splitlines()[0]
     return row
@@ -169,7 +169,8 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _profile(work: Callable[[], object], on_gpu: bool) -> str:
+def profiled(work: Callable[[], object], on_gpu: bool) -> Any:
+    """Do the work twice, and return torch's events of the second time by their names (`torch.profiler`)."""
     from torch.profiler import ProfilerActivity, profile
 
     work()
@@ -177,8 +178,13 @@ def _profile(work: Callable[[], object], on_gpu: bool) -> str:
         work()
         if on_gpu:
             torch.cuda.synchronize()
+    return profiler.key_averages()
+
+
+def table_of(events: Any, on_gpu: bool) -> str:
+    """Return the table of the events of `profiled` that take longest."""
     order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
-    return str(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60))
+    return str(events.table(sort_by=order, row_limit=25, max_name_column_width=60))
 
 
 def main() -> None:
