@@ -28,6 +28,7 @@ from flsim.training.hparams import LocalHParams, Precision
 LAYOUT = Layout(10_000)
 USER_WORDS = 2_000
 CLIP = 0.2
+FULL = ModelHParams()
 
 
 class DrawnUsers:
@@ -37,19 +38,20 @@ class DrawnUsers:
         users: number of users.
         spread: standard deviation of the logarithm of a user's number of words, whose median is 2,000: 0 for balanced
             users as in the paper, 1 or more for those of a real population.
+        words: the median of a user's number of words; None for 2,000.
     """
 
     layout = LAYOUT
 
-    def __init__(self, users: int, spread: float = 0.0) -> None:
-        self._users, self._spread = users, spread
+    def __init__(self, users: int, spread: float = 0.0, words: int | None = None) -> None:
+        self._users, self._spread, self._words = users, spread, words or USER_WORDS
 
     def __len__(self) -> int:
         return self._users
 
     def __getitem__(self, user: int) -> Records:
         rng = stream(0, "bench engine", user)
-        words = int(USER_WORDS * np.exp(self._spread * rng.normal()))
+        words = int(self._words * np.exp(self._spread * rng.normal()))
         lengths = np.exp(rng.normal(1.95, 0.6, words)).astype(np.int64).clip(1, LAYOUT.record_words)
         lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), words)) + 1]
         tokens = rng.zipf(1.3, int(lengths.sum())) % LAYOUT.words + LAYOUT.first_word
@@ -63,6 +65,8 @@ def bench_engine(
     cohort: int = 1024,
     spread: float = 0.0,
     profile: bool = False,
+    words: int | None = None,
+    sizes: ModelHParams = FULL,
 ) -> dict[str, Any]:
     """Measure users per second of whole rounds (reading, packing, training, clipping, summing), and of parts of them.
 
@@ -75,20 +79,27 @@ def bench_engine(
         cohort: users in a round.
         spread: spread of `DrawnUsers`.
         profile: whether torch's profiler reports where the time of a micro-cohort goes, without graphs.
+        words: words of a user; None for 2,000.
+        sizes: sizes of the model.
 
     Returns:
         ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
         ``training_alone`` (users already packed), ``packing_alone`` (one thread), ``peak_gigabytes`` of the device's
         memory, ``said_gigabytes`` (the estimate of `StackedTrainer.memory`), and ``profile`` if requested.
     """
-    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams()).initialize(0).to(device)
-    start = {name: value.detach() for name, value in model.named_parameters()}
-    users = DrawnUsers(cohort, spread)
-    population = Held(users)
+    start = start_of(torch.device(device), sizes)
+    population = Held(DrawnUsers(cohort, spread, words))
     rows = [_row(start, population, size, precision, profile) for precision in precisions for size in micro_cohorts]
     name = torch.cuda.get_device_name(representative(start).device) if device.startswith("cuda") else device
-    unit = f"one user of {USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, the full model"
+    model = "the full model" if sizes == FULL else str(sizes)
+    unit = f"one user of {words or USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, {model}"
     return {"device": name, "torch": torch.__version__, "cohort": cohort, "unit": unit, "rows": rows}
+
+
+def start_of(device: torch.device, sizes: ModelHParams) -> Params:
+    """Return the parameters of a new model on the device."""
+    model = CIFGLanguageModel(LAYOUT.vocabulary_size, sizes).initialize(0).to(device)
+    return {name: value.detach() for name, value in model.named_parameters()}
 
 
 class Held:

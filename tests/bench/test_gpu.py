@@ -21,7 +21,7 @@ FIGURES = {  # some of each part
     "tests": {"test_stacked_cuda.py", "test_central_stacked_cuda.py"},
     "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
     "repeat": {"bf16: the same round again", "float32: central training after a resume"},
-    "ranks": {"10 decisions, |R| 500", "memorized canaries"},
+    "ranks": {"decisions of 10 canaries, |R| 500", "memorized canaries"},
     "profile": {"a step of 2 users", *parts.KINDS},
 }
 
@@ -40,7 +40,7 @@ def test_every_part_on_a_cpu(tmp_path: Path) -> None:
         figures = {figure["name"]: figure for figure in part["figures"]}
         assert part["status"] == "done"
         assert figures.keys() >= FIGURES[name], name
-        assert all(figure["predicted"] == predicted(name, figure["name"]) for figure in figures.values())
+        assert {figure["predicted"] for figure in figures.values()} == {""}  # predictions are of the full sizes
         assert json.loads((tmp_path / f"{name}.json").read_text())["figures"] == part["figures"]
     assert {figure["value"] for figure in measured["repeat"]["figures"]} == {"the same bits"}
     assert measured["profile"]["details"][0]["text"].count("\n") > 5
@@ -107,6 +107,6 @@ def test_predictions_name_figures_that_are_measured() -> None:
 
 
 def test_a_page_escapes_the_bars_of_a_table() -> None:
-    figure = {"name": "90 ranks, |R| 2", "value": 0.1234, "unit": "s", "predicted": ""}
+    figure = {"name": "ranks, |R| 2", "value": 0.1234, "unit": "s", "predicted": ""}
     text = page({"ranks": {"status": "done", "seconds": 1.0, "figures": [figure], "details": []}})
-    assert "| 90 ranks, \\|R\\| 2 | 0.123 s |  |" in text
+    assert "| ranks, \\|R\\| 2 | 0.123 s |  |" in text

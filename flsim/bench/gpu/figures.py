@@ -65,8 +65,8 @@ PREDICTED: dict[str, dict[str, str]] = {
         "ours": "0.40 ms a step, give or take 40%",
     },
     "ranks": {
-        "90 ranks, |R| 2,000,000": "8 to 12 s; 15 to 20 s for a model that memorized none",
-        "90 decisions, |R| 2,000,000": "at most 5 s",
+        "ranks of 90 canaries, |R| 2,000,000": "8 to 12 s; 15 to 20 s for a model that memorized none",
+        "decisions of 90 canaries, |R| 2,000,000": "at most 5 s",
     },
 }
 ALWAYS = {"repeat": "the same bits", "tests": "all pass"}  # the prediction of every figure of these parts

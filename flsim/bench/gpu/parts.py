@@ -17,10 +17,20 @@ import torch
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.bench.central import CentralBenchHParams, drawn, measure_central
-from flsim.bench.engine import CLIP, LAYOUT, DrawnUsers, Held, bench_engine, profiled, table_of
+from flsim.bench.engine import (
+    CLIP,
+    FULL,
+    LAYOUT,
+    USER_WORDS,
+    DrawnUsers,
+    Held,
+    bench_engine,
+    profiled,
+    start_of,
+    table_of,
+)
 from flsim.bench.evaluation import bench_evaluation
 from flsim.bench.gpu.figures import Detail, Figure
-from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
@@ -63,6 +73,16 @@ class Setup:
     def precisions(self) -> tuple[Precision, ...]:
         """Return the precisions of the device, the fastest first."""
         return ("bf16", "float32") if self.device == "cpu" else ("bf16", "tf32", "float32")
+
+    @property
+    def words(self) -> int:
+        """Return the number of words of a user."""
+        return 40 if self.is_quick else USER_WORDS
+
+    @property
+    def sizes(self) -> ModelHParams:
+        """Return the sizes of the model."""
+        return ModelHParams(8, 12) if self.is_quick else FULL
 
 
 def env(setup: Setup) -> Measured:
@@ -167,7 +187,8 @@ def engine(setup: Setup) -> Measured:
     if setup.is_quick:
         rows, cohort = (("float32", 1), ("bf16", 2)), 2
     for precision, at_once in rows:
-        for row in bench_engine(setup.device, [at_once], [precision], cohort)["rows"]:
+        measured = bench_engine(setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes)
+        for row in measured["rows"]:
             name = ", ".join([*([row["variant"]] if "variant" in row else []), precision, f"{at_once} at once"])
             if "failed" in row:
                 yield Figure(name, row["failed"])
@@ -182,8 +203,8 @@ def engine(setup: Setup) -> Measured:
 def profile(setup: Setup) -> Measured:
     """Measure where the time of a micro-cohort goes: a step's milliseconds by kind of kernel, without CUDA graphs."""
     users = 2 if setup.is_quick else AT_ONCE
-    device, hparams, records = torch.device(setup.device), LocalHParams(precision="bf16"), DrawnUsers(users)
-    start, on_gpu = _start(device), device.type == "cuda"
+    on_gpu, hparams, records = setup.device == "cuda", LocalHParams(precision="bf16"), DrawnUsers(users, 0, setup.words)
+    start = start_of(torch.device(setup.device), setup.sizes)
     trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False)
     rngs = [stream(0, "local", 0, user) for user in range(users)]
     packed = trainer.pack([steps_of(records[user], LAYOUT, hparams, rng) for user, rng in enumerate(rngs)])
@@ -201,9 +222,9 @@ def profile(setup: Setup) -> Measured:
 
 def central(setup: Setup) -> Measured:
     """Measure milliseconds of a step of central training at batch 32 by precision, beside a plain PyTorch loop."""
-    hparams = CentralBenchHParams((32,), turns=3, precisions=setup.precisions)
+    hparams = CentralBenchHParams((32,), turns=3, model=setup.sizes, precisions=setup.precisions)
     if setup.is_quick:
-        hparams = replace(hparams, records=128, turns=2, model=ModelHParams(8, 12), users=2)
+        hparams = replace(hparams, records=128, turns=2, users=2, threads=1)
     measured = measure_central(hparams, setup.device)
     for name, rate in measured["records_per_second"]["32"].items():
         yield Figure(name, 32e3 / rate, "ms a step")
@@ -217,27 +238,27 @@ def ranks(setup: Setup) -> Measured:
     canaries, count = (10, 500) if setup.is_quick else (90, 2_000_000)
     sizes = {"steps": 3, "units": 12} if setup.is_quick else {}
     measured = bench_evaluation(canaries, count, setup.device, **sizes)
-    for name, title in (("decide", "decisions"), ("rank", "ranks"), ("straightforward", "straightforward scorings")):
+    for name, what in (("decide", "decisions"), ("rank", "ranks"), ("straightforward", "straightforward scores")):
         at = measured["measured_at"][name]
-        yield Figure(f"{at['canaries']} {title}, |R| {at['references']:,}", measured[f"{name}_seconds"], "s")
+        title = f"{what} of {at['canaries']} canaries, |R| {at['references']:,}"
+        yield Figure(title, measured[f"{name}_seconds"], "s")
     yield Figure("memorized canaries", measured["memorized"])
 
 
 def repeat(setup: Setup) -> Measured:
     """Compare bits: the same round twice, by another engine, and after a resume; central training after a resume."""
-    device, differing = torch.device(setup.device), 0
-    users = Held(DrawnUsers(2 if setup.is_quick else AT_ONCE + 36))
+    differing, users = 0, Held(DrawnUsers(2 if setup.is_quick else AT_ONCE + 36, words=setup.words))
     for precision in setup.precisions:
-        for name, distance in {**_rounds(precision, users, device), **_central(precision, setup)}.items():
+        for name, distance in {**_rounds(precision, users, setup), **_central(precision, setup)}.items():
             yield Figure(f"{precision}: {name}", f"differs by {distance:.1e}" if distance else "the same bits")
             differing += distance != 0
     if differing:
         raise RunFailed(f"{differing} comparisons differ; the same work must give the same bits")
 
 
-def _rounds(precision: Precision, users: Held, device: torch.device) -> dict[str, float]:
+def _rounds(precision: Precision, users: Held, setup: Setup) -> dict[str, float]:
     """Return distances between sums of updates that should be equal, relative to their norm."""
-    start, hparams = _start(device), LocalHParams(precision=precision)
+    start, hparams = start_of(torch.device(setup.device), setup.sizes), LocalHParams(precision=precision)
     used, new = CohortEngine(start, LAYOUT, hparams), CohortEngine(start, LAYOUT, hparams)
 
     def train(engine: CohortEngine, params: Params, round_: int) -> UpdateSum:
@@ -256,10 +277,9 @@ def _rounds(precision: Precision, users: Held, device: torch.device) -> dict[str
 
 def _central(precision: Precision, setup: Setup) -> dict[str, float]:
     """Return the distance between parameters after central training with and without a resume halfway."""
-    steps, model = (4, ModelHParams(8, 12)) if setup.is_quick else (128, ModelHParams())
-    hparams = CentralHParams(precision=precision)
+    steps, hparams = 4 if setup.is_quick else 128, CentralHParams(precision=precision)
     training = CentralTraining(drawn(2 if setup.is_quick else 20), hparams, 0, device=setup.device)
-    begin = init(LAYOUT.vocabulary_size, model, 0)
+    begin = init(LAYOUT.vocabulary_size, setup.sizes, 0)
     ((whole, _),) = train_central(begin, training, steps)
     ((half, _),) = train_central(begin, training, steps // 2)
     ((resumed, _),) = train_central(half, training, steps)
@@ -268,8 +288,3 @@ def _central(precision: Precision, setup: Setup) -> dict[str, float]:
 
 def _distance(one: Params, other: Params) -> float:
     return global_norm({name: one[name].double() - other[name].double() for name in one}) / global_norm(one)
-
-
-def _start(device: torch.device) -> Params:
-    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams()).initialize(0).to(device)
-    return {name: value.detach() for name, value in model.named_parameters()}
