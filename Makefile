@@ -34,8 +34,9 @@ docs: setup      ## the documentation site, in site/; a dead link or a missing n
 	rm -rf site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d .doctrees docs site
 
-nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
+nightly: setup   ## tests that take minutes and say in full what shorter ones say, `make triton`, `make chaos`
 	$(PYTEST) -m nightly
+	$(MAKE) triton
 	$(MAKE) chaos
 
 # What trains and scores with floats, without Ray, in seconds; compiling kernels asks nothing of a processor.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -47,10 +48,10 @@ def test_every_part_on_a_cpu(tmp_path: Path) -> None:
     assert (tmp_path / "gpu.md").read_text() == done.stdout.removesuffix("\n")
 
 
-def in_place_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+def in_place_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     """Parts run this shell script in the folder of the results, and not Python."""
     script = folder / "script"
-    script.write_text(f"#!/bin/sh\ncd {folder}\n{lines}\n")
+    script.write_text("\n".join(["#!/bin/sh", f"cd {folder}", *lines, ""]))
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
 
@@ -59,12 +60,13 @@ def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monke
     """The part measures one figure and then does not end; the next one has no time left."""
     figure = {"name": "bf16, 264 at once", "value": 2345.6, "unit": "users/s", "predicted": "2,300 ± 400 users/s"}
     content = json.dumps({"figures": [figure], "details": []})
-    in_place_of_python(tmp_path, monkeypatch, f"echo $$ > pid\necho '{content}' > engine.json\nexec sleep 600")
+    lines = ["echo $$ > pid", "echo a step is slow", f"echo '{content}' > engine.json", "exec sleep 600"]
+    in_place_of_python(tmp_path, monkeypatch, *lines)
     monkeypatch.setattr(program, "SHORTEST", 1.0)
     chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["engine", "ranks"], minutes=1.5 / 60)
     assert program._measure_all(chosen) == 1
     measured = json.loads((tmp_path / "gpu.json").read_text())
-    assert measured["engine"]["status"].startswith("cut off after")
+    assert re.fullmatch(r"cut off after \d s: a step is slow", measured["engine"]["status"])
     assert measured["engine"]["figures"] == [figure]
     assert measured["ranks"]["status"].startswith("not begun")
     assert "| bf16, 264 at once | 2,346 users/s | 2,300 ± 400 users/s |" in (tmp_path / "gpu.md").read_text()
@@ -75,7 +77,7 @@ def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monke
 def test_a_part_that_fails_says_why_and_the_next_one_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_place_of_python(tmp_path, monkeypatch, "echo 3 comparisons differ >&2\nexit 1")
+    in_place_of_python(tmp_path, monkeypatch, "echo 3 comparisons differ >&2", "exit 1")
     chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["repeat", "env"], minutes=1)
     assert program._measure_all(chosen) == 1
     measured = json.loads((tmp_path / "gpu.json").read_text())

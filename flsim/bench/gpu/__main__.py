@@ -23,11 +23,11 @@ from flsim.bench.gpu.figures import Figure, page, predicted
 LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "env": (parts.env, 30),
     "engine": (parts.engine, 150),
-    "tests": (parts.tests, 150),
-    "central": (parts.central, 60),
-    "repeat": (parts.repeat, 40),
-    "ranks": (parts.ranks, 80),
+    "tests": (parts.tests, 180),
     "profile": (parts.profile, 40),
+    "central": (parts.central, 90),
+    "repeat": (parts.repeat, 50),
+    "ranks": (parts.ranks, 80),
 }
 SHORTEST = 5.0  # seconds; a part that has less is not begun
 
@@ -73,7 +73,7 @@ def _in_a_process(name: str, chosen: argparse.Namespace, limit: float) -> dict[s
     if limit < SHORTEST:
         return {"status": "not begun, as the time was up", "seconds": 0.0, "figures": [], "details": []}
     options = ["--inside", name, "--out", str(chosen.out), "--device", chosen.device]
-    command = [sys.executable, "-m", "flsim.bench.gpu", *options, *(["--quick"] if chosen.quick else [])]
+    command = [sys.executable, "-u", "-m", "flsim.bench.gpu", *options, *(["--quick"] if chosen.quick else [])]
     began = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         try:
@@ -82,7 +82,7 @@ def _in_a_process(name: str, chosen: argparse.Namespace, limit: float) -> dict[s
             ).returncode
             status = "done" if code == 0 else f"failed: {_last_line(log)}"
         except subprocess.TimeoutExpired:
-            status = f"cut off after {limit:.0f} s"
+            status = f"cut off after {limit:.0f} s: {_last_line(log)}"
     partial = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {"figures": [], "details": []}
     return {"status": status, "seconds": time.monotonic() - began, **partial}
 

@@ -59,7 +59,7 @@ Measured = Iterator[Figure | Detail]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured.
+    """The device and the sizes of a measurement.
 
     Attributes:
         device: "cuda" or "cpu".
