@@ -6,7 +6,7 @@ PYTHON ?= $(or $(shell for name in python3.11 python3.12 python3.13; do \
 	name yours: make PYTHON=...))
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow docs nightly numbers lint audit package tools peers bench image-check chaos soak \
+.PHONY: help setup demo test test-slow docs nightly numbers lint audit package tools peers bench gpu triton image-check chaos soak \
 	clean
 
 help:            ## this list
@@ -34,8 +34,9 @@ docs: setup      ## the documentation site, in site/; a dead link or a missing n
 	rm -rf site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d .doctrees docs site
 
-nightly: setup   ## tests that take minutes and say in full what shorter ones say, then `make chaos`
+nightly: setup   ## tests that take minutes and say in full what shorter ones say, `make triton`, `make chaos`
 	$(PYTEST) -m nightly
+	$(MAKE) triton
 	$(MAKE) chaos
 
 # What trains and scores with floats, without Ray, in seconds; compiling kernels asks nothing of a processor.
@@ -81,6 +82,16 @@ bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 	$(BIN)/flsim bench interference
 	$(BIN)/flsim bench data
 	$(BIN)/flsim bench scale
+
+# Needs torch, Triton, numpy and pytest only, and so neither `make setup` nor a network.
+gpu:             ## measure engines and kernels on this machine's GPU, in gpu/: under ten minutes; docs/gpu.md
+	$(firstword $(wildcard $(BIN)/python) python3) -m flsim.bench.gpu $(GPU)
+
+# The release that torch 2.11 requires; constraints.txt has the one of torch 2.13.
+TRITON ?= 3.6.0
+
+triton: setup    ## compile the kernels for an H200 by another Triton, TRITON=3.6.0; 0.7 GB of temporary disk
+	.ci/triton $(TRITON)
 
 image-check:     ## the steps of deploy/Dockerfile in a new environment, without Docker; minutes, 2 GB of temporary disk
 	deploy/image-check.sh $(VARIANT)

@@ -8,7 +8,8 @@ from pathlib import Path
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, Interrupted, RunFailed
 from flsim.base.logs import log
-from flsim.base.progress import console, progress, say
+from flsim.base.progress import progress, say
+from flsim.base.terminal import console
 from flsim.results.evaluations import Evaluation, failures
 from flsim.results.in_short import round_in_short
 from flsim.results.store import read_run

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import Experiment, InMemory
+from helpers import Experiment
 from own_model import CENTRAL, SECTION, TINY_OWN, line_of, write_model
+from populations import InMemory
 from stepping import LAYOUT, same, source
 from torch import Tensor
 from torch.nn.functional import cross_entropy

@@ -1,32 +1,31 @@
 """Progress on standard error: a bar in a terminal, plain lines elsewhere. Standard output is for results."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
-from rich.table import Column
-from rich.text import Text
 
 from flsim.base.logs import log
 
 Item = TypeVar("Item")
 
 
-class _Console(Console):
-    """Console that ignores failed writes, because a closed pipe or a full disk must not stop a run."""
+class _PlainConsole:
+    """Console without rich, as on a machine that has torch and numpy only; each message is a line."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        with suppress(OSError):
-            super().print(*objects, **options)
+    is_terminal = False
 
-    def on_broken_pipe(self) -> None:
-        self.quiet = True  # rich would exit, and do away with standard output
+    def print(self, message: str, **_: Any) -> None:
+        with suppress(OSError, ValueError):  # ValueError: standard error is closed
+            print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
-console = _Console(stderr=True, highlight=False)
+try:
+    from flsim.base.terminal import console
+except ModuleNotFoundError:
+    console = _PlainConsole()  # type: ignore[assignment]
+
 LINES_EVERY = 15.0  # seconds between two plain lines
 
 
@@ -71,12 +70,13 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
         return [*words, note] if note else words
 
     if console.is_terminal:
-        columns = (_OneLine("title"), BarColumn(bar_width=10), TimeElapsedColumn(), _OneLine("status"))
-        with Progress(*columns, console=console) as bars:
-            task = bars.add_task("", total=total or None, completed=int(start), title=title, status="")
+        from flsim.base.terminal import bars
+
+        with bars() as display:
+            task = display.add_task("", total=total or None, completed=int(start), title=title, status="")
 
             def advance_bar(done: float, note: str = "", work: float | None = None) -> None:
-                bars.update(task, completed=done, status=", ".join(status(done, note, work)))
+                display.update(task, completed=done, status=", ".join(status(done, note, work)))
 
             yield advance_bar
         return
@@ -89,17 +89,6 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
             say(f"{title}: {', '.join([counted, f'{last - began:.0f} s', *more])}")
 
     yield advance
-
-
-class _OneLine(ProgressColumn):
-    """Column that shows a field of a task on one line, cut at the edge of the terminal."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(Column(no_wrap=False))
-        self._field = field
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
 
 
 def clock(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
     python -m flsim.bench.engine --device cuda --profile
 
-The benchmark needs only torch, numpy and rich, and draws its users itself.
+The benchmark needs only torch and numpy, and draws its users itself.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from flsim.training.hparams import LocalHParams, Precision
 LAYOUT = Layout(10_000)
 USER_WORDS = 2_000
 CLIP = 0.2
+FULL = ModelHParams()
 Packed = TypeVar("Packed")
 
 
@@ -39,19 +40,20 @@ class DrawnUsers:
         users: number of users.
         spread: standard deviation of the logarithm of a user's number of words, whose median is 2,000: 0 for balanced
             users as in the paper, 1 or more for those of a real population.
+        words: the median of a user's number of words; None for 2,000.
     """
 
     layout = LAYOUT
 
-    def __init__(self, users: int, spread: float = 0.0) -> None:
-        self._users, self._spread = users, spread
+    def __init__(self, users: int, spread: float = 0.0, words: int | None = None) -> None:
+        self._users, self._spread, self._words = users, spread, words or USER_WORDS
 
     def __len__(self) -> int:
         return self._users
 
     def __getitem__(self, user: int) -> Records:
         rng = stream(0, "bench engine", user)
-        words = int(USER_WORDS * np.exp(self._spread * rng.normal()))
+        words = int(self._words * np.exp(self._spread * rng.normal()))
         lengths = np.exp(rng.normal(1.95, 0.6, words)).astype(np.int64).clip(1, LAYOUT.record_words)
         lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), words)) + 1]
         tokens = rng.zipf(1.3, int(lengths.sum())) % LAYOUT.words + LAYOUT.first_word
@@ -65,6 +67,8 @@ def bench_engine(
     cohort: int = 1024,
     spread: float = 0.0,
     profile: bool = False,
+    words: int | None = None,
+    sizes: ModelHParams = FULL,
 ) -> dict[str, Any]:
     """Measure users per second of whole rounds (reading, packing, training, clipping, summing), and of parts of them.
 
@@ -77,6 +81,8 @@ def bench_engine(
         cohort: users in a round.
         spread: spread of `DrawnUsers`.
         profile: whether torch's profiler reports where the time of a micro-cohort goes, without graphs.
+        words: words of a user; None for 2,000.
+        sizes: sizes of the model.
 
     Returns:
         ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
@@ -84,14 +90,19 @@ def bench_engine(
         order of records, lay out and pack), ``peak_gigabytes`` of the device's memory, ``said_gigabytes`` (the estimate
         of `StackedTrainer.memory`), and ``profile`` if requested.
     """
-    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams()).initialize(0).to(device)
-    start = {name: value.detach() for name, value in model.named_parameters()}
-    users = DrawnUsers(cohort, spread)
-    population = Held(users)
+    start = start_of(torch.device(device), sizes)
+    population = Held(DrawnUsers(cohort, spread, words))
     rows = [_row(start, population, size, precision, profile) for precision in precisions for size in micro_cohorts]
     name = torch.cuda.get_device_name(representative(start).device) if device.startswith("cuda") else device
-    unit = f"one user of {USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, the full model"
+    model = "the full model" if sizes == FULL else str(sizes)
+    unit = f"one user of {words or USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, {model}"
     return {"device": name, "torch": torch.__version__, "cohort": cohort, "unit": unit, "rows": rows}
+
+
+def start_of(device: torch.device, sizes: ModelHParams) -> Params:
+    """Return the parameters of a new model on the device."""
+    model = CIFGLanguageModel(LAYOUT.vocabulary_size, sizes).initialize(0).to(device)
+    return {name: value.detach() for name, value in model.named_parameters()}
 
 
 class Held:
@@ -164,7 +175,7 @@ def _row(start: Params, users: Held, size: int, precision: Precision, profile: b
         row |= {"training_alone": len(several) / training, "packing_alone": len(several) / packing}
         if profile:
             plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False)
-            row["profile"] = _profile(lambda: plain.train(start, packed[0]), on_gpu)
+            row["profile"] = table_of(profiled(lambda: plain.train(start, packed[0]), on_gpu), on_gpu)
     except torch.OutOfMemoryError as error:
         row["failed"] = str(error).splitlines()[0]
     return row
@@ -185,7 +196,8 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _profile(work: Callable[[], object], on_gpu: bool) -> str:
+def profiled(work: Callable[[], object], on_gpu: bool) -> Any:
+    """Do the work twice, and return torch's events of the second time by their names (`torch.profiler`)."""
     from torch.profiler import ProfilerActivity, profile
 
     work()
@@ -193,8 +205,13 @@ def _profile(work: Callable[[], object], on_gpu: bool) -> str:
         work()
         if on_gpu:
             torch.cuda.synchronize()
+    return profiler.key_averages()
+
+
+def table_of(events: Any, on_gpu: bool) -> str:
+    """Return the table of the events of `profiled` that take longest."""
     order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
-    return str(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60))
+    return str(events.table(sort_by=order, row_limit=25, max_name_column_width=60))
 
 
 def main() -> None:

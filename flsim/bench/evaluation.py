@@ -62,7 +62,7 @@ def bench_evaluation(
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError('device is "cuda", but torch finds no GPU here; use "cpu"')
     phrases = [draw_phrase(SEED, index, 0, WORDS, LAYOUT) for index in range(canaries)]
-    model = mid_training(phrases, steps, units).to(device)
+    model = mid_training(phrases, steps, units, device)
     pairs = [_pair(phrase, device) for phrase in phrases]
     every = RANKED if device == "cpu" else 1
     ranked, scored = pairs[::every], pairs[::RANKED]
@@ -109,7 +109,7 @@ def describe(measured: dict[str, Any]) -> str:
     return "\n".join([*lines, f"memorized       {measured['memorized']} canaries"])
 
 
-def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int) -> CIFGLanguageModel:
+def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int, device: str = "cpu") -> CIFGLanguageModel:
     """Return a model that has memorized some phrases, is about to memorize others, and never saw the rest."""
     rarer = 4 * len(phrases) // 9
     often = max(1, len(phrases) // 3)
@@ -119,14 +119,15 @@ def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int) -> 
     part = draw_users(Language.draw(CORPUS, SEED), CORPUS, SEED, [f"train{user}" for user in range(CORPUS.users)])
     offsets = np.cumsum([0, *part.record_words], dtype=np.int64)
     corpus = Records((part.tokens + LAYOUT.first_word).astype(np.uint16), offsets)
-    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(units=units)).initialize(SEED)
+    model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(units=units)).initialize(SEED).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     for step in tracked("training", range(steps), unit="steps"):
         rng = stream(SEED, "bench evaluation", step)
         texts = [corpus[index].tolist() for index in rng.choice(len(corpus), RECORDS)]
         texts += [list(phrases[index]) for index in rng.choice(len(phrases), CANARY_RECORDS, p=plan / plan.sum())]
         read = batch(Records.from_lists(texts), np.arange(len(texts)), LAYOUT)
-        loss, words = loss_sum(model, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+        inputs, targets = (torch.from_numpy(values).to(device) for values in (read.inputs, read.targets))
+        loss, words = loss_sum(model, inputs, targets)
         optimizer.zero_grad()
         (loss / words).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

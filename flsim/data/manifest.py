@@ -1,13 +1,16 @@
 """The manifest.json of a corpus: which files it seals and what it says, checked by type when it is read."""
 
-from typing import Any, Literal, NotRequired
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
-from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.data.vocabulary import token_type_of
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
@@ -68,7 +71,11 @@ class Manifest(TypedDict):
     notes: NotRequired[list[str]]
 
 
-MANIFEST = TypeAdapter(Manifest)
+@cache
+def _checker() -> "TypeAdapter[Manifest]":
+    from pydantic import TypeAdapter  # not at the top: splits and layouts need torch and numpy only
+
+    return TypeAdapter(Manifest)
 
 
 def named(token_type: str) -> tuple[str, ...]:
@@ -82,8 +89,10 @@ def _what_is_wrong(text: str | bytes) -> str:
 
     The fault is empty if the manifest is right.
     """
+    from pydantic import ValidationError
+
     try:
-        MANIFEST.validate_json(text, strict=True)
+        _checker().validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

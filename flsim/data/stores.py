@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pyarrow import ArrowException
-from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, GcsFileSystem, LocalFileSystem, S3FileSystem
-
 from flsim.base.errors import InputError
+
+if TYPE_CHECKING:  # folders are read without pyarrow
+    from pyarrow.fs import FileSystem
 
 OPTIONS = {
     "s3": ("region", "scheme", "endpoint_override", "anonymous"),
@@ -47,12 +47,14 @@ def located(location: Path | str, base: Path = Path()) -> Path | str:
     return location if is_uri(location) else (base / location).resolve()
 
 
-def open_store(uri: str) -> tuple[FileSystem, str]:
+def open_store(uri: str) -> "tuple[FileSystem, str]":
     """Return a store and the path in it, without a request to the store.
 
     Raises:
         InputError: the scheme or an option is not known, or the URI holds credentials.
     """
+    from pyarrow import ArrowException
+
     try:
         parts = urlsplit(uri)
         options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
@@ -82,7 +84,9 @@ def open_store(uri: str) -> tuple[FileSystem, str]:
         raise InputError(f"{uri}: {_line(error)}") from error
 
 
-def _store(scheme: str, options: Mapping[str, Any]) -> FileSystem:
+def _store(scheme: str, options: Mapping[str, Any]) -> "FileSystem":
+    from pyarrow.fs import AwsStandardS3RetryStrategy, GcsFileSystem, LocalFileSystem, S3FileSystem
+
     options = {**options, **({"anonymous": options["anonymous"] == "true"} if "anonymous" in options else {})}
     if scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -104,6 +108,8 @@ def reading(what: str) -> Iterator[None]:
         InputError: nothing is there, or access is refused.
         Silent: the store does not answer.
     """
+    from pyarrow import ArrowException
+
     try:
         yield
     except FileNotFoundError as error:

@@ -7,8 +7,6 @@ Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |sp
 from dataclasses import dataclass
 from math import inf, log2
 
-import scipy
-
 CONFIDENCE = 0.95
 
 
@@ -66,6 +64,8 @@ def exposure_interval(
     Raises:
         ValueError: the rank is outside [1, |R| + 1].
     """
+    import scipy  # not at the top: ranks need torch and numpy only
+
     exposure(rank, references)
     interval = scipy.stats.binomtest(rank - 1, references).proportion_ci(confidence, "exact")
     most = inf if space is None else log2(space)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import log, log2
 
 import numpy as np
-import scipy
 from torch import Tensor
 
 from flsim.base.errors import InputError
@@ -106,6 +105,8 @@ def extrapolate(
     Raises:
         InputError: there are fewer than 20 references, all score the same, or a score is not finite.
     """
+    import scipy  # not at the top: ranks need torch and numpy only
+
     sample, names = _numbers(references, FEWEST), list(_finite(scores))
     if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
         raise InputError(

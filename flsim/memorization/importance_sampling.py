@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import exp, log2
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -128,6 +127,8 @@ def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
 
 def _estimate(draws: Draws, weighted: Floats, heaviest: float, confidence: float) -> SpaceExposure:
     """Return the estimate from every sample's part of it [N], 0 outside the event, and the most that one could add."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
     others, squares = float(weighted.sum()), float((weighted**2).sum())
     proposals = np.split(weighted, np.cumsum(draws.counts)[:-1])
     variance = sum(len(part) * float(part.var(ddof=1)) for part in proposals)

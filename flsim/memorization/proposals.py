@@ -8,9 +8,9 @@ Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rende
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
+from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -53,14 +53,14 @@ class Draws:
     def ratios(self) -> Floats:
         """Return the density of each proposal over q, [N, K]."""
         densities = self.log_densities.cpu().numpy()
-        return np.asarray(np.exp(densities - scipy.special.logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
+        return np.asarray(np.exp(densities - _logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
 
     def weights(self) -> Floats:
         """Return the uniform density over q, [N]; its mean over an event's samples estimates the event's probability.
 
         Samples outside the event count as 0 in the mean.
         """
-        mixture = scipy.special.logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
+        mixture = _logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
         return np.asarray(np.exp(-self.log_space - mixture))
 
     def heaviest(self, bound: float) -> float:
@@ -73,7 +73,7 @@ class Draws:
         powers = np.array(self.powers)
         log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
         rarest = -powers * bound - log_normalizers.max(0)
-        return exp(-self.log_space - float(scipy.special.logsumexp(rarest, b=self.shares)))
+        return exp(-self.log_space - float(_logsumexp(rarest, b=self.shares)))
 
 
 def draw(
@@ -144,6 +144,13 @@ def _draw(
         densities -= cost[:, None] * uniforms.new_tensor(powers) + torch.stack(normalizers, 1)[rows]
         words.append(word + layout.first_word)
     return torch.stack(words, 1), score, densities
+
+
+def _logsumexp(values: Floats, **options: Any) -> Floats:
+    """Return scipy.special.logsumexp of the values."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    return np.asarray(scipy.special.logsumexp(values, **options))
 
 
 def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:

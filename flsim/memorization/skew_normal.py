@@ -8,9 +8,9 @@ the exposures of memorized canaries need a relative precision.
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log, pi, sqrt
+from typing import Any
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -35,12 +35,12 @@ class SkewNormal:
 
     def log_density(self, x: Floats) -> Floats:
         u = (x - self.location) / self.scale
-        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + scipy.special.log_ndtr(self.alpha * u))
+        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + _special().log_ndtr(self.alpha * u))
 
     def cdf(self, x: Floats) -> Floats:
         """Return the distribution function [...], to an absolute 1e-15."""
         u = (x - self.location) / self.scale
-        return np.asarray(np.clip(scipy.special.ndtr(u) - 2 * scipy.special.owens_t(u, self.alpha), 0, 1))
+        return np.asarray(np.clip(_special().ndtr(u) - 2 * _special().owens_t(u, self.alpha), 0, 1))
 
     def log_cdf(self, x: Floats) -> Floats:
         """Return the natural log of the distribution function [...], to a relative 1e-6, for any x.
@@ -100,13 +100,15 @@ def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNor
         scale = exp(log_scale)
         u = (z - location) / scale
         ratio = _mills(alpha * u)
-        value = log_scale + shares @ (u**2 / 2 - scipy.special.log_ndtr(alpha * u)) + log(pi / 2) / 2
+        value = log_scale + shares @ (u**2 / 2 - _special().log_ndtr(alpha * u)) + log(pi / 2) / 2
         gradient = [
             -shares @ (u * ratio),
             shares @ (alpha * ratio - u) / scale,
             1 + shares @ (alpha * u * ratio - u**2),
         ]
         return float(value), np.array(gradient)
+
+    import scipy
 
     begin = np.array([start.alpha, start.location, log(start.scale)])
     bounds = [(-STEEPEST, STEEPEST), (-20, 20), (-10, 5)]
@@ -125,13 +127,20 @@ def _of_moments(skew: float) -> SkewNormal:
     return SkewNormal(delta / sqrt(1 - delta**2), -scale * delta * sqrt(2 / pi), scale)
 
 
+def _special() -> Any:
+    """Return scipy.special."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    return scipy.special
+
+
 @cache
 def _laguerre() -> tuple[Floats, Floats]:
     """Return nodes and weights, [64] each: the integral of exp(-t) f(t) over t > 0 is weights @ f(nodes)."""
-    nodes, weights = scipy.special.roots_laguerre(64)
+    nodes, weights = _special().roots_laguerre(64)
     return nodes, weights
 
 
 def _mills(x: Floats) -> Floats:
     """Return phi(x) / Phi(x)."""
-    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - scipy.special.log_ndtr(x)))
+    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - _special().log_ndtr(x)))

@@ -9,9 +9,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from helpers import Experiment, InMemory, assert_same, killed_and_whole
+from helpers import Experiment, assert_same, killed_and_whole
 from hypothesis import given, settings
 from numpy.typing import NDArray
+from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms.fedavg import FedAvgHParams

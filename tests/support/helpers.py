@@ -19,8 +19,6 @@ from waiting import hear_ctrl_c
 from flsim import cli
 from flsim.algorithms.checkpoint import latest, load
 from flsim.data.corpus import Corpus
-from flsim.data.records import Records, Unchanging
-from flsim.data.vocabulary import Layout
 from flsim.results.store import read_run
 from flsim.training.state import State
 
@@ -64,20 +62,6 @@ class Experiment:
         settings = [part for override in overrides for part in ("--set", override)]
         self.flsim("run", self.config, "--out", name, *settings, *options)
         return self.folder / name
-
-
-@dataclass(frozen=True)
-class InMemory(Unchanging):
-    """A population of given users, each a list of records, each a list of ids."""
-
-    layout: Layout
-    users: list[list[list[int]]]
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def __getitem__(self, user: int) -> Records:
-        return Records.from_lists(self.users[user])
 
 
 def final_state(run: Path) -> State:

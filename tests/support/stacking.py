@@ -1,11 +1,10 @@
-"""Helpers for tests of the stacked trainer."""
+"""Helpers for tests of the stacked trainer; like `populations`, this file needs torch and numpy only."""
 
 import math
 from dataclasses import replace
 
 import torch
-from helpers import InMemory
-from hypothesis import strategies as st
+from populations import InMemory
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
@@ -19,19 +18,6 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
 
 LAYOUT = Layout(12, record_words=6)
-
-users_strategy = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=7), min_size=1, max_size=5)
-hparams_strategy = st.builds(
-    LocalHParams,
-    epochs=st.integers(1, 2),
-    batch_size=st.integers(1, 8),
-    learning_rate=st.sampled_from((0.05, 0.5)),
-    optimizer=st.sampled_from(("sgd", "momentum", "adam", "rmsprop")),
-    momentum=st.sampled_from((0.0, 0.9)),
-    gradient_clip=st.none() | st.sampled_from((0.01, 0.3, 100.0)),
-    proximal=st.sampled_from((0.0, 0.7)),
-    max_records=st.none() | st.integers(1, 7),
-)
 
 
 def model_of(seed: int, layout: Layout = LAYOUT, sizes: ModelHParams | None = None) -> CIFGLanguageModel:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import InMemory
 from networks import OTHERS, name_of
+from populations import InMemory
 from stepping import LAYOUT, same, source, tensors
 from torch import Tensor
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from helpers import InMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from populations import InMemory
 from torch import Tensor
 
 from flsim.algorithms.fedavg import FedAvgHParams, apply, init

@@ -42,6 +42,7 @@ def train_central(
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
     title: str = "training",
+    engine: Engine | None = None,
 ) -> Iterator[tuple[State, Log]]:
     """Train, and yield states for the caller to save or evaluate; leaving the loop ends training.
 
@@ -51,6 +52,7 @@ def train_central(
         until_step: the last step.
         stop_at: whether to yield the state after that many steps; the last state is always yielded.
         title: title of the progress display.
+        engine: as in `train_chunks`.
 
     Yields:
         The state, on the CPU, and the log of the steps since the state before.
@@ -61,7 +63,7 @@ def train_central(
     log = Log()
     with (
         progress(title, until_step, state.round, unit="steps") as advance,
-        closing(train_chunks(state, training, until_step, stop_at)) as chunks,
+        closing(train_chunks(state, training, until_step, stop_at, engine)) as chunks,
     ):
         for step, new, reached in chunks:
             log = log.merge(new)

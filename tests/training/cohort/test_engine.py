@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import InMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from populations import InMemory
 from smoothing import smooth_steps
-from stacking import LAYOUT, hparams_strategy, model_of, start_of, users_strategy
+from stacking import LAYOUT, model_of, start_of
+from strategies import hparams_strategy, users_strategy
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
@@ -162,7 +163,7 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
-from helpers import InMemory
+from populations import InMemory
 users = [[[user + 1, word + 1] for word in range(5)] for user in range(7)]
 layout, hparams = Layout(20_000), LocalHParams(batch_size=2)
 model = CIFGLanguageModel(20_000, ModelHParams(96, 64)).initialize(0)

@@ -5,22 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from populations import InMemory
 from smoothing import smooth_steps
 from stacking import (
     LAYOUT,
     assert_same_counts,
-    hparams_strategy,
     model_of,
     random_population,
     relative_error,
     rounding,
     start_of,
     train_stacked,
-    users_strategy,
 )
+from strategies import hparams_strategy, users_strategy
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout

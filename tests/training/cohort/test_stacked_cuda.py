@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InMemory
+from populations import InMemory
 from smoothing import amplified, smooth_steps
 from stacking import (
     assert_same_counts,

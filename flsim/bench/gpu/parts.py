@@ -1,0 +1,290 @@
+"""The parts of `make gpu`. Each is a generator, so that the figures before a failure or the end of time are kept."""
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flsim.base.errors import RunFailed
+from flsim.base.rng import stream
+from flsim.bench.central import CentralBenchHParams, drawn, measure_central
+from flsim.bench.engine import (
+    CLIP,
+    FULL,
+    LAYOUT,
+    USER_WORDS,
+    DrawnUsers,
+    Held,
+    bench_engine,
+    profiled,
+    start_of,
+    table_of,
+)
+from flsim.bench.evaluation import bench_evaluation
+from flsim.bench.gpu.figures import Detail, Figure
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.clip import global_norm
+from flsim.training.cohort.devices import products
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.steps import steps_of
+from flsim.training.hparams import LocalHParams, Precision
+from flsim.training.update import UpdateSum
+
+ROOT = Path(__file__).parents[3]
+TESTS = "tests/training/**/test_*cuda*.py"
+AT_ONCE = 264  # users: two for each of an H200's 132 multiprocessors
+COHORT = 1_584  # users: a multiple of all numbers of users at once
+# Kernels by a part of their names; a kernel is of the first kind that fits.
+KINDS = {
+    "recurrence, forth and back": ("_forwards", "_backwards"),
+    "cross-entropy": ("_cross_entropy",),
+    "gradients by weights, and update": ("_descend",),
+    "products of cuBLAS": ("gemm", "nvjet", "cutlass", "cublas", "aten::bmm"),
+    "gathers and the rest": ("",),
+}
+Measured = Iterator[Figure | Detail]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The device and the sizes of a measurement.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        is_quick: whether sizes are so small that all parts take a minute on a CPU.
+    """
+
+    device: str
+    is_quick: bool
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Return the precisions of the device, the fastest first."""
+        return ("bf16", "float32") if self.device == "cpu" else ("bf16", "tf32", "float32")
+
+    @property
+    def words(self) -> int:
+        """Return the number of words of a user."""
+        return 40 if self.is_quick else USER_WORDS
+
+    @property
+    def sizes(self) -> ModelHParams:
+        """Return the sizes of the model."""
+        return ModelHParams(8, 12) if self.is_quick else FULL
+
+
+def env(setup: Setup) -> Measured:
+    """Name the machine, and measure its memory's bandwidth and its products."""
+    yield Figure("Python, torch, numpy", f"{platform.python_version()}, {torch.__version__}, {np.__version__}")
+    yield Figure("Triton", _triton_version())
+    yield Figure("CPU cores", len(os.sched_getaffinity(0)))
+    device = torch.device(setup.device)
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        free, whole = torch.cuda.mem_get_info(device)
+        yield Figure("GPU", f"{about.name}, compute capability {about.major}.{about.minor}, CUDA {torch.version.cuda}")
+        yield Figure("multiprocessors", about.multi_processor_count)
+        yield Figure("memory, free and whole", f"{free / 1e9:.1f} and {whole / 1e9:.1f} GB")
+    if tool := shutil.which("nvidia-smi"):
+        query = "--query-gpu=driver_version,power.limit,clocks.max.sm,clocks.max.memory"
+        command = [tool, query, "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        yield Figure("driver, limit of power, highest clocks", answer.stdout.strip())
+    values = torch.zeros(2**20 if setup.is_quick else 2**29, device=device)
+    copy = torch.empty_like(values)
+    moved = 2 * values.numel() * values.itemsize
+    yield Figure("copy in memory", moved / _fastest(lambda: copy.copy_(values), device) / 1e9, "GB/s")
+    size = 2**8 if setup.is_quick else 2**13
+    for precision in setup.precisions:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        matrix = torch.ones(size, size, device=device, dtype=dtype)
+        with products(precision, device):
+            seconds = _fastest(partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix)), device)
+        yield Figure(f"product in {precision}", 2 * size**3 / seconds / 1e12, "TFLOP/s")
+
+
+def _fastest(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of the fastest of some repetitions."""
+    seconds = []
+    for _ in range(8):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _triton_version() -> str:
+    try:
+        import triton  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        return "none"
+    return str(triton.__version__)
+
+
+def tests(setup: Setup) -> Measured:
+    """Run the tests that need an NVIDIA GPU, file by file, without the fixtures of the whole project."""
+    import pytest
+
+    failed, paths = 0, sorted(ROOT.glob(TESTS))
+    if not paths:
+        raise RunFailed(f"{ROOT}: no tests, as in a package that is installed; run `make gpu` in a checkout")
+    for path in paths:
+        counter = _Counter()
+        configuration = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+        # Another release of torch or Triton may warn of what this one does not.
+        options = ["--noconftest", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-v", "--tb=short"]
+        options += ["--maxfail=1"] if setup.is_quick else []
+        code = int(pytest.main([*configuration, *options, str(path)], plugins=[counter]))
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in counter.counts.items())
+        yield Figure(path.name, counts or f"no test ran (exit code {code})")
+        for name in counter.failures:
+            yield Figure(name, "failed")
+        failed += len(counter.failures) + (code not in (0, 1))
+    if failed:
+        raise RunFailed(f"{failed} tests failed; tests.log has their errors")
+
+
+class _Counter:
+    """Plugin of pytest that counts outcomes.
+
+    Attributes:
+        counts: number of tests by outcome.
+        failures: names of the tests that failed.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.failures: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.counts[report.outcome] = self.counts.get(report.outcome, 0) + 1
+        if report.outcome == "failed":
+            self.failures.append(report.nodeid.rpartition("/")[2])
+
+
+def engine(setup: Setup) -> Measured:
+    """Measure users per second of whole rounds by precision and by users that train at once, and peak memory."""
+    rows: tuple[tuple[Precision, int], ...] = (
+        ("bf16", AT_ONCE), ("tf32", AT_ONCE), ("bf16", AT_ONCE // 2), ("bf16", 2 * AT_ONCE),
+        ("bf16", AT_ONCE * 3 // 2), ("float32", AT_ONCE),
+    )  # fmt: skip
+    cohort = COHORT
+    if setup.is_quick:
+        rows, cohort = (("float32", 1), ("bf16", 2)), 2
+    for precision, at_once in rows:
+        measured = bench_engine(setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes)
+        for row in measured["rows"]:
+            name = ", ".join([*([row["variant"]] if "variant" in row else []), precision, f"{at_once} at once"])
+            if "failed" in row:
+                yield Figure(name, row["failed"])
+                continue
+            yield Figure(name, row["users_per_second"], "users/s")
+            yield Figure(f"{name}: training only", row["training_alone"], "users/s")
+            yield Figure(f"{name}: packing only", row["packing_alone"], "users/s")
+            yield Figure(f"{name}: peak memory", row["peak_gigabytes"], "GB")
+            yield Figure(f"{name}: memory by StackedTrainer.memory", row["said_gigabytes"], "GB")
+
+
+def profile(setup: Setup) -> Measured:
+    """Measure where the time of a micro-cohort goes: a step's milliseconds by kind of kernel, without CUDA graphs."""
+    users = 2 if setup.is_quick else AT_ONCE
+    on_gpu, hparams, records = setup.device == "cuda", LocalHParams(precision="bf16"), DrawnUsers(users, 0, setup.words)
+    start = start_of(torch.device(setup.device), setup.sizes)
+    trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False)
+    rngs = [stream(0, "local", 0, user) for user in range(users)]
+    packed = trainer.pack([steps_of(records[user], LAYOUT, hparams, rng) for user, rng in enumerate(rngs)])
+    events: Any = profiled(lambda: trainer.train(start, packed), on_gpu)
+    times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    for event in events:
+        kind = next(kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
+        time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        times[kind] += time / 1e3 / len(packed.shapes)
+    yield Figure(f"a step of {users} users", sum(times.values()), "ms")
+    for kind, milliseconds in times.items():
+        yield Figure(kind, milliseconds, "ms")
+    yield Detail("All steps of a micro-cohort", table_of(events, on_gpu))
+
+
+def central(setup: Setup) -> Measured:
+    """Measure milliseconds of a step of central training at batch 32 by precision, beside a plain PyTorch loop."""
+    hparams = CentralBenchHParams((32,), turns=3, model=setup.sizes, precisions=setup.precisions)
+    if setup.is_quick:
+        hparams = replace(hparams, records=128, turns=2, users=2, threads=1)
+    measured = measure_central(hparams, setup.device)
+    for name, rate in measured["records_per_second"]["32"].items():
+        yield Figure(name, 32e3 / rate, "ms a step")
+        yield Figure(f"{name}: records", rate, "records/s")
+    for name, distance in measured["distance"]["32"].items():
+        yield Figure(f"{name}: distance from the plain loop's model", distance, "of the way that training went")
+
+
+def ranks(setup: Setup) -> Measured:
+    """Measure seconds of exact ranks and of decisions, which must agree, of canaries of a full model."""
+    canaries, count = (10, 500) if setup.is_quick else (90, 2_000_000)
+    sizes = {"steps": 3, "units": 12} if setup.is_quick else {}
+    measured = bench_evaluation(canaries, count, setup.device, **sizes)
+    for name, what in (("decide", "decisions"), ("rank", "ranks"), ("straightforward", "straightforward scores")):
+        at = measured["measured_at"][name]
+        title = f"{what} of {at['canaries']} canaries, |R| {at['references']:,}"
+        yield Figure(title, measured[f"{name}_seconds"], "s")
+    yield Figure("memorized canaries", measured["memorized"])
+
+
+def repeat(setup: Setup) -> Measured:
+    """Compare bits: the same round twice, by another engine, and after a resume; central training after a resume."""
+    differing, users = 0, Held(DrawnUsers(2 if setup.is_quick else AT_ONCE + 36, words=setup.words))
+    for precision in setup.precisions:
+        for name, distance in {**_rounds(precision, users, setup), **_central(precision, setup)}.items():
+            yield Figure(f"{precision}: {name}", f"differs by {distance:.1e}" if distance else "the same bits")
+            differing += distance != 0
+    if differing:
+        raise RunFailed(f"{differing} comparisons differ; the same work must give the same bits")
+
+
+def _rounds(precision: Precision, users: Held, setup: Setup) -> dict[str, float]:
+    """Return distances between sums of updates that should be equal, relative to their norm."""
+    start, hparams = start_of(torch.device(setup.device), setup.sizes), LocalHParams(precision=precision)
+    used, new = CohortEngine(start, LAYOUT, hparams), CohortEngine(start, LAYOUT, hparams)
+
+    def train(engine: CohortEngine, params: Params, round_: int) -> UpdateSum:
+        return engine.train(params, users, range(len(users)), 0, round_, CLIP)
+
+    first, again = train(used, start, 0), train(used, start, 0)
+    after = {name: (value.cpu() + first.delta[name] / first.weight).float() for name, value in start.items()}
+    second, resumed = train(used, after, 1), train(new, after, 1)
+    other = train(CohortEngine(start, LAYOUT, hparams), start, 0)
+    return {
+        "the same round again": _distance(first.delta, again.delta),
+        "the same round by another engine": _distance(first.delta, other.delta),
+        "the next round by an engine that resumes": _distance(second.delta, resumed.delta),
+    }
+
+
+def _central(precision: Precision, setup: Setup) -> dict[str, float]:
+    """Return the distance between parameters after central training with and without a resume halfway."""
+    steps, hparams = 4 if setup.is_quick else 128, CentralHParams(precision=precision)
+    training = CentralTraining(drawn(2 if setup.is_quick else 20), hparams, 0, device=setup.device)
+    begin = init(LAYOUT.vocabulary_size, setup.sizes, 0)
+    ((whole, _),) = train_central(begin, training, steps)
+    ((half, _),) = train_central(begin, training, steps // 2)
+    ((resumed, _),) = train_central(half, training, steps)
+    return {"central training after a resume": _distance(whole.params, resumed.params)}
+
+
+def _distance(one: Params, other: Params) -> float:
+    return global_norm({name: one[name].double() - other[name].double() for name in one}) / global_norm(one)

@@ -1,0 +1,111 @@
+"""The science on a machine that has torch, numpy, Triton and pytest only, as one with a GPU may be lent."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("models", "training", "memorization", "bench/gpu")
+FILES = [
+    *(path for room in ROOMS for path in sorted((ROOT / "flsim" / room).rglob("*.py"))),
+    *(ROOT / "flsim" / "data" / f"{name}.py" for name in ("corpus", "records", "vocabulary", "synthetic", "manifest")),
+    *(ROOT / "flsim" / "bench" / f"{name}.py" for name in ("engine", "central", "evaluation")),
+]
+CUDA_TESTS = sorted((ROOT / "tests" / "training").rglob("test_*cuda*.py"))
+OWN = {"flsim", "clients", "server", "experiments"}
+HIDING = """
+import sys
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+"""
+
+
+def required(*names: str) -> set[str]:
+    """Return the distributions that these need, themselves included, without extras."""
+    closure, left = set[str](), [canonicalize_name(name) for name in names]
+    while left:
+        name = left.pop()
+        if name not in closure:
+            closure.add(name)
+            needs = map(Requirement, requires(name) or ())
+            left += [canonicalize_name(need.name) for need in needs if not need.marker or need.marker.evaluate()]
+    return closure
+
+
+def bare(code: str, *distributions: str) -> subprocess.CompletedProcess[str]:
+    """Run code that can import these distributions, what they need, and nothing else that is installed beside them."""
+    closure, installed = required(*distributions), packages_distributions()
+    hidden = {name for name, owners in installed.items() if not closure & {*map(canonicalize_name, owners)}}
+    program = f"HIDDEN = {hidden - OWN!r}\n{HIDING}\n{code}"
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+
+
+def names_of(paths: Iterable[Path]) -> list[str]:
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    return [name for name in names if not name.endswith("__main__")]
+
+
+OTHERS = ["pydantic", "ray", "flwr", "typer", "rich", "pyarrow", "pandas", "hypothesis", "scipy", "safetensors"]
+
+
+def test_other_packages_are_hidden() -> None:
+    """Or the tests below could not fail."""
+    code = f"import importlib.util, torch\nprint([name for name in {OTHERS!r} if not importlib.util.find_spec(name)])"
+    assert bare(code, "torch", "numpy").stdout == f"{OTHERS!r}\n"
+
+
+def test_the_science_imports() -> None:
+    """A module of these rooms imports any other package only within the function that needs it."""
+    code = f"import importlib\nfor name in {names_of(FILES)!r}:\n    importlib.import_module(name)"
+    done = bare(code, "torch", "numpy", *(["triton"] if sys.platform == "linux" else []))
+    assert done.returncode == 0, done.stderr
+
+
+BENCHMARKS = """
+import json
+from flsim.bench import engine, evaluation
+from flsim.bench.central import CentralBenchHParams, bench_central
+from flsim.data.vocabulary import Layout
+from flsim.models.hparams import ModelHParams
+tiny = CentralBenchHParams(batch_sizes=(2,), records=16, turns=2, threads=1, model=ModelHParams(4, 6), users=1)
+measured = {"central": bench_central(tiny)["records_per_second"]["2"]["ours"]}
+evaluation.STRAIGHTFORWARD = 150
+measured["ranks"] = evaluation.bench_evaluation(canaries=10, count=300, steps=3, units=8)["rank_seconds"]
+engine.USER_WORDS, engine.LAYOUT = 20, Layout(60)
+engine.DrawnUsers.layout = engine.Held.layout = engine.LAYOUT
+(row,) = engine.bench_engine("cpu", [2], ["float32"], cohort=3)["rows"]
+print(json.dumps({**measured, "engine": row["users_per_second"]}))
+"""
+
+
+def test_the_benchmarks_of_a_gpu_run() -> None:
+    done = bare(BENCHMARKS, "torch", "numpy")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured.keys() == {"central", "ranks", "engine"}
+    assert min(measured.values()) > 0
+    assert "central: batch 2" in done.stderr.splitlines()  # as a plain line, without rich
+
+
+@pytest.mark.parametrize("path", CUDA_TESTS, ids=lambda path: path.name)
+def test_tests_of_a_gpu_are_collected(path: Path) -> None:
+    """With the options of `flsim.bench.gpu`."""
+    options = ["--noconftest", "-p", "no:cacheprovider", "--collect-only", str(path)]
+    plugins = "import os\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'"
+    code = f"{plugins}\nimport pytest\nraise SystemExit(pytest.main({options!r}))"
+    done = bare(code, "torch", "numpy", "pytest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{path.name}::" in done.stdout
