@@ -80,7 +80,8 @@ class Day:
 
     Attributes:
         bytes_out, bytes_in: bytes that leave and reach the server in a round.
-        reply_bytes: memory of the server that holds all replies of a round until they are summed.
+        reply_bytes: memory of the server for replies. It holds those of a round until they are summed, and meanwhile
+            those of the round before.
         training_seconds: ceil(C / k) / u.
         server_seconds: a + k s.
         network_seconds: (out + in) / B.
@@ -117,7 +118,7 @@ def day(workload: Workload, rates: Rates) -> Day:
     return Day(
         bytes_out=bytes_out,
         bytes_in=bytes_in,
-        reply_bytes=bytes_in,
+        reply_bytes=2 * bytes_in,
         training_seconds=training,
         server_seconds=server,
         network_seconds=network,
@@ -173,12 +174,12 @@ def describe(reported: dict[str, Any]) -> str:
         f"a day: {workload['population']:,} users, {workload['cohort']:,} in a round, {workload['shards']:,} nodes of "
         f"one client process and one shard, {workload['parameters']:,} parameters, "
         f"{workload['bandwidth'] / 1e9:g} GB/s",
-        f"measured here: {rates['users_per_second']:.3g} users/s of a client process; the server's thread "
+        f"a client process trains {rates['users_per_second']:.3g} users/s; the server's thread takes "
         f"{rates['once_seconds']:.3g} s a round and {1e3 * rates['shard_seconds']:.3g} ms a shard",
         f"server with {check['shards']} shards: predicted {check['predicted_seconds']:.3g} s, measured "
         f"{check['measured_seconds']:.3g} s ({check['ratio']:.2f} times)",
-        f"bytes a round: {reported['bytes_out'] / 1e9:.3g} GB out of the server and {reported['bytes_in'] / 1e9:.3g} GB"
-        f" into it, which it holds in memory until they are summed",
+        f"bytes a round: {reported['bytes_out'] / 1e9:.3g} GB out of the server, {reported['bytes_in'] / 1e9:.3g} GB "
+        f"into it; replies take {reported['reply_bytes'] / 1e9:.3g} GB of its memory",
         f"seconds a round: {reported['training_seconds']:.3g} training, then the larger of "
         f"{reported['server_seconds']:.3g} server and {reported['network_seconds']:.3g} network: "
         f"{reported['round_seconds']:.3g}",

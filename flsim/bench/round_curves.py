@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from flsim.runs.folder import Run
 
 PROCESSORS = len(os.sched_getaffinity(0))
 MEMORY_EVERY = 0.5  # seconds; a sample takes milliseconds for each process, which rounds are not to wait for
+TICKS = os.sysconf("SC_CLK_TCK")  # of a second, in which Linux counts CPU time
 WRITE_USERS = 2**18  # users of a tiny corpus that are drawn and written together
 SMALL = ModelHParams(embedding=32, units=64)
 COHORT = BenchHParams(users=4_096, words=100, rounds=4, vocabulary_size=1_000, model=SMALL)
@@ -36,24 +38,36 @@ SERVER = BenchHParams(users=64, words=20, rounds=6)  # a step or two a user: wha
 NODES_SHARDS = 16
 TITLES = {
     "round_seconds": ("round, s", 1.0),
+    "cpu_seconds": ("round, CPU s", 1.0),
     "overhead_seconds": ("overhead, s", 1.0),
     "server_seconds": ("server, CPU s", 1.0),
     "own_memory_bytes": ("own memory, MB", 1e-6),
 }
+UNKNOWN = dict.fromkeys(("round_seconds", "cpu_seconds", "overhead_seconds"))  # costs without an expected exponent
 Costs = dict[str, float]
 
 
 class _TimedRun(Run):
-    """A run whose log also has, for each round, the CPU seconds of the server's thread: messages, sum and step."""
+    """A run whose log also has CPU seconds of each round: of the server's thread, and of all processes."""
 
     @cached_property
-    def _ends(self) -> list[float]:
-        return [time.thread_time()]
+    def _ends(self) -> list[tuple[float, float]]:
+        return [(time.thread_time(), cpu_seconds(os.getpid()))]
 
     def log_round(self, **values: Any) -> None:
-        now = time.thread_time()
-        super().log_round(**values, server_seconds=now - self._ends[-1])
-        self._ends.append(now)
+        end, before = (time.thread_time(), cpu_seconds(os.getpid())), self._ends[-1]
+        super().log_round(**values, server_seconds=end[0] - before[0], cpu_seconds=end[1] - before[1])
+        self._ends.append((time.thread_time(), end[1]))
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the CPU seconds that a process and its descendants have taken so far; 0 for one that has ended."""
+    with suppress(OSError):
+        folder = Path("/proc") / str(process)
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()  # the name before may hold spaces
+        children = [child for task in (folder / "task").iterdir() for child in (task / "children").read_text().split()]
+        return (int(fields[11]) + int(fields[12])) / TICKS + sum(cpu_seconds(int(child)) for child in children)
+    return 0.0
 
 
 def cohort_curve(sizes: Sequence[int], hparams: BenchHParams = COHORT) -> Curve:
@@ -68,7 +82,9 @@ def cohort_curve(sizes: Sequence[int], hparams: BenchHParams = COHORT) -> Curve:
         return measure_rounds(folder, corpus, hparams, size, PROCESSORS)
 
     about = f"{hparams.users:,} users of {hparams.words} words, {_model(hparams)}, {PROCESSORS} shards"
-    return _curve("cohort", "users in a round", about, sizes, measure, round_seconds=1, own_memory_bytes=0)
+    return _curve(
+        "cohort", "users in a round", about, sizes, measure, round_seconds=1, cpu_seconds=1, own_memory_bytes=0
+    )
 
 
 def population_curve(sizes: Sequence[int], hparams: BenchHParams = POPULATION, cohort: int = 256) -> Curve:
@@ -80,7 +96,7 @@ def population_curve(sizes: Sequence[int], hparams: BenchHParams = POPULATION, c
         return measure_rounds(folder / "run", folder / "corpus", replace(hparams, users=size), cohort, PROCESSORS)
 
     about = f"a cohort of {cohort} users of one record of {hparams.words} words, {_model(hparams)}, {PROCESSORS} shards"
-    return _curve("population", "users", about, sizes, measure, round_seconds=0, own_memory_bytes=0)
+    return _curve("population", "users", about, sizes, measure, round_seconds=0, cpu_seconds=0, own_memory_bytes=0)
 
 
 def shards_curve(sizes: Sequence[int], hparams: BenchHParams = SERVER) -> Curve:
@@ -96,8 +112,7 @@ def shards_curve(sizes: Sequence[int], hparams: BenchHParams = SERVER) -> Curve:
         return measure_rounds(folder, corpus, hparams, hparams.users, size)
 
     about = f"a cohort of {hparams.users} users of {hparams.words} words, {_model(hparams)}, {PROCESSORS} processors"
-    expected = {"round_seconds": None, "overhead_seconds": None, "server_seconds": 1, "own_memory_bytes": None}
-    return _curve("shards", "shards", about, sizes, measure, **expected)
+    return _curve("shards", "shards", about, sizes, measure, **UNKNOWN, server_seconds=1, own_memory_bytes=None)
 
 
 def nodes_curve(sizes: Sequence[int], hparams: BenchHParams = SERVER, shards: int = NODES_SHARDS) -> Curve:
@@ -115,8 +130,7 @@ def nodes_curve(sizes: Sequence[int], hparams: BenchHParams = SERVER, shards: in
 
     users = f"a cohort of {hparams.users} users of {hparams.words} words"
     about = f"{shards} shards, {users}, {_model(hparams)}, one CPU a node"
-    expected = {"round_seconds": None, "overhead_seconds": None, "server_seconds": 0, "own_memory_bytes": None}
-    return _curve("nodes", "Ray nodes", about, sizes, measure, **expected)
+    return _curve("nodes", "Ray nodes", about, sizes, measure, **UNKNOWN, server_seconds=0, own_memory_bytes=None)
 
 
 def measure_rounds(
@@ -133,14 +147,16 @@ def measure_rounds(
         address: address of a Ray cluster; None starts one on this machine.
 
     Returns:
-        Medians over rounds of seconds, and the peak of the anonymous memory of all processes, with Ray's own.
+        Medians over rounds of seconds, of which CPU seconds depend least on other work of the machine; and the peak of
+        the anonymous memory of all processes, with Ray's own.
     """
     settings = settings_over(corpus, hparams, cohort, SystemHParams(shards=shards, tracking=()))
     run = _TimedRun.create(settings, folder)
     with PeakMemory(os.getpid(), MEMORY_EVERY) as peak:
         rounds = train(run, address)[1:]
-    seconds = {"round_seconds": "seconds", "overhead_seconds": "overhead", "server_seconds": "server_seconds"}
-    costs = {name: float(median(line[key] for line in rounds)) for name, key in seconds.items()}
+    logged = {"round_seconds": "seconds", "overhead_seconds": "overhead"}
+    names = ("round_seconds", "cpu_seconds", "overhead_seconds", "server_seconds")
+    costs = {name: float(median(line[logged.get(name, name)] for line in rounds)) for name in names}
     return costs | {"own_memory_bytes": float(peak.anonymous)}
 
 
@@ -184,7 +200,7 @@ def _curve(
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as folder:
         costs = []
         for size in sizes:
-            say(f"{name}: {size:,} {axis}")
+            say(f"curve {name}: {axis} = {size:,}")
             costs.append(measure(Path(folder) / str(size), size))
     quantities = []
     for key, exponent in expected.items():

@@ -1,4 +1,4 @@
-"""Curves of cost as work grows, by name, and a day at internet scale that is computed from them."""
+"""Curves of cost as work grows, by name."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,6 @@ from flsim.base.errors import InputError
 from flsim.base.progress import say
 from flsim.bench.curves import Curve
 from flsim.bench.evaluation_curves import canaries_curve, references_curve
-from flsim.bench.internet import Rates, rates_of
 from flsim.bench.round_curves import (
     PROCESSORS,
     cohort_curve,
@@ -28,7 +27,7 @@ CURVES: Mapping[str, tuple[Callable[[Sequence[int]], Curve], tuple[int, ...]]] =
     "canaries": (canaries_curve, tuple(8 * 2**k for k in range(5))),
     "references": (references_curve, tuple(2**k for k in range(14, 21))),
 }
-USERS = BenchHParams(users=8 * PROCESSORS, rounds=4)  # of the paper's model and size of users, for `day`
+USERS = BenchHParams(users=8 * PROCESSORS, rounds=4)  # of the paper's model and users
 
 
 def refuse_unknown_curves(names: Iterable[str]) -> None:
@@ -55,16 +54,10 @@ def measure_curves(names: Iterable[str], sizes: Mapping[str, Sequence[int]] | No
     }
 
 
-def measure_rates(shards: Curve, hparams: BenchHParams = USERS) -> Rates:
-    """Return the rates of this machine: the server's from a curve, and users a second from rounds of real size.
-
-    Args:
-        shards: a curve against shards, of a model of the same size.
-        hparams: the training that users a second are measured of, one shard and one client process per processor.
-    """
+def measure_users_per_second(hparams: BenchHParams = USERS) -> float:
+    """Return the users that a client process trains in a second, from rounds with a client process per processor."""
     say("users per second of a client process")
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
         corpus = shared_corpus(Path(name) / "corpus", hparams)
         costs = measure_rounds(Path(name) / "run", corpus, hparams, hparams.users, PROCESSORS)
-    training = costs["round_seconds"] - costs["overhead_seconds"]
-    return rates_of(shards, -(-hparams.users // PROCESSORS) / training)
+    return -(-hparams.users // PROCESSORS) / (costs["round_seconds"] - costs["overhead_seconds"])

@@ -93,8 +93,17 @@ def scale(
         ),
     ] = None,
     day: Annotated[
-        bool, typer.Option(help="Compute a day at internet scale; measures the curve shards, and users per second.")
+        bool, typer.Option("--day", help="Compute a day at internet scale from the curve shards, which is measured.")
     ] = False,
+    users_per_second: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="RATE",
+            help="Users that a client process trains in a second, for --day, e.g. 1000 on a GPU.",
+            show_default="measured here",
+        ),
+    ] = None,
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -110,33 +119,40 @@ def scale(
     temporary disk.
 
     A curve measures seconds and memory at several sizes, and fits the exponent of their growth: 1 is linear, 0 is
-    constant. It takes one to four minutes on two cores.
+    constant. It takes one to six minutes on two cores.
     """
     from flsim.bench.scale import PAPER_USERS, bench_scale, describe
 
     if curve or day:
         if users is not None:
             raise InputError("--users is for the corpus of the paper's size; leave it out with --curve and --day")
-        _scale_curves([*(curve or ()), *(["shards"] if day else ())], day, figure, as_json)
+        _scale_curves([*(curve or ()), *(["shards"] if day else ())], day, users_per_second, figure, as_json)
         return
     if figure is not None:
         raise InputError(f"--figure {figure}: there is no curve to draw; add --curve, e.g. --curve cohort")
+    if users_per_second is not None:
+        raise InputError("--users-per-second is for a day at internet scale; add --day, or leave it out")
     measured = bench_scale(users or PAPER_USERS)
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 
-def _scale_curves(names: list[str], has_day: bool, figure: Path | None, as_json: bool) -> None:
+def _scale_curves(
+    names: list[str], has_day: bool, users_per_second: float | None, figure: Path | None, as_json: bool
+) -> None:
     """Measure curves, print them and draw them; compute a day from them if asked."""
     from flsim.bench.curve_plot import plot_curves
-    from flsim.bench.internet import Workload, describe, report
-    from flsim.bench.scale_curves import measure_curves, measure_rates, refuse_unknown_curves
+    from flsim.bench.internet import Workload, describe, rates_of, report
+    from flsim.bench.scale_curves import measure_curves, measure_users_per_second, refuse_unknown_curves
     from flsim.results.figures import refuse_other_than_figure
 
     refuse_unknown_curves(names)
     if figure is not None:
         refuse_other_than_figure(figure)
     curves = measure_curves(names)
-    computed = report(Workload(), measure_rates(curves["shards"]), curves["shards"]) if has_day else None
+    computed = None
+    if has_day:
+        rates = rates_of(curves["shards"], users_per_second or measure_users_per_second())
+        computed = report(Workload(), rates, curves["shards"])
     if figure is not None:
         plot_curves([*curves.values()], figure)
     if as_json:

@@ -1,6 +1,8 @@
 """Curves through real runs and real Ray nodes, at sizes that a test can afford, and the command that prints them."""
 
 import json
+import subprocess
+import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +13,23 @@ from helpers import Flsim
 from flsim.base.errors import InputError
 from flsim.bench.curves import Curve
 from flsim.bench.evaluation_curves import canaries_curve, references_curve
-from flsim.bench.internet import Workload, report
-from flsim.bench.round_curves import cohort_curve, make_tiny, nodes_curve, population_curve, shards_curve
+from flsim.bench.round_curves import (
+    TICKS,
+    cohort_curve,
+    cpu_seconds,
+    make_tiny,
+    nodes_curve,
+    population_curve,
+    shards_curve,
+)
 from flsim.bench.rounds import BenchHParams
-from flsim.bench.scale_curves import CURVES, measure_curves, measure_rates
+from flsim.bench.scale_curves import CURVES, measure_curves, measure_users_per_second
 from flsim.data.corpus import Corpus
 from flsim.models.hparams import ModelHParams
 
 TINY = BenchHParams(users=4, words=20, rounds=3, vocabulary_size=60, model=ModelHParams(4, 6))
+
+SERVER = {"round_seconds", "cpu_seconds", "overhead_seconds", "server_seconds", "own_memory_bytes"}
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +68,18 @@ def test_tiny_users_have_one_record_each(tmp_path: Path) -> None:
     assert train.names == [f"train{user}" for user in range(5)]
 
 
+def test_cpu_seconds_are_those_of_a_process_and_of_its_descendants() -> None:
+    """A child's child works for half a second and waits; before and after it nothing is counted."""
+    work = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True); input()"
+    shell = f"'{sys.executable}' -c \"{work}\"; true"
+    with subprocess.Popen(["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        assert cpu_seconds(process.pid) >= 0.5 - 2 / TICKS
+        process.communicate("\n")
+    assert cpu_seconds(process.pid) == 0
+
+
 def test_evaluation_against_canaries_and_references() -> None:
     ranks = canaries_curve((1, 2, 4), count=50, steps=2, units=4, repeats=1)
     check(ranks, "canaries", (1, 2, 4), {"rank_seconds"})
@@ -69,27 +92,39 @@ def test_evaluation_against_canaries_and_references() -> None:
 @pytest.mark.slow
 def test_rounds_against_cohort_and_population() -> None:
     curve = cohort_curve((1, 2), TINY)
-    check(curve, "cohort", (1, 2), {"round_seconds", "own_memory_bytes"})
+    check(curve, "cohort", (1, 2), {"round_seconds", "cpu_seconds", "own_memory_bytes"})
     assert "4 users of 20 words" in curve.about
     curve = population_curve((4, 8), TINY, cohort=2)
-    check(curve, "population", (4, 8), {"round_seconds", "own_memory_bytes"})
+    check(curve, "population", (4, 8), {"round_seconds", "cpu_seconds", "own_memory_bytes"})
 
 
 @pytest.mark.slow
-def test_rounds_against_shards_give_the_rates_of_a_day() -> None:
-    curve = shards_curve((1, 2), TINY)
-    check(curve, "shards", (1, 2), {"round_seconds", "overhead_seconds", "server_seconds", "own_memory_bytes"})
-    rates = measure_rates(curve, TINY)
-    assert rates.users_per_second > 0
-    assert rates.server_seconds(2) > 0
-    with pytest.raises(InputError, match="held against 64 shards"):
-        report(Workload(), rates, curve)
+def test_a_day_is_computed_from_shards_that_were_measured(flsim: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real path of the command, with a small model: the prediction for 64 shards is that of the printed rates."""
+    monkeypatch.setattr(
+        "flsim.bench.scale_curves.CURVES", {"shards": (lambda sizes: shards_curve(sizes, TINY), (1, 2, 64))}
+    )
+    code, out, err = flsim("bench", "scale", "--day", "--users-per-second", "10", "--json")
+    assert code == 0, err
+    measured = json.loads(out)
+    points = measured["curves"]["shards"]["points"]
+    assert [point["size"] for point in points] == [1, 2, 64]
+    assert points[0].keys() == {"size", *SERVER}
+    rates, server = measured["day"]["rates"], measured["day"]["server_check"]
+    assert rates["users_per_second"] == 10
+    assert server["predicted_seconds"] == pytest.approx(rates["once_seconds"] + 64 * rates["shard_seconds"])
+    assert server["measured_seconds"] == points[-1]["server_seconds"] > 0
+
+
+@pytest.mark.slow
+def test_users_per_second_are_measured_where_they_are_not_known() -> None:
+    assert measure_users_per_second(TINY) > 0
 
 
 @pytest.mark.slow
 def test_rounds_against_real_ray_nodes() -> None:
     curve = nodes_curve((1, 2), TINY, shards=2)
-    check(curve, "nodes", (1, 2), {"round_seconds", "overhead_seconds", "server_seconds", "own_memory_bytes"})
+    check(curve, "nodes", (1, 2), SERVER)
 
 
 def test_unknown_curves_and_options_that_do_not_fit_are_refused(flsim: Flsim, tmp_path: Path) -> None:
@@ -99,6 +134,7 @@ def test_unknown_curves_and_options_that_do_not_fit_are_refused(flsim: Flsim, tm
         (("--curve", "users"), "no such curve; choose from cohort"),
         (("--curve", "cohort", "--users", "5"), "leave it out with --curve"),
         (("--figure", "scale.png"), "there is no curve to draw"),
+        (("--users-per-second", "9"), "add --day"),
         (("--curve", "cohort", "--figure", str(tmp_path / "scale.txt")), "name one of these"),
     ):
         code, out, err = flsim("bench", "scale", *options)
