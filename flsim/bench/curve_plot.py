@@ -3,19 +3,26 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from flsim.bench.curves import Curve, Quantity
 from flsim.results.figures import COLOURS, line_style, plain, write_figure
 
 COLUMNS = 3
-EXPECTED = "#555555"
+MEASURED, FITTED, EXPECTED = "measured", "fitted power law", "expected by design"
+STYLES: dict[str, dict[str, Any]] = {
+    MEASURED: {**line_style(0), "linestyle": "none", "markersize": 6, "markeredgecolor": "white", "zorder": 3},
+    FITTED: {"color": COLOURS[0], "linestyle": "--", "linewidth": 1.2},
+    EXPECTED: {"color": "#555555", "linestyle": ":", "linewidth": 1},
+}
 
 
 def plot_curves(curves: Sequence[Curve], path: Path) -> None:
@@ -47,21 +54,23 @@ def draw_curves(curves: Sequence[Curve]) -> Figure:
         _draw(panel, curve, quantity)
     for empty in axes[len(panels) :]:
         empty.set_axis_off()
+    handles = [Line2D([], [], **style) for style in STYLES.values()]
+    figure.legend(handles, list(STYLES), loc="outside lower center", ncols=len(STYLES), frameon=False)
     return figure
 
 
 def _draw(panel: Axes, curve: Curve, quantity: Quantity) -> None:
     x, y = np.array(curve.sizes, dtype=np.float64), quantity.scale * np.array(quantity.values)
     panel.set(xscale="log", yscale="log", xlabel=plain(curve.axis), ylabel=plain(quantity.title))
-    panel.plot(x, y, **{**line_style(0), "linestyle": "none"}, markersize=6, markeredgecolor="white", zorder=3)
+    panel.plot(x, y, **STYLES[MEASURED])
     law = curve.law(quantity)
     if law is not None:
-        panel.plot(x, quantity.scale * law.factor * x**law.exponent, color=COLOURS[0], linestyle="--", linewidth=1.2)
+        panel.plot(x, quantity.scale * law.factor * x**law.exponent, **STYLES[FITTED])
         low, high = ("", "") if law.low is None or law.high is None else (f" [{law.low:.2f},", f" {law.high:.2f}]")
         panel.set_title(plain(f"{curve.name}: exponent {law.exponent:.2f}{low}{high}"), fontsize=9)
     if quantity.expected is not None and (y > 0).all():
         middle = np.exp(np.log(x).mean()), np.exp(np.log(y).mean())
-        panel.plot(x, middle[1] * (x / middle[0]) ** quantity.expected, color=EXPECTED, linestyle=":", linewidth=1)
+        panel.plot(x, middle[1] * (x / middle[0]) ** quantity.expected, **STYLES[EXPECTED])
     _scale(panel, y)
 
 
