@@ -15,7 +15,7 @@ from flsim.canaries.spec import draw_phrase
 from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.models.cifg import CIFGLanguageModel
 
-STEPS, UNITS = 300, 64
+STEPS, UNITS = 100, 64
 REPEATS = 3
 REFERENCES = 2**16  # |R| of the curve against canaries
 CANARIES = 16  # canaries of the curve against |R|
@@ -43,9 +43,9 @@ def canaries_curve(
         raise InputError(f"sizes of the curve of canaries must divide the largest, {most}, found {list(sizes)}")
     model, pairs = _trained(most, steps, units)
     drawn = references(SEED, count, WORDS - 1, LAYOUT)
-    seconds = tuple(_rank_seconds(model, drawn, pairs[:: most // size], repeats, "canaries") for size in sizes)
+    seconds = [_rank_seconds(model, drawn, pairs[:: most // size], repeats, "canaries") for size in sizes]
     about = f"|R| = {count:,}, {_about(steps, units)}"
-    return Curve("canaries", "canaries", about, tuple(sizes), (_ranking(seconds),))
+    return Curve("canaries", "canaries", about, tuple(sizes), _ranking(seconds))
 
 
 def references_curve(
@@ -70,11 +70,12 @@ def references_curve(
         seconds.append(_rank_seconds(model, drawn, pairs, repeats, "references"))
     about = f"{canaries} canaries, {_about(steps, units)}"
     draw = Quantity("draw_seconds", "drawing R, s", tuple(drawing), 1)
-    return Curve("references", "|R|", about, tuple(sizes), (_ranking(tuple(seconds)), draw))
+    return Curve("references", "|R|", about, tuple(sizes), (*_ranking(seconds), draw))
 
 
-def _ranking(seconds: tuple[float, ...]) -> Quantity:
-    return Quantity("rank_seconds", "ranks, s", seconds, 1)
+def _ranking(seconds: Sequence[tuple[float, float]]) -> tuple[Quantity, Quantity]:
+    wall, cpu = zip(*seconds, strict=True)
+    return Quantity("rank_seconds", "ranks, s", wall, 1), Quantity("rank_cpu_seconds", "ranks, CPU s", cpu, 1)
 
 
 def _trained(canaries: int, steps: int, units: int) -> tuple[CIFGLanguageModel, list[Pair]]:
@@ -84,18 +85,21 @@ def _trained(canaries: int, steps: int, units: int) -> tuple[CIFGLanguageModel, 
     return mid_training(phrases, steps, units), [(canary[:2], canary[2:]) for canary in tokens]
 
 
-def _rank_seconds(model: CIFGLanguageModel, drawn: Tensor, pairs: Sequence[Pair], repeats: int, name: str) -> float:
-    """Return the median seconds of ranking all canaries, by a new sampler each time, as an evaluation has one."""
-    say(f"{name}: {len(pairs)} canaries among {len(drawn):,} references")
+def _rank_seconds(
+    model: CIFGLanguageModel, drawn: Tensor, pairs: Sequence[Pair], repeats: int, name: str
+) -> tuple[float, float]:
+    """Return median seconds and CPU seconds of ranking all canaries, by a new sampler as in each evaluation."""
+    say(f"curve {name}: {len(pairs)} canaries, |R| = {len(drawn):,}")
     RandomSampler(model, drawn[: 2**10]).rank(*pairs[0])  # starts whatever starts with first use
     seconds = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         sampler = RandomSampler(model, drawn)
         for pair in pairs:
             sampler.rank(*pair)
-        seconds.append(time.perf_counter() - began)
-    return median(seconds)
+        seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    wall, cpu = zip(*seconds, strict=True)
+    return median(wall), median(cpu)
 
 
 def _about(steps: int, units: int) -> str:
