@@ -54,21 +54,35 @@ def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:
         users=hparams.users, words_per_user=hparams.words, vocabulary_size=hparams.vocabulary_size, test_users=1
     )
     make_synthetic(folder / "corpus", corpus, seed=0)
-    settings = FederatedConfig(
-        DataHParams(folder / "corpus"),
-        canaries=CanaryHParams(p_u=(1 / hparams.users,), p_e=(0.1,), count=1),
-        model=hparams.model,
-        training=TrainingHParams(rounds=hparams.rounds, cohort=hparams.users),
-        local=hparams.local,
-        evaluation=ScheduledEvaluationHParams(references=10, every=hparams.rounds),
-        system=SystemHParams(shards=shards, checkpoint_every=1),
+    settings = settings_over(
+        folder / "corpus", hparams, hparams.users, SystemHParams(shards=shards, checkpoint_every=1)
     )
     return Run.create(settings, folder / "run")
 
 
-def train(run: Run) -> list[dict[str, Any]]:
-    """Train all rounds of a run on all processors of this machine, and return the lines of rounds.jsonl."""
-    train_on_ray(run)
+def settings_over(corpus: Path, hparams: BenchHParams, cohort: int, system: SystemHParams) -> FederatedConfig:
+    """Return the settings of a run over a corpus, with an evaluation of the last round.
+
+    Args:
+        corpus: folder of a corpus of `hparams.users` training users.
+        hparams: model, local training, and number of rounds.
+        cohort: number of users in each round.
+        system: use of the machines.
+    """
+    return FederatedConfig(
+        DataHParams(corpus),
+        canaries=CanaryHParams(p_u=(1 / hparams.users,), p_e=(0.1,), count=1),
+        model=hparams.model,
+        training=TrainingHParams(rounds=hparams.rounds, cohort=cohort),
+        local=hparams.local,
+        evaluation=ScheduledEvaluationHParams(references=10, every=hparams.rounds),
+        system=system,
+    )
+
+
+def train(run: Run, address: str | None = None) -> list[dict[str, Any]]:
+    """Train all rounds of a run on a Ray cluster, or on all processors of this machine; return rounds.jsonl."""
+    train_on_ray(run, address)
     return roundlog.read(run.path)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from flsim.base.errors import InputError
 from flsim.cli.options import Json, TorchDevice
 
 bench = typer.Typer(
@@ -81,20 +82,89 @@ def data(
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 
-@bench.command(epilog="Example: flsim bench scale --users 10000")
+@bench.command(epilog="Example: flsim bench scale --curve cohort --curve shards --figure scale.png")
 def scale(
-    users: Annotated[int, typer.Option(min=1, metavar="N", help="Training users, each of 2,000 words.")] = 392_000,
+    users: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Training users, each of 2,000 words.", show_default="392000"),
+    ] = None,
+    curve: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Curve to measure instead: cohort, population, shards, nodes, canaries or references; repeatable.",
+            show_default="no curve",
+        ),
+    ] = None,
+    day: Annotated[
+        bool, typer.Option("--day", help="Compute a day at internet scale from the curve shards, which is measured.")
+    ] = False,
+    users_per_second: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="RATE",
+            help="Users that a client process trains in a second, for --day, e.g. 1000 on a GPU.",
+            show_default="measured here",
+        ),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Figure of the curves to write, e.g. scale.png (.png, .svg or .pdf); replaces an existing file.",
+            show_default="no figure",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the work on a corpus of the paper's size.
+    """Measure the work on a corpus of the paper's size, or how cost grows with work.
 
     Makes the corpus, plants canaries, opens it and its IID twin, and reads cohorts. Takes about two minutes and 5 GB of
     temporary disk.
-    """
-    from flsim.bench.scale import bench_scale, describe
 
-    measured = bench_scale(users)
+    A curve measures seconds and memory at several sizes, and fits the exponent of their growth: 1 is linear, 0 is
+    constant. It takes one to six minutes on two cores.
+    """
+    from flsim.bench.scale import PAPER_USERS, bench_scale, describe
+
+    if curve or day:
+        if users is not None:
+            raise InputError("--users is for the corpus of the paper's size; leave it out with --curve and --day")
+        _scale_curves([*(curve or ()), *(["shards"] if day else ())], day, users_per_second, figure, as_json)
+        return
+    if figure is not None:
+        raise InputError(f"--figure {figure}: there is no curve to draw; add --curve, e.g. --curve cohort")
+    if users_per_second is not None:
+        raise InputError("--users-per-second is for a day at internet scale; add --day, or leave it out")
+    measured = bench_scale(users or PAPER_USERS)
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
+def _scale_curves(
+    names: list[str], has_day: bool, users_per_second: float | None, figure: Path | None, as_json: bool
+) -> None:
+    """Measure curves, print them and draw them; compute a day from them if asked."""
+    from flsim.bench.curve_plot import plot_curves
+    from flsim.bench.internet import Workload, describe, rates_of, report
+    from flsim.bench.scale_curves import measure_curves, measure_users_per_second, refuse_unknown_curves
+    from flsim.results.figures import refuse_other_than_figure
+
+    refuse_unknown_curves(names)
+    if figure is not None:
+        refuse_other_than_figure(figure)
+    curves = measure_curves(names)
+    computed = None
+    if has_day:
+        rates = rates_of(curves["shards"], users_per_second or measure_users_per_second())
+        computed = report(Workload(), rates, curves["shards"])
+    if figure is not None:
+        plot_curves([*curves.values()], figure)
+    if as_json:
+        values = {"curves": {name: curve.as_json() for name, curve in curves.items()}}
+        typer.echo(json.dumps(values | ({} if computed is None else {"day": computed}), indent=2))
+        return
+    texts = [curve.table() for curve in curves.values()] + ([] if computed is None else [describe(computed)])
+    typer.echo("\n\n".join(texts))
 
 
 @bench.command(epilog="Example: flsim bench interference --json")

@@ -10,11 +10,11 @@ ServerApp are the same on Flower's own runtimes, and results are equal bit for b
 import importlib
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -33,6 +33,8 @@ CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
 STARTS = 5  # processes in a row that end during their start, after which the run fails
 
+Machine = TypeVar("Machine")
+
 
 @dataclass(frozen=True)
 class ClientShare:
@@ -48,6 +50,21 @@ class ClientShare:
             return of_cpus
         gpus = resources.get("GPU", 0.0)  # a share is of a single GPU
         return min(of_cpus, int(gpus) * int(1 / self.gpus) if self.gpus < 1 else int(gpus / self.gpus))
+
+
+def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
+    """Return the machines on which processes start, the one with most room first; fewer where there is no more room.
+
+    Args:
+        room: number of processes that each machine still has room for.
+        processes: largest number of processes.
+    """
+    left, machines = dict(room), list[Machine]()
+    while len(machines) < processes and any(count > 0 for count in left.values()):
+        machine = max(left, key=lambda id_: left[id_])
+        left[machine] -= 1
+        machines.append(machine)
+    return machines
 
 
 class _Client:
@@ -178,9 +195,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             self._end(process)
         for process in self._processes:
             room[process.machine] -= 1
-        while len(self._processes) < self._shards and any(left > 0 for left in room.values()):
-            machine = max(room, key=lambda id_: room[id_])  # the machine with most room
-            room[machine] -= 1
+        for machine in places(room, self._shards - len(self._processes)):
             cpus, gpus = self._share.cpus, self._share.gpus
             self._processes.start(_Client, self._app, machine=machine, num_cpus=cpus, num_gpus=gpus)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.grid import ClientShare
+from server.pool.grid import ClientShare, places
 
 SHARES = st.sampled_from([1.0, 0.95, 0.5, 0.4, 0.25, 0.2, 0.1])
 
@@ -24,3 +24,19 @@ def test_whole_gpus_and_several() -> None:
 def test_a_tenth_is_ten_of_one() -> None:
     """In binary 1 // 0.1 is 9."""
     assert ClientShare(1, 0.1).fits({"CPU": 64.0, "GPU": 1.0}) == 10
+
+
+@given(room=st.dictionaries(st.integers(0, 9), st.integers(-2, 5)), processes=st.integers(-1, 30))
+def test_processes_go_where_most_room_is(room: dict[int, int], processes: int) -> None:
+    """A machine that is already overfull gets none; where room is equal the first machine gets the process."""
+    machines = places(room, processes)
+    assert len(machines) == min(max(processes, 0), sum(max(count, 0) for count in room.values()))
+    left = dict(room)
+    for machine in machines:
+        assert left[machine] == max(left.values())
+        left[machine] -= 1
+
+
+def test_processes_of_three_machines_by_hand() -> None:
+    """After b and c have one process each, all have room for one, and the first machine is next."""
+    assert places({"a": 1, "b": 2, "c": 2}, 4) == ["b", "c", "a", "b"]
