@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InMemory
+from populations import InMemory
 from stacking import LAYOUT, model_of, random_population, start_of
 from torch._subclasses import FakeTensorMode
 

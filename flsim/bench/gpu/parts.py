@@ -38,7 +38,7 @@ from flsim.training.clip import global_norm
 from flsim.training.cohort.devices import products
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.cohort.steps import steps_of
+from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
 from flsim.training.update import UpdateSum
 
@@ -206,8 +206,7 @@ def profile(setup: Setup) -> Measured:
     on_gpu, hparams, records = setup.device == "cuda", LocalHParams(precision="bf16"), DrawnUsers(users, 0, setup.words)
     start = start_of(torch.device(setup.device), setup.sizes)
     trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False)
-    rngs = [stream(0, "local", 0, user) for user in range(users)]
-    packed = trainer.pack([steps_of(records[user], LAYOUT, hparams, rng) for user, rng in enumerate(rngs)])
+    packed = trainer.pack([Participant(records[user], stream(0, "local", 0, user)) for user in range(users)])
     events: Any = profiled(lambda: trainer.train(start, packed), on_gpu)
     times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for event in events:
