@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import ray
+import torch
+from helpers import Experiment
+from test_central_run import CENTRAL, log_of
 
 from server.cluster.internals import trainer_without_cleaner
 
@@ -67,3 +70,15 @@ def test_each_worker_sets_its_own_gpu_before_anything_else(ray_of_two_gpus: None
     assert sorted(int(worker["given"][0]) for worker in workers) == [0, 1]
     for worker in workers:
         assert worker["calls"] == [["device", f"cuda:{worker['given'][0]}"], ["share", 0.9]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, which this machine lacks")
+def test_two_processes_on_two_gpus_train_as_one(experiment: Experiment) -> None:
+    """The loss of the first 7 steps, to the rounding of float32, over NCCL, which refuses two processes on one GPU."""
+    experiment.config.write_text(CENTRAL)
+    one, two = (
+        log_of(experiment.run(f"run{workers}", "system.device=cuda", f"system.workers={workers}"))[0]["loss"]
+        for workers in (1, 2)
+    )
+    assert one == pytest.approx(two, rel=1e-5)

@@ -102,8 +102,9 @@ class CommonSystemHParams:
 
     Attributes:
         evaluators: Number of processes that evaluate checkpoints during training. Unit: processes.
-        gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. When not set: a
-            small share of a GPU where the cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
+        gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. An evaluator may
+            take this share of the GPU's memory, or 1 GiB where that is more. When not set: a small share of a GPU where
+            the cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
         evaluation_deadline: Longest time of one attempt to evaluate a checkpoint. A slower evaluator is killed; after
             three more attempts the evaluation is recorded as failed. Unit: seconds.
         checkpoint_every: Rounds, in central training steps, between two checkpoints; the newest two and the evaluated

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from populations import InMemory
-from smoothing import smooth_steps
+from smoothing import amplified, smooth_steps
 from stacking import (
     LAYOUT,
     assert_same_counts,
@@ -27,7 +27,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.kernels import TorchKernels
 from flsim.training.cohort.padding import narrowed, units_of, widened
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked import GRAPHS, StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
@@ -120,6 +120,32 @@ def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any)
     assert relative_error(found.delta, exact.delta) < tolerance
     assert found.loss == pytest.approx(exact.loss, rel=tolerance)
     assert_same_counts(found, exact)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"optimizer": "momentum", "momentum": 0.5, "batch_size": 40},
+        {"optimizer": "adam", "learning_rate": 2.0, "gradient_clip": 0.25, "proximal": 0.1},
+    ],
+    ids=str,
+)
+@smooth_steps()
+def test_shapes_as_cuda_graphs_round_them_up_change_rounding_alone(precision: Any, others: dict[str, Any]) -> None:
+    """Both updates are as far from the exact one as rounding allows; users of 30 records take two steps at most."""
+    layout = Layout(200)
+    hparams = LocalHParams(**{"learning_rate": 0.1, "precision": precision, **others})
+    population, start = random_population(6, 30, layout), start_of(model_of(0, layout, ModelHParams(16, 24)).float())
+    exact, rounded = (StackedTrainer(start, hparams, layout, 6) for _ in range(2))
+    rounded._rounding = GRAPHS
+    expected, found = (train_stacked(trainer, start, population, hparams) for trainer in (exact, rounded))
+    times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
+    tolerance = 2 * times * rounding(precision, start, expected.norms / expected.users, 2)
+    assert relative_error(found.delta, expected.delta) < tolerance
+    assert found.loss == pytest.approx(expected.loss, rel=tolerance)
+    assert_same_counts(found, expected)
 
 
 def test_a_user_that_blows_up_is_left_out_and_spoils_nobody() -> None:

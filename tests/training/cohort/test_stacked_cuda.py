@@ -21,7 +21,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.cuda_graphs import capture_stream
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked import SLACK, StackedTrainer
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 
@@ -107,6 +107,19 @@ def test_what_it_says_of_memory_holds() -> None:
     fixed, each = StackedTrainer.memory(start, hparams, LAYOUT)
     libraries = 128 * 2**20  # cuBLAS's workspaces, and what graphs keep
     assert torch.cuda.max_memory_allocated() - before <= fixed + users * each + libraries
+
+
+def test_how_many_users_fit_does_not_depend_on_what_is_free() -> None:
+    hparams = options("bf16")
+    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    _, each = StackedTrainer.memory(start, hparams, LAYOUT)
+    whole = torch.cuda.get_device_properties(0).total_memory
+    share = 20 * each / whole / SLACK  # so that memory, and not the multiprocessors, decides
+    before = StackedTrainer.users_that_fit(start, hparams, LAYOUT, share)
+    held = torch.empty(torch.cuda.mem_get_info()[0] - 10 * each, dtype=torch.uint8, device="cuda")
+    assert StackedTrainer.users_that_fit(start, hparams, LAYOUT, share) == before
+    assert 15 <= before <= 20
+    del held
 
 
 def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) -> None:
