@@ -6,6 +6,7 @@ The benchmark needs only torch, numpy and rich, and draws its users itself.
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked import StackedTrainer, Variant
 from flsim.training.cohort.steps import steps_of
 from flsim.training.hparams import LocalHParams, Precision
 
@@ -63,6 +64,7 @@ def bench_engine(
     cohort: int = 1024,
     spread: float = 0.0,
     profile: bool = False,
+    variants: Sequence[Variant] = ("today",),
 ) -> dict[str, Any]:
     """Measure users per second of whole rounds (reading, packing, training, clipping, summing), and of parts of them.
 
@@ -75,9 +77,10 @@ def bench_engine(
         cohort: users in a round.
         spread: spread of `DrawnUsers`.
         profile: whether torch's profiler reports where the time of a micro-cohort goes, without graphs.
+        variants: steps of `StackedTrainer`.
 
     Returns:
-        ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
+        ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``variant``, ``users_per_second``,
         ``training_alone`` (users already packed), ``packing_alone`` (one thread), ``peak_gigabytes`` of the device's
         memory, ``said_gigabytes`` (the estimate of `StackedTrainer.memory`), and ``profile`` if requested.
     """
@@ -85,7 +88,8 @@ def bench_engine(
     start = {name: value.detach() for name, value in model.named_parameters()}
     users = DrawnUsers(cohort, spread)
     population = Held(users)
-    rows = [_row(start, population, size, precision, profile) for precision in precisions for size in micro_cohorts]
+    settings = itertools.product(precisions, micro_cohorts, variants)
+    rows = [_row(start, population, size, precision, profile, variant) for precision, size, variant in settings]
     name = torch.cuda.get_device_name(representative(start).device) if device.startswith("cuda") else device
     unit = f"one user of {USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, the full model"
     return {"device": name, "torch": torch.__version__, "cohort": cohort, "unit": unit, "rows": rows}
@@ -109,13 +113,13 @@ class Held:
 def describe(measured: dict[str, Any]) -> str:
     """Return the results as text."""
     lines = [f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users a round; {measured['unit']}"]
-    lines.append("precision  at once   users/s   training   packing   peak GB   said GB")
+    lines.append("precision variant  at once   users/s   training   packing   peak GB   said GB")
     for row in measured["rows"]:
         if "failed" in row:
-            lines.append(f"{row['precision']:<9} {row['micro_cohort']:>8}   {row['failed']}")
+            lines.append(f"{row['precision']:<9} {row['variant']:<7} {row['micro_cohort']:>8}   {row['failed']}")
             continue
         lines.append(
-            f"{row['precision']:<9} {row['micro_cohort']:>8} {row['users_per_second']:>9.1f} "
+            f"{row['precision']:<9} {row['variant']:<7} {row['micro_cohort']:>8} {row['users_per_second']:>9.1f} "
             f"{row['training_alone']:>10.1f} {row['packing_alone']:>9.1f} {row['peak_gigabytes']:>9.2f} "
             f"{row['said_gigabytes']:>9.2f}"
         )
@@ -123,22 +127,25 @@ def describe(measured: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(start: Params, users: Held, size: int, precision: Precision, profile: bool) -> dict[str, Any]:
+def _row(
+    start: Params, users: Held, size: int, precision: Precision, profile: bool, variant: Variant
+) -> dict[str, Any]:
     device, hparams = representative(start).device, LocalHParams(precision=precision)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
+    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, variant)
     row: dict[str, Any] = {
         "micro_cohort": size,
         "precision": precision,
+        "variant": variant,
         "said_gigabytes": (fixed + size * per_user) / 1e9,
     }
     try:
-        row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size)
+        row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size, variant)
         row["peak_gigabytes"] = torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else float("nan")
-        trainer = StackedTrainer(start, hparams, LAYOUT, size)
+        trainer = StackedTrainer(start, hparams, LAYOUT, size, variant=variant)
         several = range(min(len(users), 4 * size))
         steps = [steps_of(users[user], LAYOUT, hparams, stream(0, "local", 0, user)) for user in several]
         groups = [steps[first : first + size] for first in range(0, len(steps), size)]
@@ -147,15 +154,15 @@ def _row(start: Params, users: Held, size: int, precision: Precision, profile: b
         training = _seconds(lambda: [trainer.train(start, group) for group in packed], device)
         row |= {"training_alone": len(steps) / training, "packing_alone": len(steps) / packing}
         if profile:
-            plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False)
+            plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False, variant=variant)
             row["profile"] = _profile(lambda: plain.train(start, packed[0]), on_gpu)
     except torch.OutOfMemoryError as error:
         row["failed"] = str(error).splitlines()[0]
     return row
 
 
-def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int) -> float:
-    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size)
+def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int, variant: Variant) -> float:
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size, variant=variant)
     return _seconds(lambda: engine.train(start, users, range(len(users)), 0, 0, CLIP), representative(start).device)
 
 
@@ -188,11 +195,14 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=["bf16", "tf32"])
     parser.add_argument("--cohort", type=int, default=1024, help="users in a round")
     parser.add_argument("--spread", type=float, default=0.0, help="of users' sizes; 1 for a real population")
+    parser.add_argument(
+        "--variant", nargs="+", choices=get_args(Variant), default=["today"], help='steps; "next" is by position'
+    )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     measured = bench_engine(
-        chosen.device, chosen.at_once, chosen.precision, chosen.cohort, chosen.spread, chosen.profile
+        chosen.device, chosen.at_once, chosen.precision, chosen.cohort, chosen.spread, chosen.profile, chosen.variant
     )
     print(json.dumps(measured) if chosen.json else describe(measured))  # noqa: T201
 
