@@ -19,7 +19,7 @@ from flsim.training.hparams import Precision
 # Bytes of a block of weights of the recurrence, and blocks that are loaded at once, by the bytes of a value.
 # Two programs of bfloat16 fit a multiprocessor. For smaller blocks of float32 registers do not suffice.
 BLOCKS = {2: (2**13, 3), 4: (2**14, 2)}
-SUMS = 2**13  # values of a sum that a program of `_descend_positions` holds for one weight
+SUMS = 2**13  # values of the sums that a program of `_descend_positions` has in registers
 
 
 @triton.jit
@@ -258,7 +258,7 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
         (users, positions, m), n = lefts[0].shape, right.shape[2]
         # The narrower side is one block where possible, so that the wider factor is read once.
         narrow = block(min(m, n), 128)
-        wide = block(max(m, n), SUMS // narrow)
+        wide = block(max(m, n), SUMS // len(weights) // narrow)
         block_m, block_n = (narrow, wide) if m <= n else (wide, narrow)
         targets = [*weights, *weights][:2], [*lefts, *lefts][:2]
         first, second = (

@@ -42,7 +42,7 @@ checked = partial(check, kernels=TritonPositionKernels, oracle=TorchPositionKern
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_positions, "BLOCKS", dict.fromkeys((2, 4), (16 * 32 * 4, 2)))
-    monkeypatch.setattr(triton_positions, "SUMS", 32 * 16)
+    monkeypatch.setattr(triton_positions, "SUMS", 32 * 32)
     monkeypatch.setattr(triton_output, "TILES", dict.fromkeys(triton_output.TILES, (16, 32)))
 
 
@@ -76,22 +76,26 @@ def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
     checked("recur_positions_back", gates, recurrent, projection, d_outputs, cells, starts, rows, writes=(0, 3))
 
 
-def prediction_of(factor: Tensor | None = None) -> Prediction:
+def prediction_of(width: int, factor: Tensor | None = None) -> Prediction:
     """Logits so large that exponentials overflow."""
     targets = torch.from_numpy(stream(0, "test", "targets").integers(0, V, (U, N))).int()
-    chosen, log_sums = beyond(normal(U, N, D), COUNTS), torch.full((U, N), torch.nan)
-    return Prediction(chosen, normal(U, V, D), 100 * normal(U, V), targets, COUNTS, log_sums, factor)
+    chosen, log_sums = beyond(normal(U, N, width), COUNTS), torch.full((U, N), torch.nan)
+    return Prediction(chosen, normal(U, V, width), 100 * normal(U, V), targets, COUNTS, log_sums, factor)
 
 
+@pytest.mark.parametrize("width", [D, 41])
 @pytest.mark.parametrize("factor", [None, torch.tensor([0.3]).double()])
-def test_output_layer(factor: Tensor | None) -> None:
-    """The first pass, and the second from there. Logits of up to 300 are rounded by 2^-24 of it, probabilities too."""
-    prediction = prediction_of(factor)
+def test_output_layer(factor: Tensor | None, width: int) -> None:
+    """The first pass, and the second from there; 41 columns are in two blocks.
+
+    Logits of up to 300 are rounded by 2^-24 of it, probabilities too.
+    """
+    prediction = prediction_of(width, factor)
     tolerance = 4 * 300 * 2**-24
-    losses, d_chosen = torch.full((U, N), torch.nan), torch.full((U, N, D), torch.nan)
+    losses, d_chosen = torch.full((U, N), torch.nan), torch.full((U, N, width), torch.nan)
     checked("predict", prediction, losses, d_chosen, writes=(0, 1, 2), tolerance=tolerance)
     TorchPositionKernels().predict(prediction, losses, d_chosen)
-    weight, bias = normal(U, V, D, seed=1), normal(U, V, seed=1)
+    weight, bias = normal(U, V, width, seed=1), normal(U, V, seed=1)
     for rate in (None, 0.3):
         plain = Target(weight), Target(bias)
         checked("descend_predictions", prediction, *plain, rate, writes=(1, 2), tolerance=tolerance)
@@ -101,7 +105,7 @@ def test_output_layer(factor: Tensor | None) -> None:
 
 def test_low_copies_are_the_rounded_weights() -> None:
     """To the last bit, and by products of bfloat16 within their rounding."""
-    prediction = prediction_of()
+    prediction = prediction_of(D)
     low_operands = prediction._replace(chosen=prediction.chosen.bfloat16(), bias=normal(U, V).bfloat16())
     exact = low_operands._replace(chosen=low_operands.chosen.double(), log_sums=prediction.log_sums.double())
     exact = exact._replace(embedding=prediction.embedding.bfloat16().double(), bias=low_operands.bias.double())
@@ -134,6 +138,16 @@ def test_descend_positions(pair: bool) -> None:
         checked("descend_positions", plain, lefts, right, Target(bias), COUNTS, None, writes=(0, 3))
         checked("descend_positions", plain, lefts, right, None, COUNTS, 0.3, writes=(0,))
         checked("descend_positions", copied, lefts, right, Target(bias, bias.clone()), COUNTS, 0.3, writes=(0, 3))
+
+
+def test_columns_cover_the_width_with_what_multiplies_least() -> None:
+    for width in range(1, 600):
+        whole, first, second = triton_output.columns(width)
+        assert whole == width <= first + second
+        assert all(size & (size - 1) == 0 for size in (first, second))
+        assert first >= 16
+        assert second == 0 or (first < width and second >= 16 and first + second < 2 * first)
+    assert triton_output.columns(96) == (96, 64, 32)
 
 
 def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSum, UpdateSum, float]:
