@@ -29,7 +29,9 @@ WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
 SLACK = 0.9  # share of the free memory; the rest is for libraries
 
-Variant = Literal["today", "next"]  # of a step: `StackedModel`, or `PositionModel`, whose speed nobody has measured yet
+Variant = Literal[
+    "today", "next"
+]  # the step is that of `StackedModel`, or of `PositionModel`, which no GPU has run yet
 MODELS: dict[Variant, Any] = {"today": (StackedModel, kernels_for), "next": (PositionModel, position_kernels_for)}
 
 
@@ -43,7 +45,7 @@ class StackedTrainer:
         users: the most users that train at once.
         kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
         graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
-        variant: the step: "today", or "next" for one by position; its kernels are `PositionKernels`.
+        variant: the step to take: "today" (`StackedModel`), or "next" (`PositionModel`, by `PositionKernels`).
 
     Raises:
         torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
