@@ -6,6 +6,7 @@ The benchmark needs only torch and numpy, and draws its users itself.
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked import StackedTrainer, Variant
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
 
@@ -69,6 +70,7 @@ def bench_engine(
     profile: bool = False,
     words: int | None = None,
     sizes: ModelHParams = FULL,
+    variants: Sequence[Variant] = ("today",),
 ) -> dict[str, Any]:
     """Measure users per second of whole rounds (reading, packing, training, clipping, summing), and of parts of them.
 
@@ -83,16 +85,18 @@ def bench_engine(
         profile: whether torch's profiler reports where the time of a micro-cohort goes, without graphs.
         words: words of a user; None for 2,000.
         sizes: sizes of the model.
+        variants: steps of `StackedTrainer`.
 
     Returns:
-        ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``users_per_second``,
+        ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``variant``, ``users_per_second``,
         ``training_alone`` (users already packed), ``packing_alone`` (what the engine's packing thread does: draw the
         order of records, lay out and pack), ``peak_gigabytes`` of the device's memory, ``said_gigabytes`` (the estimate
         of `StackedTrainer.memory`), and ``profile`` if requested.
     """
     start = start_of(torch.device(device), sizes)
     population = Held(DrawnUsers(cohort, spread, words))
-    rows = [_row(start, population, size, precision, profile) for precision in precisions for size in micro_cohorts]
+    settings = itertools.product(precisions, micro_cohorts, variants)
+    rows = [_row(start, population, size, precision, profile, variant) for precision, size, variant in settings]
     name = torch.cuda.get_device_name(representative(start).device) if device.startswith("cuda") else device
     model = "the full model" if sizes == FULL else str(sizes)
     unit = f"one user of {words or USER_WORDS:,} words (spread {spread:g}), one local epoch at batch 16, {model}"
@@ -138,13 +142,13 @@ def packed_groups(
 def describe(measured: dict[str, Any]) -> str:
     """Return the results as text."""
     lines = [f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users a round; {measured['unit']}"]
-    lines.append("precision  at once   users/s   training   packing   peak GB   said GB")
+    lines.append("precision variant  at once   users/s   training   packing   peak GB   said GB")
     for row in measured["rows"]:
         if "failed" in row:
-            lines.append(f"{row['precision']:<9} {row['micro_cohort']:>8}   {row['failed']}")
+            lines.append(f"{row['precision']:<9} {row['variant']:<7} {row['micro_cohort']:>8}   {row['failed']}")
             continue
         lines.append(
-            f"{row['precision']:<9} {row['micro_cohort']:>8} {row['users_per_second']:>9.1f} "
+            f"{row['precision']:<9} {row['variant']:<7} {row['micro_cohort']:>8} {row['users_per_second']:>9.1f} "
             f"{row['training_alone']:>10.1f} {row['packing_alone']:>9.1f} {row['peak_gigabytes']:>9.2f} "
             f"{row['said_gigabytes']:>9.2f}"
         )
@@ -152,37 +156,40 @@ def describe(measured: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(start: Params, users: Held, size: int, precision: Precision, profile: bool) -> dict[str, Any]:
+def _row(
+    start: Params, users: Held, size: int, precision: Precision, profile: bool, variant: Variant
+) -> dict[str, Any]:
     device, hparams = representative(start).device, LocalHParams(precision=precision)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
+    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, variant)
     row: dict[str, Any] = {
         "micro_cohort": size,
         "precision": precision,
+        "variant": variant,
         "said_gigabytes": (fixed + size * per_user) / 1e9,
     }
     try:
-        row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size)
+        row["users_per_second"] = len(users) / _round_seconds(start, users, hparams, size, variant)
         row["peak_gigabytes"] = torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else float("nan")
-        trainer = StackedTrainer(start, hparams, LAYOUT, size)
+        trainer = StackedTrainer(start, hparams, LAYOUT, size, variant=variant)
         several = range(min(len(users), 4 * size))
         packed = list(packed_groups(trainer.pack, users, several, size))
         packing = _seconds(lambda: deque(packed_groups(trainer.pack, users, several, size), maxlen=0), device)
         training = _seconds(lambda: [trainer.train(start, group) for group in packed], device)
         row |= {"training_alone": len(several) / training, "packing_alone": len(several) / packing}
         if profile:
-            plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False)
+            plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False, variant=variant)
             row["profile"] = table_of(profiled(lambda: plain.train(start, packed[0]), on_gpu), on_gpu)
     except torch.OutOfMemoryError as error:
         row["failed"] = str(error).splitlines()[0]
     return row
 
 
-def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int) -> float:
-    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size)
+def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int, variant: Variant) -> float:
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=size, variant=variant)
     return _seconds(lambda: engine.train(start, users, range(len(users)), 0, 0, CLIP), representative(start).device)
 
 
@@ -221,11 +228,14 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=["bf16", "tf32"])
     parser.add_argument("--cohort", type=int, default=1024, help="users in a round")
     parser.add_argument("--spread", type=float, default=0.0, help="of users' sizes; 1 for a real population")
+    parser.add_argument(
+        "--variant", nargs="+", choices=get_args(Variant), default=["today"], help='steps; "next" is by position'
+    )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     measured = bench_engine(
-        chosen.device, chosen.at_once, chosen.precision, chosen.cohort, chosen.spread, chosen.profile
+        chosen.device, chosen.at_once, chosen.precision, chosen.cohort, chosen.spread, chosen.profile, chosen.variant
     )
     print(json.dumps(measured) if chosen.json else describe(measured))  # noqa: T201
 

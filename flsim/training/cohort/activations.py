@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,32 @@ class Activations(NamedTuple):
     losses: Tensor
 
 
+class PositionActivations(NamedTuple):
+    """The activations of a step of u users and N positions, each user's in the order of time, then row.
+
+    Attributes:
+        read: [u, N, D], embeddings of the inputs; `d_read` their gradient.
+        gates: [u, N, 3H], and then their gradient.
+        before: [u, N, D], r of the time before.
+        outputs: [u, N, D], r; `d_outputs` its gradient.
+        cells: [u, N, H], c, in the dtype of the master weights.
+        hidden: [u, N, H], o tanh c.
+        losses: [u, N], in the dtype of the master weights.
+        log_sums: [u, N], log-sum-exp of the logits, in the dtype of the master weights.
+    """
+
+    read: Tensor
+    d_read: Tensor
+    gates: Tensor
+    before: Tensor
+    outputs: Tensor
+    d_outputs: Tensor
+    cells: Tensor
+    hidden: Tensor
+    losses: Tensor
+    log_sums: Tensor
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The sizes of a model: width D, units H, vocabulary V, and the dtypes of its products and its master weights."""
@@ -47,8 +73,10 @@ class Sizes:
     low: torch.dtype
     master: torch.dtype
 
+    fields: ClassVar[tuple[str, ...]] = Activations._fields
+
     def shapes(self, step: Shape) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of a step's `Activations`."""
+        """Return the shapes of a step's activations, in the order of `fields`."""
         users, times, rows, positions = step
         read, outputs = (users, times * rows, self.width), (users, times + 1, rows, self.width)
         gates, hidden = (users, times, rows, 3 * self.units), (users, times, rows, self.units)
@@ -57,11 +85,24 @@ class Sizes:
         return read, read, gates, outputs, outputs, cells, hidden, chosen, chosen, logits, losses
 
     def dtype(self, name: str) -> torch.dtype:
-        return self.master if name in ("cells", "losses") else self.low
+        return self.master if name in ("cells", "losses", "log_sums") else self.low
 
     def bytes(self, step: Shape) -> int:
-        named = zip(Activations._fields, self.shapes(step), strict=True)
+        named = zip(self.fields, self.shapes(step), strict=True)
         return sum(torch.Size(shape).numel() * self.dtype(name).itemsize for name, shape in named) + 4 * step.values
+
+
+class PositionSizes(Sizes):
+    """The sizes of a model whose activations are `PositionActivations`."""
+
+    fields: ClassVar[tuple[str, ...]] = PositionActivations._fields
+
+    def shapes(self, step: Shape) -> tuple[tuple[int, ...], ...]:
+        wide, gates, hidden = (
+            (step.users, step.positions, width) for width in (self.width, 3 * self.units, self.units)
+        )
+        losses = (step.users, step.positions)
+        return wide, wide, gates, wide, wide, wide, hidden, hidden, losses, losses
 
 
 class Buffers:
@@ -79,7 +120,7 @@ class Buffers:
         """
         moved = False
         for step in steps:
-            shapes = dict(zip(Activations._fields, self._sizes.shapes(step), strict=True))
+            shapes = dict(zip(self._sizes.fields, self._sizes.shapes(step), strict=True))
             for name, shape in {**shapes, "data": (step.values,)}.items():
                 values = torch.Size(shape).numel()
                 if name not in self._flat or len(self._flat[name]) < values:
@@ -93,6 +134,7 @@ class Buffers:
         """Return memory for the flat data of a step, int32 [values]."""
         return self._flat["data"][: step.values]
 
-    def views(self, step: Shape) -> Activations:
-        named = zip(Activations._fields, self._sizes.shapes(step), strict=True)
-        return Activations(*(self._flat[name][: torch.Size(shape).numel()].view(shape) for name, shape in named))
+    def views(self, step: Shape) -> tuple[Tensor, ...]:
+        """Return the memory of a step's activations, in the order of `Sizes.fields`."""
+        named = zip(self._sizes.fields, self._sizes.shapes(step), strict=True)
+        return tuple(self._flat[name][: torch.Size(shape).numel()].view(shape) for name, shape in named)

@@ -9,6 +9,7 @@ import torch
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.kernels import Kernels, TorchKernels
 from flsim.training.cohort.padding import width_of
+from flsim.training.cohort.position_kernels import PositionKernels, TorchPositionKernels
 from flsim.training.hparams import Precision
 
 
@@ -20,16 +21,32 @@ def kernels_for(like: Params, precision: Precision, is_single: bool = False) -> 
         precision: precision of matrix products.
         is_single: whether a single user is to fill the GPU; its positions of the same token are neighbors.
     """
+    if not _has_triton(like):
+        return TorchKernels()
+    from flsim.training.cohort.triton_kernels import TritonKernels
+    from flsim.training.cohort.triton_spread import SpreadKernels
+
+    return SpreadKernels(precision) if is_single else TritonKernels(precision)
+
+
+def position_kernels_for(like: Params, precision: Precision) -> PositionKernels:
+    """Return the kernels of a step by position, chosen as in `kernels_for`."""
+    if not _has_triton(like):
+        return TorchPositionKernels()
+    from flsim.training.cohort.triton_positions import TritonPositionKernels
+
+    return TritonPositionKernels(precision)
+
+
+def _has_triton(like: Params) -> bool:
+    """Return whether Triton's kernels run where these parameters are."""
     value = representative(like)
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
-    if nvidia and value.dtype == torch.float32 and importlib.util.find_spec("triton") is not None:
-        from flsim.training.cohort.triton_kernels import TritonKernels
-        from flsim.training.cohort.triton_recurrence import WIDEST
-        from flsim.training.cohort.triton_spread import SpreadKernels
+    if not nvidia or value.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
+        return False
+    from flsim.training.cohort.triton_recurrence import WIDEST
 
-        if width_of(like) <= WIDEST:
-            return SpreadKernels(precision) if is_single else TritonKernels(precision)
-    return TorchKernels()
+    return width_of(like) <= WIDEST
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

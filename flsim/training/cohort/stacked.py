@@ -5,6 +5,7 @@ On an NVIDIA GPU with Triton (`triton_kernels`) each shape of step is one CUDA g
 """
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from torch import Tensor
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.cuda_graphs import Graphs
-from flsim.training.cohort.devices import current, kernels_for, products
+from flsim.training.cohort.devices import current, kernels_for, position_kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape
 from flsim.training.cohort.padding import narrowed, units_of, widened
-from flsim.training.cohort.stacked_model import StackedModel, sizes_of, widened_for
+from flsim.training.cohort.position_kernels import PositionKernels
+from flsim.training.cohort.position_model import PositionModel
+from flsim.training.cohort.stacked_model import StackedModel, widened_for
 from flsim.training.cohort.steps import Participant
 from flsim.training.cohort.user_packing import pack_users
 from flsim.training.hparams import LocalHParams
@@ -26,6 +29,11 @@ GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, so that ther
 WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
 SLACK = 0.9  # share of this process' memory; the rest is for libraries
+
+Variant = Literal[
+    "today", "next"
+]  # the step is that of `StackedModel`, or of `PositionModel`, which no GPU has run yet
+MODELS: dict[Variant, Any] = {"today": (StackedModel, kernels_for), "next": (PositionModel, position_kernels_for)}
 
 
 class StackedTrainer:
@@ -38,6 +46,7 @@ class StackedTrainer:
         users: the most users that train at once.
         kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
         graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
+        variant: the step to take: "today" (`StackedModel`), or "next" (`PositionModel`, by `PositionKernels`).
 
     Raises:
         torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
@@ -49,12 +58,14 @@ class StackedTrainer:
         hparams: LocalHParams,
         layout: Layout,
         users: int,
-        kernels: Kernels | None = None,
+        kernels: Kernels | PositionKernels | None = None,
         graphs: bool | None = None,
+        variant: Variant = "today",
     ) -> None:
         self._hparams, self._like, self._layout = hparams, like, layout
         self._device, self._dtype = representative(like).device, representative(like).dtype
-        self._kernels = kernels or kernels_for(like, hparams.precision)
+        model, usual_kernels = MODELS[variant]
+        self._kernels = kernels or usual_kernels(like, hparams.precision)
         on_gpu = self._device.type == "cuda"
         use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
         self._graphs = Graphs(self._device) if use_graphs else None
@@ -64,7 +75,7 @@ class StackedTrainer:
 
         wide, self._rule = widened_for(self._kernels, like), _rule(hparams)
         self._start = {name: value.detach().clone() for name, value in wide.items()}
-        self._model = StackedModel(wide, users, hparams.precision, self._kernels, not hparams.is_plain)
+        self._model = model(wide, users, hparams.precision, self._kernels, not hparams.is_plain)
         self._weights, self._low, self._gradients = self._model.weights, self._model.low, self._model.gradients
         self._buffers = self._model.buffers
         self._moments = [self._model.stack(self._dtype) for _ in self._rule.optimizer.slots]
@@ -74,7 +85,9 @@ class StackedTrainer:
         self._order = torch.arange(0)
 
     @staticmethod
-    def users_that_fit(like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
+    def users_that_fit(
+        like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0, variant: Variant = "today"
+    ) -> int:
         """Return how many users fill the device and fit the share of its whole memory, at least 1.
 
         The number depends on the device and the share alone. What other programs hold at this moment would make it
@@ -83,16 +96,17 @@ class StackedTrainer:
         device = representative(like).device
         if device.type != "cuda":
             return CPU_USERS
-        fixed, per_user = StackedTrainer.memory(like, hparams, layout)
+        fixed, per_user = StackedTrainer.memory(like, hparams, layout, variant)
         about = torch.cuda.get_device_properties(device)
         fitting = int((about.total_memory * memory_share * SLACK - fixed) // per_user)
         return max(1, min(fitting, WAVES * about.multi_processor_count))
 
     @staticmethod
-    def memory(like: Params, hparams: LocalHParams, layout: Layout) -> tuple[int, int]:
+    def memory(like: Params, hparams: LocalHParams, layout: Layout, variant: Variant = "today") -> tuple[int, int]:
         """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest."""
-        wide = widened_for(kernels_for(like, hparams.precision), like)
-        sizes, rows = sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
+        model, usual_kernels = MODELS[variant]
+        wide = widened_for(usual_kernels(like, hparams.precision), like)
+        sizes, rows = model.sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
         copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
         copies += [sizes.low] * ((sizes.low != sizes.master) + (not hparams.is_plain))
         values = sum(value.numel() for value in wide.values())

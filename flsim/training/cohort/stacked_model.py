@@ -42,8 +42,8 @@ class Term(NamedTuple):
     turned: bool = False
 
 
-class StackedModel:
-    """Models of the same sizes, and the gradient of each one's mean cross-entropy by its own weights.
+class StackedWeights:
+    """The weights of models of the same sizes, with memory for a step.
 
     Buffers for activations grow to the largest step so far, and are used again.
 
@@ -51,10 +51,7 @@ class StackedModel:
         wide: parameters of a model as `widened_for` returns them, for names, shapes, dtype and device.
         users: number of models.
         precision: precision of matrix products.
-        kernels: the parts of a step that are no plain products.
         holds_gradients: whether `gradient` is called; `descend` needs no memory for gradients.
-        is_single: whether all steps are of a single user; products are then those of plain matrices, for which
-            libraries have more algorithms.
 
     Attributes:
         weights: [u, ...], all 0 at first.
@@ -63,23 +60,22 @@ class StackedModel:
         buffers: memory of activations.
     """
 
-    def __init__(
-        self,
-        wide: Params,
-        users: int,
-        precision: Precision,
-        kernels: Kernels,
-        holds_gradients: bool,
-        is_single: bool = False,
-    ) -> None:
-        sizes = sizes_of(wide, precision)
-        self._kernels, self._is_single, self._device = kernels, is_single, wide["embedding"].device
+    sizes: type[Sizes] = Sizes
+
+    def __init__(self, wide: Params, users: int, precision: Precision, holds_gradients: bool) -> None:
+        sizes = self.sizes_of(wide, precision)
+        self._device = wide["embedding"].device
         self._shapes = {name: (users, *value.shape) for name, value in wide.items()}
         self.weights = self.stack(sizes.master)
         self.low = self.stack(sizes.low) if precision == "bf16" else self.weights
         self.gradients = self.stack(sizes.low) if holds_gradients else {}
         self.buffers = Buffers(sizes, self._device)
         self._own = torch.arange(users, device=self._device)[:, None]
+
+    @classmethod
+    def sizes_of(cls, wide: Params, precision: Precision) -> Sizes:
+        (vocabulary, width), master = wide["embedding"].shape, wide["embedding"].dtype
+        return cls.sizes(width, units_of(wide), vocabulary, torch.bfloat16 if precision == "bf16" else master, master)
 
     def stack(self, dtype: torch.dtype) -> Params:
         """Return zeros in the shapes of the weights."""
@@ -91,6 +87,33 @@ class StackedModel:
             self.weights[name].copy_(value.expand_as(self.weights[name]))
             if self.low is not self.weights:
                 self.low[name].copy_(value.expand_as(self.low[name]))
+
+    def _flat_places(self, index: Tensor, per_user: int) -> Tensor:
+        """Return indices within each user [u, n] as flat indices among all users, each of which has `per_user`."""
+        return (index + self._own[: len(index)] * per_user).flatten()
+
+
+class StackedModel(StackedWeights):
+    """The gradient of each model's mean cross-entropy by its own weights.
+
+    Args:
+        wide, users, precision, holds_gradients: as for `StackedWeights`.
+        kernels: the parts of a step that are no plain products.
+        is_single: whether all steps are of a single user; products are then those of plain matrices, for which
+            libraries have more algorithms.
+    """
+
+    def __init__(
+        self,
+        wide: Params,
+        users: int,
+        precision: Precision,
+        kernels: Kernels,
+        holds_gradients: bool,
+        is_single: bool = False,
+    ) -> None:
+        super().__init__(wide, users, precision, holds_gradients)
+        self._kernels, self._is_single = kernels, is_single
 
     def descend(self, shape: Shape, parts: Parts, rate: float | Tensor, dropped: Dropped | None = None) -> Tensor:
         """Take a step of plain SGD, which needs no gradients in memory.
@@ -138,7 +161,7 @@ class StackedModel:
         self, shape: Shape, parts: Parts, rate: Tensor | None, dropped: Dropped | None
     ) -> tuple[tuple[Term, ...], Activations]:
         """Return the weights' gradients as terms, and activations, whose `d_read` is the gradient by the inputs."""
-        kernels, a, times = self._kernels, self.buffers.views(shape), shape.times
+        kernels, a, times = self._kernels, Activations(*self.buffers.views(shape)), shape.times
         w = {name: value[: shape.users] for name, value in self.low.items()}
         embedding = w["embedding"]
         tokens = self._among_all(parts.tokens.flatten(1), embedding.shape[1])
@@ -172,8 +195,7 @@ class StackedModel:
         ), a
 
     def _among_all(self, index: Tensor, per_user: int) -> Tensor:
-        """Return indices within each user [u, n] as flat indices among all users, each of which has `per_user`."""
-        return index.flatten() if self._is_single else (index + self._own[: len(index)] * per_user).flatten()
+        return index.flatten() if self._is_single else self._flat_places(index, per_user)
 
     def _product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
         if self._is_single:
@@ -186,8 +208,3 @@ def widened_for(kernels: Kernels, like: Params) -> Params:
     """Return parameters with the number of units that the kernels are fastest at."""
     units = units_of(like)
     return like if isinstance(kernels, TorchKernels) else widened(like, -(-units // UNITS) * UNITS)
-
-
-def sizes_of(wide: Params, precision: Precision) -> Sizes:
-    (vocabulary, width), master = wide["embedding"].shape, wide["embedding"].dtype
-    return Sizes(width, units_of(wide), vocabulary, torch.bfloat16 if precision == "bf16" else master, master)

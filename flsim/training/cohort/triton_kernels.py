@@ -104,6 +104,17 @@ def _add_rows(
 
 
 @triton.jit
+def _settle(weight, low, at, valid, rate, gradient, LOW: tl.constexpr, GRADIENT: tl.constexpr):
+    """Store a gradient, or subtract rate times it from the weight, of which `low` is a copy."""
+    value = gradient
+    if not GRADIENT:
+        value = tl.load(weight + at, valid) - rate * gradient
+    tl.store(weight + at, value.to(weight.dtype.element_ty), valid)
+    if LOW:
+        tl.store(low + at, value.to(low.dtype.element_ty), valid)
+
+
+@triton.jit
 def _descend(
     weight,
     low,
@@ -141,13 +152,9 @@ def _descend(
             sums += tl.sum(b.to(tl.float32), 0)
     at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
     valid = (m < M)[:, None] & (n < N)[None, :]
-    value = tl.load(weight + at, valid) - rate * total
-    tl.store(weight + at, value, valid)
-    tl.store(low + at, value.to(low.dtype.element_ty), valid)
+    _settle(weight, low, at, valid, rate, total, True, False)
     if BIAS and tl.program_id(1) == 0:
-        shifted = tl.load(bias + user * N + n, n < N) - rate * sums
-        tl.store(bias + user * N + n, shifted, n < N)
-        tl.store(low_bias + user * N + n, shifted.to(low_bias.dtype.element_ty), n < N)
+        _settle(bias, low_bias, user * N + n, n < N, rate, sums, True, False)
 
 
 @triton.jit

@@ -23,12 +23,58 @@ def block(size: int, most: int = 2**20) -> int:
     return int(min(most, max(DOT, triton.next_power_of_2(size))))
 
 
+def launch(
+    gates: Tensor, projection: Tensor, rows: int, most: int, stages: int
+) -> tuple[tuple[int, int], dict[str, int | str]]:
+    """Return the grid of a recurrence, and those of its sizes that do not depend on the layout of activations.
+
+    Args:
+        gates: [users, ...].
+        projection: [users, H, D].
+        rows: the most rows of a time.
+        most: bytes of a block of weights, where rows are few.
+        stages: blocks of weights that are loaded at once.
+    """
+    _, units, width = projection.shape
+    row_block, width_block = block(rows, ROWS), block(width)
+    bytes_a_unit = width_block * gates.element_size() * (1 if row_block == DOT else 2)
+    sizes: dict[str, int | str] = {"D": width, "H": units, "BB": row_block, "BD": width_block}
+    sizes |= {"BH": block(units, max(DOT, most // bytes_a_unit)), "num_stages": stages}
+    sizes |= {"num_warps": 4 if row_block * width_block < STATE else 8}
+    return (triton.cdiv(rows, row_block), len(gates)), sizes
+
+
 @triton.jit
 def _tanh(x):
     """Return tanh x, exact to float32's rounding; near 0, where 2 sigmoid(2x) - 1 cancels, by its series to x^9."""
     y = x * x
     series = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
     return tl.where(tl.abs(x) < 0.25, series, 2 * tl.sigmoid(2 * x) - 1)
+
+
+@triton.jit
+def _advanced(f, o, g, c):
+    """Return f, o, g, the new c and o tanh c, from the gates' sums and the c of the time before."""
+    f = tl.sigmoid(f)
+    o = tl.sigmoid(o)
+    g = _tanh(g)
+    c = f * c + (1 - f) * g
+    return f, o, g, c, o * _tanh(c)
+
+
+@triton.jit
+def _differentiated(f, o, g, c, before, later, dm):
+    """Return the gradients by the gates' sums and by the c of the time before.
+
+    Args:
+        f, o, g, c: values of this time.
+        before: c of the time before.
+        later: the gradient by c that the next time left.
+        dm: the gradient by o tanh c.
+    """
+    bounded = _tanh(c)
+    dc = later + dm * o * (1 - bounded * bounded)
+    return dc * (before - g) * f * (1 - f), dm * bounded * o * (1 - o), dc * (1 - f) * (1 - g * g), dc * f
 
 
 @triton.jit
@@ -74,11 +120,11 @@ def _forwards(
             f += tl.load(gate, valid, other=0.0).to(tl.float32)
             o += tl.load(gate + H, valid, other=0.0).to(tl.float32)
             g += tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
-            f = tl.sigmoid(f + tl.load(own, h < H, other=0.0).to(tl.float32)[None, :])
-            o = tl.sigmoid(o + tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :])
-            g = _tanh(g + tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :])
-            c = f * tl.load(cells + before * H + h[None, :], valid, other=0.0) + (1 - f) * g
-            m = tl.where(valid, o * _tanh(c), 0.0).to(low)
+            f += tl.load(own, h < H, other=0.0).to(tl.float32)[None, :]
+            o += tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :]
+            g += tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :]
+            f, o, g, c, m = _advanced(f, o, g, tl.load(cells + before * H + h[None, :], valid, other=0.0))
+            m = tl.where(valid, m, 0.0).to(low)
             tl.store(gate, f.to(low), valid)
             tl.store(gate + H, o.to(low), valid)
             tl.store(gate + 2 * H, g.to(low), valid)
@@ -134,12 +180,13 @@ def _backwards(
             o = tl.load(gate + H, valid, other=0.0).to(tl.float32)
             g = tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
             cell = cells + before * H + h[None, :]
-            bounded = _tanh(tl.load(cell + B * H, valid, other=0.0))
-            dc = tl.load(cell + 2 * B * H, valid & (back > 0), other=0.0) + dm * o * (1 - bounded * bounded)
-            df = tl.where(valid, dc * (tl.load(cell, valid, other=0.0) - g) * f * (1 - f), 0.0).to(low)
-            do = tl.where(valid, dm * bounded * o * (1 - o), 0.0).to(low)
-            dg = tl.where(valid, dc * (1 - f) * (1 - g * g), 0.0).to(low)
-            tl.store(cell + B * H, dc * f, valid)
+            c = tl.load(cell + B * H, valid, other=0.0)
+            carried = tl.load(cell + 2 * B * H, valid & (back > 0), other=0.0)
+            df, do, dg, dc = _differentiated(f, o, g, c, tl.load(cell, valid, other=0.0), carried, dm)
+            df = tl.where(valid, df, 0.0).to(low)
+            do = tl.where(valid, do, 0.0).to(low)
+            dg = tl.where(valid, dg, 0.0).to(low)
+            tl.store(cell + B * H, dc, valid)
             tl.store(gate, df, valid)
             tl.store(gate + H, do, valid)
             tl.store(gate + 2 * H, dg, valid)
@@ -180,10 +227,6 @@ class Recurrence:
 
     def _launch(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int], dict[str, int | str]]:
         """Return the grid and the sizes of a launch."""
-        (users, times, rows, _), (_, units, width) = gates.shape, projection.shape
-        row_block, width_block = block(rows, ROWS), block(width)
-        bytes_a_unit = width_block * gates.element_size() * (1 if row_block == DOT else 2)
-        sizes: dict[str, int | str] = {"T": times, "B": rows, "D": width, "H": units, "PRECISION": self._precision}
-        sizes |= {"BB": row_block, "BD": width_block, "BH": block(units, max(DOT, BLOCK // bytes_a_unit))}
-        sizes |= {"num_warps": 4 if row_block * width_block < STATE else 8, "num_stages": 2}
-        return (triton.cdiv(rows, row_block), users), sizes
+        times, rows = gates.shape[1:3]
+        grid, sizes = launch(gates, projection, rows, BLOCK, stages=2)
+        return grid, sizes | {"T": times, "B": rows, "PRECISION": self._precision}

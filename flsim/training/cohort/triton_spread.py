@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flsim.training.cohort.packing import Parts
 from flsim.training.cohort.triton_kernels import TritonKernels
-from flsim.training.cohort.triton_recurrence import DOT, _tanh, block
+from flsim.training.cohort.triton_recurrence import DOT, _advanced, _differentiated, block
 
 BLOCK = 2**13  # bytes of a block of weights
 AT_ONCE = 8  # programs whose parts of r are loaded at once
@@ -82,11 +82,11 @@ def _cell(
     f += tl.load(gate, valid, other=0.0).to(tl.float32)
     o += tl.load(gate + H, valid, other=0.0).to(tl.float32)
     g += tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
-    f = tl.sigmoid(f + tl.load(own, h < H, other=0.0).to(tl.float32)[None, :])
-    o = tl.sigmoid(o + tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :])
-    g = _tanh(g + tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :])
-    c = f * tl.load(cells + before * H + h[None, :], valid, other=0.0) + (1 - f) * g
-    m = tl.where(valid, o * _tanh(c), 0.0).to(low)
+    f += tl.load(own, h < H, other=0.0).to(tl.float32)[None, :]
+    o += tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :]
+    g += tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :]
+    f, o, g, c, m = _advanced(f, o, g, tl.load(cells + before * H + h[None, :], valid, other=0.0))
+    m = tl.where(valid, m, 0.0).to(low)
     tl.store(gate, f.to(low), valid)
     tl.store(gate + H, o.to(low), valid)
     tl.store(gate + 2 * H, g.to(low), valid)
@@ -145,12 +145,13 @@ def _cell_back(
     o = tl.load(gate + H, valid, other=0.0).to(tl.float32)
     g = tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
     cell = cells + before * H + h[None, :]
-    bounded = _tanh(tl.load(cell + B * H, valid, other=0.0))
-    dc = tl.load(cell + 2 * B * H, valid & (time + 1 < T), other=0.0) + dm * o * (1 - bounded * bounded)
-    df = tl.where(valid, dc * (tl.load(cell, valid, other=0.0) - g) * f * (1 - f), 0.0).to(low)
-    do = tl.where(valid, dm * bounded * o * (1 - o), 0.0).to(low)
-    dg = tl.where(valid, dc * (1 - f) * (1 - g * g), 0.0).to(low)
-    tl.store(cell + B * H, dc * f, valid)
+    c = tl.load(cell + B * H, valid, other=0.0)
+    carried = tl.load(cell + 2 * B * H, valid & (time + 1 < T), other=0.0)
+    df, do, dg, dc = _differentiated(f, o, g, c, tl.load(cell, valid, other=0.0), carried, dm)
+    df = tl.where(valid, df, 0.0).to(low)
+    do = tl.where(valid, do, 0.0).to(low)
+    dg = tl.where(valid, dg, 0.0).to(low)
+    tl.store(cell + B * H, dc, valid)
     tl.store(gate, df, valid)
     tl.store(gate + H, do, valid)
     tl.store(gate + 2 * H, dg, valid)

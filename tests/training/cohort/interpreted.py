@@ -4,13 +4,11 @@ Not collected by itself: `test_triton.py` runs it in a process of its own, as th
 Triton is imported. Sizes are no powers of two, and blocks are made small, so that there are several and partial ones.
 """
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from interpreting import COUNTS, B, D, H, N, T, U, V, check, normal, parts
 from smoothing import amplified, smooth_steps
 from stacking import (
     assert_same_counts,
@@ -22,38 +20,20 @@ from stacking import (
     train_stacked,
 )
 from stepping import LAYOUT, training_of
-from torch import Tensor
-from triton.runtime import interpreter  # type: ignore[import-untyped]
 
-from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
 from flsim.training.central.stacked import StackedEngine
 from flsim.training.clip import global_norm
 from flsim.training.cohort import triton_kernels, triton_recurrence, triton_spread
-from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
-from flsim.training.cohort.packing import Parts
+from flsim.training.cohort.kernels import Rule, TorchKernels
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_spread import SpreadKernels
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.optimizers import OPTIMIZERS
-
-U, T, B, N, D, H, V = 3, 4, 5, 13, 18, 37, 75
-COUNTS = torch.tensor([13, 0, 9], dtype=torch.int32)
-
-_patch_tensor = interpreter._patch_lang_tensor
-
-
-def _patch(tensor: Any, scope: Any) -> None:
-    """Triton 3.6 takes int() of an array of one number, which NumPy 2.4 refuses."""
-    _patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = _patch
 
 
 @pytest.fixture(autouse=True)
@@ -66,53 +46,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "LOGITS", 32)
     monkeypatch.setattr(triton_kernels, "VALUES", 512)
     monkeypatch.setattr(triton_kernels, "USERS", 512)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(stream(seed, "test", *shape).normal(size=shape)).float()
-
-
-def parts() -> Parts:
-    """Positions in any order, with tokens that repeat; user 1 has none."""
-    rng = stream(0, "test", "parts")
-    tokens = torch.from_numpy(rng.integers(0, 7, (U, T, B))).int()
-    places = torch.zeros(U, N, dtype=torch.int32)
-    for user, count in enumerate(COUNTS.tolist()):
-        places[user, :count] = torch.from_numpy(B + rng.permutation(T * B)[:count]).int()
-    targets = torch.from_numpy(rng.integers(0, V, (U, N))).int()
-    return Parts(tokens, places, targets, COUNTS, torch.tensor([3], dtype=torch.int32), torch.zeros(3).double())
-
-
-def check(
-    method: str,
-    *arguments: Any,
-    writes: Sequence[int],
-    tolerance: float = 1e-5,
-    kernels: type[TritonKernels] = TritonKernels,
-) -> None:
-    """Both kernels on the same arguments, PyTorch's in float64: they write, or return, the same.
-
-    The tolerance is relative to the largest value of a tensor, or 1; by default it is 80 roundings of float32.
-    """
-
-    def run(those: Kernels, dtype: torch.dtype) -> list[Tensor]:
-        own = [copied(value, dtype) for value in arguments]
-        returned = getattr(those, method)(*own)
-        written = [own[place] if isinstance(own[place], list) else [own[place]] for place in writes]
-        return [*itertools.chain(*written), *([] if returned is None else [returned])]
-
-    def copied(value: Any, dtype: torch.dtype) -> Any:
-        if isinstance(value, list):
-            return [copied(one, dtype) for one in value]
-        if isinstance(value, Tensor) and value.dtype == torch.float32:
-            return torch.empty_like(value, dtype=dtype).copy_(value)
-        return value.clone() if isinstance(value, Tensor) else value
-
-    found, expected = run(kernels("float32"), torch.float32), run(TorchKernels(), torch.float64)
-    assert found
-    for one, other in zip(found, expected, strict=True):
-        atol = tolerance * max(1.0, float(other.abs().max()))
-        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])
@@ -170,11 +103,11 @@ def test_add_rows(kernels: type[TritonKernels], with_low: bool) -> None:
 
 
 def test_add_rows_keeps_the_same_in_bfloat16() -> None:
-    """To the last bit, which the interpreter cuts where a GPU rounds."""
+    """To the last bit."""
     table, rows = normal(U, 7, D), normal(U, T * B, D)
     low = table.bfloat16()
     TritonKernels("bf16").add_rows(table, low, rows, parts(), 0.5)
-    assert bool(((low.float() - table).abs() <= 2**-7 * table.abs()).all())
+    assert torch.equal(low, table.bfloat16())
 
 
 @pytest.mark.parametrize("kernels", [TritonKernels, SpreadKernels])

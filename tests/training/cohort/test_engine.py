@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine, bounds
 from flsim.training.cohort.packing import PackedGroup
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked import StackedTrainer, Variant
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
@@ -44,17 +45,29 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
 
 
 @settings(max_examples=150, deadline=None)
-@given(users_strategy, hparams_strategy, st.none() | st.floats(0.01, 2.0), st.integers(0, 100), st.integers(1, 3))
+@given(
+    users_strategy,
+    hparams_strategy,
+    st.none() | st.floats(0.01, 2.0),
+    st.integers(0, 100),
+    st.integers(1, 3),
+    st.sampled_from(get_args(Variant)),
+)
 @smooth_steps()
 def test_it_equals_the_local_engine(
-    users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int, micro_cohort: int
+    users: list[list[list[int]]],
+    hparams: LocalHParams,
+    clip: float | None,
+    seed: int,
+    micro_cohort: int,
+    variant: Variant,
 ) -> None:
     """Unequal lengths, users without records, users smaller than a batch, all options. float64, 1e-10.
 
     A clip that a norm meets to the last bit may count on either side; random norms do not.
     """
     model, population = model_of(seed), InMemory(LAYOUT, users)
-    engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort)
+    engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, variant=variant)
     for round_ in range(2):  # the second meets the buffers of the first
         found = engine.train(start_of(model), population, range(len(users)), seed, round_, clip)
         assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, round_, clip), 1e-10)

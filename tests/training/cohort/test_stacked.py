@@ -1,7 +1,7 @@
 """Stacked users against the local engine, in plain PyTorch: the same sums, counts and losses, whatever the options."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -25,20 +25,22 @@ from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.kernels import TorchKernels
 from flsim.training.cohort.padding import narrowed, units_of, widened
-from flsim.training.cohort.stacked import GRAPHS, StackedTrainer
+from flsim.training.cohort.position_kernels import TorchPositionKernels
+from flsim.training.cohort.stacked import GRAPHS, StackedTrainer, Variant
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.update import UpdateSum
+
+VARIANTS = get_args(Variant)
 
 
 class Padded:
     """PyTorch's kernels, for a trainer that takes them for others and so adds units to the model."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(TorchKernels(), name)
+        return getattr(TorchPositionKernels(), name)
 
 
 def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
@@ -50,31 +52,39 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
 
 
 @settings(max_examples=100, deadline=None)
-@given(users_strategy, hparams_strategy, st.none() | st.floats(0.01, 2.0), st.integers(0, 100), st.booleans())
+@given(
+    users_strategy,
+    hparams_strategy,
+    st.none() | st.floats(0.01, 2.0),
+    st.integers(0, 100),
+    st.booleans(),
+    st.sampled_from(VARIANTS),
+)
 @smooth_steps()
 def test_it_equals_the_local_engine(
-    users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int, padded: bool
+    users: list[list[list[int]]], hparams: LocalHParams, clip: float | None, seed: int, padded: bool, variant: Variant
 ) -> None:
     """Unequal lengths and numbers of steps, users without records or smaller than a batch. float64, 1e-10.
 
     With more units than the model has, too, and with more room than there are users.
     """
     model, population = model_of(seed), InMemory(LAYOUT, users)
-    trainer = StackedTrainer(start_of(model), hparams, LAYOUT, 6, Padded() if padded else None)
+    trainer = StackedTrainer(start_of(model), hparams, LAYOUT, 6, Padded() if padded else None, variant=variant)
     found = train_stacked(trainer, start_of(model), population, hparams, seed, clip)
     assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, 0, clip), 1e-10)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_nothing_is_left_of_the_users_before(optimizer: Any) -> None:
+def test_nothing_is_left_of_the_users_before(optimizer: Any, variant: Variant) -> None:
     """Buffers, moments, losses: larger users first, then fewer and smaller ones, to the bit of a new trainer."""
     hparams = LocalHParams(batch_size=3, optimizer=optimizer, learning_rate=0.1, gradient_clip=1.0)
     start = start_of(model_of(0))
-    used = StackedTrainer(start, hparams, LAYOUT, 5)
+    used = StackedTrainer(start, hparams, LAYOUT, 5, variant=variant)
     train_stacked(used, start, random_population(5, 7, LAYOUT), hparams)
     small = random_population(3, 4, LAYOUT, seed=1)
     again = train_stacked(used, start, small, hparams)
-    fresh = train_stacked(StackedTrainer(start, hparams, LAYOUT, 5), start, small, hparams)
+    fresh = train_stacked(StackedTrainer(start, hparams, LAYOUT, 5, variant=variant), start, small, hparams)
     assert all(torch.equal(again.delta[name], value) for name, value in fresh.delta.items())
     assert again.loss == fresh.loss
 
@@ -106,9 +116,10 @@ def test_the_gradient_is_that_of_the_loss() -> None:
             assert (around[1] - around[0]) / 2e-5 == pytest.approx(float(update[name].view(-1)[place]), abs=1e-8)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
-def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any) -> None:
+def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any, variant: Variant) -> None:
     """The error of the summed update, relative to its norm: what `rounding` derives."""
     layout = Layout(60)
     model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
@@ -116,7 +127,8 @@ def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any)
     exact = train_cohort(model, population, range(4), hparams, 0, 0, 1e9)
     tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 7)
     start = start_of(model.float())
-    found = train_stacked(StackedTrainer(start, hparams, layout, 4), start, population, hparams, clip=1e9)
+    trainer = StackedTrainer(start, hparams, layout, 4, variant=variant)
+    found = train_stacked(trainer, start, population, hparams, clip=1e9)
     assert relative_error(found.delta, exact.delta) < tolerance
     assert found.loss == pytest.approx(exact.loss, rel=tolerance)
     assert_same_counts(found, exact)
@@ -148,28 +160,32 @@ def test_shapes_as_cuda_graphs_round_them_up_change_rounding_alone(precision: An
     assert_same_counts(found, expected)
 
 
-def test_a_user_that_blows_up_is_left_out_and_spoils_nobody() -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_user_that_blows_up_is_left_out_and_spoils_nobody(variant: Variant) -> None:
     """Its factor is 0, and infinity times 0 would be NaN. Who does not meet word 1 gives it a probability of 0."""
     model = model_of(0).float()
     with torch.no_grad():
         model.embedding[1], model.output_bias[1] = 1e37, -3e38
     start, hparams = start_of(model), LocalHParams(epochs=2)
     population = InMemory(LAYOUT, [[[1, 2]], [[3, 4]], []])
-    found = train_stacked(StackedTrainer(start, hparams, LAYOUT, 3), start, population, hparams, clip=0.5)
+    found, expected = (
+        train_stacked(StackedTrainer(start, hparams, LAYOUT, 3, variant=variant), start, users, hparams, clip=0.5)
+        for users in (population, InMemory(LAYOUT, [[], [[3, 4]], []]))
+    )
     assert (found.non_finite, found.users, found.weight) == (1, 3, 2.0)
-    alone = InMemory(LAYOUT, [[], [[3, 4]], []])
-    expected = train_stacked(StackedTrainer(start, hparams, LAYOUT, 3), start, alone, hparams, clip=0.5)
     assert all(bool(torch.isfinite(value).all()) for value in found.delta.values())
     assert float(found.delta["output_bias"].abs().max()) > 0
     assert all(torch.equal(found.delta[name], value) for name, value in expected.delta.items())
 
 
-def test_a_loss_beyond_what_probabilities_can_hold_is_exact() -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_loss_beyond_what_probabilities_can_hold_is_exact(variant: Variant) -> None:
     model = model_of(0).float()
     with torch.no_grad():
         model.output_bias[1] = -400.0
     population, hparams = InMemory(LAYOUT, [[[1]]]), LocalHParams(learning_rate=1e-3)
-    found = train_stacked(StackedTrainer(start_of(model), hparams, LAYOUT, 1), start_of(model), population, hparams)
+    trainer = StackedTrainer(start_of(model), hparams, LAYOUT, 1, variant=variant)
+    found = train_stacked(trainer, start_of(model), population, hparams)
     expected = train_cohort(model, population, [0], hparams, 0, 0)
     assert expected.loss > 400
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
@@ -195,6 +211,7 @@ def held(thing: object) -> int:
     return sum(map(held, thing)) if isinstance(thing, list) else held(vars(thing)) if hasattr(thing, "_flat") else 0
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     "hparams",
     [
@@ -205,17 +222,17 @@ def held(thing: object) -> int:
     ],
     ids=str,
 )
-def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams) -> None:
+def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams, variant: Variant) -> None:
     """Of full batches of the longest records: buffers that hold no more than was said, and no less than 0.98 of it."""
     layout, users = Layout(200, record_words=6), 7
     start = start_of(model_of(0, layout, ModelHParams(16, 24)).float())
     population = InMemory(layout, [[[1] * 6] * 4] * users)
-    trainer = StackedTrainer(start, hparams, layout, users)
+    trainer = StackedTrainer(start, hparams, layout, users, variant=variant)
     train_stacked(trainer, start, population, hparams)
     own = {name: value for name, value in vars(trainer).items() if name not in ("_like", "_order")}
     if trainer._low is trainer._weights:
         own.pop("_low")
-    fixed, each = StackedTrainer.memory(start, hparams, layout)
+    fixed, each = StackedTrainer.memory(start, hparams, layout, variant)
     sums = sum(8 * value.numel() for value in start.values())
     assert 0.98 * (fixed + users * each) <= held(own) + sums <= 1.02 * (fixed + users * each)
 

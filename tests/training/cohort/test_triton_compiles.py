@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for L
 
 SHARED = 227 * 1024  # bytes of shared memory that a program may have: NVIDIA's Hopper tuning guide, section 1.4.1.1
 STACK = 64  # bytes of a thread that may be in memory for want of registers
+# By kernels, not launched.
+CALLED = {"_tanh", "_summed", "_advanced", "_differentiated", "_settle", "_times", "_rows", "_store_gradient"}
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32"}
 
 
@@ -79,16 +81,16 @@ def compilers_in(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[Compile
     compilers = []
     for module in modules:
         for name, kernel in list(vars(module).items()):
-            if type(kernel).__name__ == "JITFunction" and name not in ("_tanh", "_summed"):
+            if type(kernel).__name__ == "JITFunction" and name not in CALLED:
                 compilers.append(Compiler(kernel))
                 monkeypatch.setattr(module, name, compilers[-1])
     return compilers
 
 
-def assert_within_limits(compilers: list[Compiler], folder: Path) -> None:
+def assert_within_limits(compilers: list[Compiler], folder: Path, most: int = STACK) -> None:
     for compiled in (compiled for compiler in compilers for compiled in compiler.compiled.values()):
         assert compiled.metadata.shared <= SHARED, compiled.name
-        assert stack(compiled.asm["cubin"], folder) <= STACK, compiled.name
+        assert stack(compiled.asm["cubin"], folder) <= most, compiled.name
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,30 @@ def test_a_whole_step_compiles(
     assert len(compilers) == 8
     assert sum(bool(compiler.compiled) for compiler in compilers) == 7
     assert_within_limits(compilers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer"), [("bf16", "sgd"), ("bf16", "adam"), ("tf32", "sgd"), ("float32", "sgd")]
+)
+def test_a_step_by_position_compiles(
+    precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a step by position of the paper's model launches, without a byte in memory for want of registers."""
+    from flsim.training.cohort import triton_kernels, triton_output, triton_positions
+
+    compilers = compilers_in(monkeypatch, triton_kernels, triton_output, triton_positions)
+    layout, rng = Layout(10_000), stream(0, "test", "compiles")
+    hparams = LocalHParams(precision=precision, optimizer=optimizer)
+    records = Records.from_lists([rng.integers(1, 5_000, 2).tolist() for _ in range(hparams.batch_size)])
+    start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
+    kernels = triton_positions.TritonPositionKernels(precision)
+    trainer = StackedTrainer(start, hparams, layout, 1, kernels, variant="next")
+    trainer.train(start, trainer.pack([Participant(records, rng)]))
+    used = {compiler.kernel.fn.__name__: len(compiler.compiled) for compiler in compilers if compiler.compiled}
+    expected = {"_recur_positions": 1, "_predict": 1, "_descend_predictions": 1, "_recur_positions_back": 1}
+    expected |= {"_descend_positions": 2, "_add_rows": 1} | ({} if optimizer == "sgd" else {"_optimize": 1})
+    assert used == expected
+    assert_within_limits(compilers, tmp_path, most=0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""Triton's kernels of a step by position on the CPU, by its interpreter, against PyTorch's and the local engine.
+
+Not collected by itself: see `interpreted.py`. What lies beyond a user's positions is NaN, which no kernel may read.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from interpreting import COUNTS, D, H, N, U, V, check, normal
+from smoothing import amplified, smooth_steps
+from stacking import (
+    assert_same_counts,
+    model_of,
+    random_population,
+    relative_error,
+    rounding,
+    start_of,
+    train_stacked,
+)
+from torch import Tensor
+from triton.runtime import interpreter  # type: ignore[import-untyped]
+
+from flsim.base.rng import stream
+from flsim.data.vocabulary import Layout
+from flsim.models.hparams import ModelHParams
+from flsim.training.cohort import triton_output, triton_positions
+from flsim.training.cohort.position_kernels import Prediction, Target, TorchPositionKernels
+from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.triton_positions import TritonPositionKernels
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import train_cohort
+from flsim.training.update import UpdateSum
+
+LAYOUT_40 = Layout(40, record_words=4)
+checked = partial(check, kernels=TritonPositionKernels, oracle=TorchPositionKernels)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_positions, "BLOCKS", dict.fromkeys((2, 4), (16 * 32 * 4, 2)))
+    monkeypatch.setattr(triton_positions, "SUMS", 32 * 32)
+    monkeypatch.setattr(triton_output, "TILES", dict.fromkeys(triton_output.TILES, (16, 32)))
+
+
+def starts_of(times: int, rows: int) -> Tensor:
+    """Records of random lengths, one of all times; user 1 has none."""
+    lengths = stream(0, "test", "lengths", times, rows).integers(1, times, (U, rows), endpoint=True)
+    lengths[:, 0], lengths[1] = times, 0
+    ends = np.cumsum([(lengths > time).sum(1) for time in range(times)], 0)
+    return torch.from_numpy(np.vstack((0 * ends[:1], ends)).T).int().contiguous()
+
+
+def beyond(values: Tensor, counts: Tensor) -> Tensor:
+    """NaN beyond each user's positions."""
+    places = torch.arange(values.shape[1]) >= counts[:, None]
+    return values.masked_fill(places[..., None], torch.nan)
+
+
+@pytest.mark.parametrize(("times", "rows", "width", "units"), [(4, 5, D, H), (2, 67, 3, 5), (1, 17, 3, 20)])
+def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
+    """Forwards, and backwards from there; 67 rows are more than a program takes."""
+    starts = starts_of(times, rows)
+    positions = int(starts.max()) + 3
+    gates, bias = beyond(normal(U, positions, 3 * units), starts[:, -1]), normal(U, 3 * units)
+    recurrent, projection = normal(U, width, 3 * units) / 4, normal(U, units, width) / 4
+    before, outputs = (torch.full((U, positions, width), torch.nan) for _ in range(2))
+    cells, hidden = (torch.full((U, positions, units), torch.nan) for _ in range(2))
+    states = (gates, bias, recurrent, projection, before, outputs, cells, hidden, starts, rows)
+    checked("recur_positions", *states, writes=(0, 4, 5, 6, 7))
+    TorchPositionKernels().recur_positions(*states)
+    d_outputs = beyond(normal(U, positions, width, seed=1), starts[:, -1])
+    checked("recur_positions_back", gates, recurrent, projection, d_outputs, cells, starts, rows, writes=(0, 3))
+
+
+def prediction_of(width: int, factor: Tensor | None = None) -> Prediction:
+    """Logits so large that exponentials overflow."""
+    targets = torch.from_numpy(stream(0, "test", "targets").integers(0, V, (U, N))).int()
+    chosen, log_sums = beyond(normal(U, N, width), COUNTS), torch.full((U, N), torch.nan)
+    return Prediction(chosen, normal(U, V, width), 100 * normal(U, V), targets, COUNTS, log_sums, factor)
+
+
+@pytest.mark.parametrize("width", [D, 41])
+@pytest.mark.parametrize("factor", [None, torch.tensor([0.3]).double()])
+def test_output_layer(factor: Tensor | None, width: int) -> None:
+    """The first pass, and the second from there; 41 columns are in two blocks.
+
+    Logits of up to 300 are rounded by 2^-24 of it, probabilities too.
+    """
+    prediction = prediction_of(width, factor)
+    tolerance = 4 * 300 * 2**-24
+    losses, d_chosen = torch.full((U, N), torch.nan), torch.full((U, N, width), torch.nan)
+    checked("predict", prediction, losses, d_chosen, writes=(0, 1, 2), tolerance=tolerance)
+    TorchPositionKernels().predict(prediction, losses, d_chosen)
+    weight, bias = normal(U, V, width, seed=1), normal(U, V, seed=1)
+    for rate in (None, 0.3):
+        plain = Target(weight), Target(bias)
+        checked("descend_predictions", prediction, *plain, rate, writes=(1, 2), tolerance=tolerance)
+    copies = Target(weight, weight.clone()), Target(bias, bias.clone())
+    checked("descend_predictions", prediction, *copies, 0.3, writes=(1, 2), tolerance=tolerance)
+
+
+def test_low_copies_are_the_rounded_weights() -> None:
+    """To the last bit. Gradients are off by two roundings of 2^-9: of the factors of a product, and of the result."""
+    prediction = prediction_of(D)
+    low_operands = prediction._replace(chosen=prediction.chosen.bfloat16(), bias=normal(U, V).bfloat16())
+    exact = low_operands._replace(chosen=low_operands.chosen.double(), log_sums=prediction.log_sums.double())
+    exact = exact._replace(embedding=prediction.embedding.bfloat16().double(), bias=low_operands.bias.double())
+    results = []
+    for kernels, operands in ((TritonPositionKernels("bf16"), low_operands), (TorchPositionKernels(), exact)):
+        dtype = operands.log_sums.dtype
+        losses, d_chosen = torch.zeros(U, N, dtype=dtype), torch.zeros_like(operands.chosen)
+        kernels.predict(operands, losses, d_chosen)
+        weight, bias = (
+            Target(torch.zeros(shape, dtype=dtype), torch.ones(shape).bfloat16()) for shape in ((U, V, D), (U, V))
+        )
+        kernels.descend_predictions(operands, weight, bias, 0.5)
+        for target in (weight, bias):
+            assert target.low is not None
+            real = COUNTS > 0
+            assert torch.equal(target.low[real], target.value[real].bfloat16())
+        results.append({"d_chosen": d_chosen, "weight": weight.value, "bias": bias.value})
+    found, expected = ({name: value.double() for name, value in result.items()} for result in results)
+    assert relative_error(found, expected) < 2**-8
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_descend_positions(pair: bool) -> None:
+    """Of more columns than rows, and of fewer."""
+    for m, n in ((D, V), (V, D)):
+        lefts = [beyond(normal(U, N, m, seed=seed), COUNTS) for seed in range(1 + pair)]
+        right, bias = beyond(normal(U, N, n, seed=2), COUNTS), normal(U, n, seed=3)
+        weights = [normal(U, m, n, seed=seed) for seed in range(1 + pair)]
+        plain, copied = [Target(value) for value in weights], [Target(value, value.clone()) for value in weights]
+        checked("descend_positions", plain, lefts, right, Target(bias), COUNTS, None, writes=(0, 3))
+        checked("descend_positions", plain, lefts, right, None, COUNTS, 0.3, writes=(0,))
+        checked("descend_positions", copied, lefts, right, Target(bias, bias.clone()), COUNTS, 0.3, writes=(0, 3))
+
+
+def test_columns_cover_the_width_with_little_padding() -> None:
+    for width in range(1, 600):
+        whole, first, second = triton_output.columns(width)
+        assert whole == width <= first + second
+        assert all(size & (size - 1) == 0 for size in (first, second))
+        assert first >= 16
+        assert second == 0 or (first < width and second >= 16 and first + second < 2 * first)
+    assert triton_output.columns(96) == (96, 64, 32)
+
+
+def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSum, UpdateSum, float]:
+    """What the trainer and the local engine sum, and the bound on their relative difference.
+
+    Units are no multiple of 16; there are users of one record and of none.
+    """
+    model, population = model_of(0, LAYOUT_40, ModelHParams(6, 19)), random_population(3, 5, LAYOUT_40)
+    exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
+    start = start_of(model.float())
+    kernels = TritonPositionKernels(hparams.precision)
+    trainer = StackedTrainer(start, replace(hparams, schedule=schedule), LAYOUT_40, 3, kernels, variant="next")
+    found = train_stacked(trainer, start, population, hparams, 0, 0.5)
+    times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
+    return found, exact, times * rounding(hparams.precision, start, exact.norms / exact.users, 2)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    ("schedule", "others"),
+    [
+        ("constant", {"batch_size": 3, "learning_rate": 0.5}),
+        ("linear", {"batch_size": 3, "learning_rate": 0.5}),
+        ("constant", {"batch_size": 4, "learning_rate": 0.1, "optimizer": "momentum", "gradient_clip": 0.2}),
+        ("constant", {"batch_size": 4, "optimizer": "adam", "proximal": 0.3, "gradient_clip": 0.25}),
+    ],
+    ids=["sgd", "schedule", "momentum", "adam"],
+)
+@smooth_steps()
+def test_stacked_users_equal_the_local_engine(schedule: str, others: dict[str, Any], precision: Any) -> None:
+    """As `interpreted.py` has it for the other step, in bfloat16 too; with a schedule the rate is in memory."""
+    found, exact, tolerance = trained(LocalHParams(precision=precision, **others), schedule)
+    assert relative_error(found.delta, exact.delta) < tolerance
+    assert found.loss == pytest.approx(exact.loss, rel=1e-6 if precision == "float32" else tolerance)
+    assert_same_counts(found, exact)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of values that are not finite
+def test_nothing_is_left_of_users_that_blew_up() -> None:
+    """Larger users whose values are not finite first, then smaller ones, to the bit of a new trainer."""
+    hparams, start = LocalHParams(batch_size=3, precision="bf16"), start_of(model_of(0, LAYOUT_40).float())
+    large, small = random_population(3, 5, LAYOUT_40), random_population(3, 2, LAYOUT_40, seed=1)
+    used, fresh = (
+        StackedTrainer(start, hparams, LAYOUT_40, 3, TritonPositionKernels("bf16"), variant="next") for _ in range(2)
+    )
+    spoiled = train_stacked(used, {name: value * torch.inf for name, value in start.items()}, large, hparams)
+    assert not np.isfinite(spoiled.loss)
+    again, expected = (train_stacked(trainer, start, small, hparams) for trainer in (used, fresh))
+    assert again.loss == expected.loss
+    assert all(torch.equal(value, again.delta[name]) for name, value in expected.delta.items())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_neither_a_second_time_nor_another_order_of_programs_changes_a_bit(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hparams = LocalHParams(batch_size=3, optimizer=optimizer, precision="bf16")
+    results = [trained(hparams)[0] for _ in range(2)]
+    builder = interpreter.InterpreterBuilder
+    set_place = builder.set_grid_idx
+
+    def from_the_last(self: Any, *place: int) -> None:
+        set_place(self, *(size - 1 - index for size, index in zip(self.grid_dim, place, strict=True)))
+
+    monkeypatch.setattr(builder, "set_grid_idx", from_the_last)
+    results.append(trained(hparams)[0])
+    for other in results[1:]:
+        assert other.loss == results[0].loss
+        assert all(torch.equal(value, results[0].delta[name]) for name, value in other.delta.items())
