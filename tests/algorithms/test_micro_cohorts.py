@@ -113,22 +113,22 @@ def test_a_sum_without_enough_memory_is_that_of_smaller_groups_from_the_beginnin
     start = start_of(model_of(0).float())
     population = InMemory(LAYOUT, [[[1, 2, 3]] * 4, *[[[4, user % 9 + 1]] for user in range(10)]])
     engine, expected = (CohortEngine(start, LAYOUT, HPARAMS, micro_cohort=size) for size in (4, 2))
-    trainer = StackedTrainer.add_updates
+    add_updates = StackedTrainer.add_updates
     calls = []
 
     def shrinking(self: StackedTrainer, factors: Sequence[float], into: Any) -> None:
         calls.append(len(factors))
         memory.room = PLENTY if len(calls) < 2 or engine.micro_cohort < 4 else 2
-        trainer(self, factors, into)
+        add_updates(self, factors, into)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StackedTrainer, "add_updates", shrinking)
-        found = engine.train(start, population, range(11), 0, 0, 0.5)
+        total = engine.train(start, population, range(11), 0, 0, 0.5)
     assert calls[:2] == [3, 4]
     assert engine.micro_cohort == 2
     other = expected.train(start, population, range(11), 0, 0, 0.5)
-    assert all(torch.equal(found.delta[name], value) for name, value in other.delta.items())
-    assert replace(found, delta={}) == replace(other, delta={})
+    assert all(torch.equal(total.delta[name], value) for name, value in other.delta.items())
+    assert replace(total, delta={}) == replace(other, delta={})
 
 
 def engine_that_chooses(users: int) -> CohortEngine:

@@ -20,7 +20,7 @@ def settings(cohort: int = 500, shards: int | None = None) -> FederatedConfig:
 
 
 @pytest.mark.parametrize(
-    ("processes", "users", "cohort", "said", "expected"),
+    ("processes", "users", "cohort", "shards", "expected"),
     [
         (1, 1000, 500, None, 1),
         (2, 1000, 500, None, 2),
@@ -32,12 +32,12 @@ def settings(cohort: int = 500, shards: int | None = None) -> FederatedConfig:
     ],
 )
 def test_a_shard_for_each_process_unless_the_settings_say_otherwise(
-    processes: int, users: int, cohort: int, said: int | None, expected: int
+    processes: int, users: int, cohort: int, shards: int | None, expected: int
 ) -> None:
-    found = settings(cohort, said).with_shards(processes, users)
-    assert found.system.shards == found.system.known_shards == expected
-    assert found.digest == settings(cohort, said).digest
-    assert settings(cohort, said).system.known_shards == (said or 2)
+    decided = settings(cohort, shards).with_shards(processes, users)
+    assert decided.system.shards == decided.system.known_shards == expected
+    assert decided.digest == settings(cohort, shards).digest
+    assert settings(cohort, shards).system.known_shards == (shards or 2)
 
 
 def test_the_run_keeps_the_number_whatever_resumes_it(experiment: Experiment) -> None:
@@ -71,21 +71,21 @@ def test_any_number_of_processes_serves_the_shards_to_the_same_bits(experiment: 
     assert_same(run, whole)
 
 
-def test_idle_gpus_and_cores_that_were_asked_for_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    def said(share: ClientShare, shards: int, *nodes: dict[str, float], cpus: int | None = None) -> str:
+def test_idle_gpus_and_idle_cores_of_the_option_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    def message(share: ClientShare, shards: int, *nodes: dict[str, float], cpus: int | None = None) -> str:
         say_what_stays_idle("one", share, shards, nodes, cpus)
         return capsys.readouterr().err
 
     gpus = {"CPU": 64.0, "GPU": 8.0}
-    assert said(ClientShare(1, 0.95), 2, gpus) == (
+    assert message(ClientShare(1, 0.95), 2, gpus) == (
         "one: 8 client processes have room, and 2 work at once, as system.shards = 2; 6 GPUs stay idle; a new run with "
         "system.shards = 8 would use all\n"
     )
-    assert "7 GPUs stay idle" in said(ClientShare(1, 0.95), 2, gpus, {"CPU": 4.0, "GPU": 1.0})
-    assert said(ClientShare(1, 0.95), 8, gpus) == ""
-    assert said(ClientShare(1, 0.4), 1, {"CPU": 4.0, "GPU": 1.0}) == ""  # two runs may share a GPU
-    assert said(ClientShare(1), 2, {"CPU": 8.0}) == ""  # cores are there for other programs too
-    assert said(ClientShare(1), 2, {"CPU": 8.0}, cpus=8) == (
+    assert "7 GPUs stay idle" in message(ClientShare(1, 0.95), 2, gpus, {"CPU": 4.0, "GPU": 1.0})
+    assert message(ClientShare(1, 0.95), 8, gpus) == ""
+    assert message(ClientShare(1, 0.4), 1, {"CPU": 4.0, "GPU": 1.0}) == ""  # two runs may share a GPU
+    assert message(ClientShare(1), 2, {"CPU": 8.0}) == ""  # cores are there for other programs too
+    assert message(ClientShare(1), 2, {"CPU": 8.0}, cpus=8) == (
         "one: 8 client processes have room, and 2 work at once, as system.shards = 2; a new run with system.shards = 8 "
         "would use all\n"
     )

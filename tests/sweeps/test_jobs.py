@@ -32,6 +32,7 @@ def central(**system: object) -> Config:
     ("config", "nodes", "expected"),
     [
         (federated(shards=3, cpus_per_client=2), [CPU_NODE], (6, 0)),
+        (federated(), [CPU_NODE], (2, 0)),  # where the settings leave the shards open, as a run finds room for two
         (central(threads=2), [CPU_NODE], (2, 0)),
         (central(threads=2, workers=3), [CPU_NODE], (6, 0)),
         # Shares of training and of evaluation: two such runs fit on a GPU beside each other, five of the next.

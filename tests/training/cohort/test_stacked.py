@@ -152,12 +152,12 @@ def test_shapes_as_cuda_graphs_round_them_up_change_rounding_alone(precision: An
     population, start = random_population(6, 30, layout), start_of(model_of(0, layout, ModelHParams(16, 24)).float())
     exact, rounded = (StackedTrainer(start, hparams, layout, 6) for _ in range(2))
     rounded._rounding = GRAPHS
-    expected, found = (train_stacked(trainer, start, population, hparams) for trainer in (exact, rounded))
+    expected, padded = (train_stacked(trainer, start, population, hparams) for trainer in (exact, rounded))
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
     tolerance = 2 * times * rounding(precision, start, expected.norms / expected.users, 2)
-    assert relative_error(found.delta, expected.delta) < tolerance
-    assert found.loss == pytest.approx(expected.loss, rel=tolerance)
-    assert_same_counts(found, expected)
+    assert relative_error(padded.delta, expected.delta) < tolerance
+    assert padded.loss == pytest.approx(expected.loss, rel=tolerance)
+    assert_same_counts(padded, expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
