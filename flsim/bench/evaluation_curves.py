@@ -16,9 +16,9 @@ from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.models.cifg import CIFGLanguageModel
 
 STEPS, UNITS = 100, 64
-REPEATS = 3
-REFERENCES = 2**16  # |R| of the curve against canaries
-CANARIES = 16  # canaries of the curve against |R|
+REPEATS = 1
+REFERENCES = 2**13  # |R| of the curve against canaries
+CANARIES = 4  # canaries of the curve against |R|
 
 
 def canaries_curve(
