@@ -158,7 +158,8 @@ def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, 
     row += position
     source = segments.start.take(row)
     source += np.repeat(np.tile(time, len(count)), block)
-    inputs, targets = words.take(source), words[1:].take(source)
+    # Values get the type of the array first: an assignment by index converts them more slowly.
+    inputs, targets = (part.take(source).astype(np.int32) for part in (words, words[1:]))
     owner = np.repeat(np.arange(len(count)), in_segment)
     in_step = np.arange(len(owner)) - first_row[owner]
     inputs[begin[owner, 0] + in_step] = layout.bos
@@ -169,7 +170,7 @@ def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, 
     place += position
     listed = np.repeat(first[1] - begin[:, 0], count)
     listed += position
-    flat[listed] = place
+    flat[listed] = place.astype(np.int32)
     listed += np.repeat(first[2] - first[1], count)
     flat[listed] = targets
     place += np.repeat(first[0] - rows, count)
