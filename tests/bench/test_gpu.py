@@ -7,13 +7,17 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from flsim.base.errors import RunFailed
+from flsim.bench.engine import bench_engine
 from flsim.bench.gpu import __main__ as program
 from flsim.bench.gpu import parts
-from flsim.bench.gpu.figures import PREDICTED, page, predicted
+from flsim.bench.gpu.figures import PREDICTED, Figure, page, predicted
+from flsim.training.hparams import Precision
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {  # some of each part
@@ -63,7 +67,7 @@ def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monke
     lines = ["echo $$ > pid", "echo a step is slow", f"echo '{content}' > engine.json", "exec sleep 600"]
     in_place_of_python(tmp_path, monkeypatch, *lines)
     monkeypatch.setattr(program, "SHORTEST", 1.0)
-    chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["engine", "ranks"], minutes=1.5 / 60)
+    chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["engine", "ranks"], minutes=4 / 60)
     assert program._measure_all(chosen) == 1
     measured = json.loads((tmp_path / "gpu.json").read_text())
     assert re.fullmatch(r"cut off after \d s: a step is slow", measured["engine"]["status"])
@@ -83,6 +87,27 @@ def test_a_part_that_fails_says_why_and_the_next_one_is_measured(
     measured = json.loads((tmp_path / "gpu.json").read_text())
     statuses = {name: part["status"] for name, part in measured.items()}
     assert statuses == dict.fromkeys(("repeat", "env"), "failed: 3 comparisons differ")
+
+
+def test_a_row_of_the_engine_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not compile fails so."""
+    values: dict[str, float | str] = {}
+
+    def failing(device: str, at_once: list[int], precisions: list[Precision], *others: Any, **named: Any) -> Any:
+        if precisions == ["float32"]:
+            raise RuntimeError("PassManager::run failed\nat line 7")
+        return bench_engine(device, at_once, precisions, *others, **named)
+
+    def measure() -> None:
+        for figure in parts.engine(parts.Setup("cpu", is_quick=True)):
+            assert isinstance(figure, Figure)
+            values[figure.name] = figure.value
+
+    monkeypatch.setattr(parts, "bench_engine", failing)
+    with pytest.raises(RunFailed, match="1 rows failed"):
+        measure()
+    assert values["float32, 1 at once"] == "failed: RuntimeError: PassManager::run failed"
+    assert float(values["bf16, 2 at once"]) > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

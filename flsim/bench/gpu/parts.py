@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,11 +184,16 @@ def engine(setup: Setup) -> Measured:
         ("bf16", AT_ONCE), ("tf32", AT_ONCE), ("bf16", AT_ONCE // 2), ("bf16", 2 * AT_ONCE),
         ("bf16", AT_ONCE * 3 // 2), ("float32", AT_ONCE),
     )  # fmt: skip
-    cohort = COHORT
+    cohort, failed = COHORT, 0
     if setup.is_quick:
         rows, cohort = (("float32", 1), ("bf16", 2)), 2
     for precision, at_once in rows:
-        measured = bench_engine(setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes)
+        try:
+            measured = bench_engine(setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes)
+        except Exception as error:  # the other rows are worth measuring, whatever it is
+            yield _failure(f"{precision}, {at_once} at once", error)
+            failed += 1
+            continue
         for row in measured["rows"]:
             name = ", ".join([*([row["variant"]] if "variant" in row else []), precision, f"{at_once} at once"])
             if "failed" in row:
@@ -198,6 +204,15 @@ def engine(setup: Setup) -> Measured:
             yield Figure(f"{name}: packing only", row["packing_alone"], "users/s")
             yield Figure(f"{name}: peak memory", row["peak_gigabytes"], "GB")
             yield Figure(f"{name}: memory by StackedTrainer.memory", row["said_gigabytes"], "GB")
+    if failed:
+        raise RunFailed(f"{failed} rows failed; engine.log has their errors")
+
+
+def _failure(name: str, error: Exception) -> Figure:
+    """Print an error with its place, and return the figure that stands for it."""
+    traceback.print_exception(error)
+    lines = str(error).strip().splitlines() or [""]
+    return Figure(name, f"failed: {type(error).__name__}: {lines[0]:.100}")
 
 
 def profile(setup: Setup) -> Measured:
