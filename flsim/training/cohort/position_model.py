@@ -98,7 +98,7 @@ def _by_position(shape: Shape, parts: Parts) -> tuple[Parts, Tensor]:
     numbers: Any = {"device": parts.places.device, "dtype": torch.int32}
     position = torch.arange(positions, **numbers)
     tokens = parts.tokens.flatten(1).gather(1, (parts.places - rows).clamp(min=0).long())
-    ends = rows * torch.arange(1, times + 2, **numbers)
+    ends = torch.arange(rows, rows * (times + 1) + 1, rows, **numbers)
     earlier = (parts.places[:, None] < ends[:, None]) & (position < parts.counts[:, None])[:, None]
     places = (positions + position).expand(users, -1).contiguous()
     return parts._replace(tokens=tokens[:, None], places=places), earlier.sum(-1, dtype=torch.int32)
