@@ -22,7 +22,12 @@ from flsim.training.hparams import Precision
 ROOT = Path(__file__).parents[2]
 FIGURES = {  # some of each part
     "env": {"Triton", "copy in memory", "product in bf16", "product in float32"},
-    "engine": {"float32, 1 at once", "bf16, 2 at once", "bf16, 2 at once: memory by StackedTrainer.memory"},
+    "engine": {
+        "float32, 1 at once",
+        "bf16, 2 at once",
+        "bf16, 2 at once: memory by StackedTrainer.memory",
+        "next, bf16, 2 at once",
+    },
     "tests": {"test_stacked_cuda.py", "test_central_stacked_cuda.py"},
     "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
     "repeat": {"bf16: the same round again", "float32: central training after a resume"},
@@ -119,16 +124,10 @@ def test_without_a_gpu() -> None:
 
 def test_predictions_name_figures_that_are_measured() -> None:
     """Of rows of the engine at full size, whose names are made from its own constants."""
-    at_once = parts.AT_ONCE
-    assert {name.partition(":")[0] for name in PREDICTED["engine"]} == {
-        f"{precision}, {users} at once"
-        for precision, users in (
-            *(("bf16", users) for users in (at_once // 2, at_once, at_once * 3 // 2, 2 * at_once)),
-            ("tf32", at_once),
-            ("float32", at_once),
-        )
-    }
-    assert PREDICTED["profile"].keys() == {f"a step of {at_once} users", *parts.KINDS}
+    rows = {parts.engine_name(*row) for row in parts.ENGINE}
+    assert {name.partition(":")[0] for name in PREDICTED["engine"]} == rows
+    assert all(parts.COHORT % users == 0 for _, _, users in parts.ENGINE)
+    assert PREDICTED["profile"].keys() == {f"a step of {parts.AT_ONCE} users", *parts.KINDS}
     assert predicted("repeat", "anything") == "the same bits"
     assert predicted("env", "anything") == ""
 

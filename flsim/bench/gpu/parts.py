@@ -38,7 +38,7 @@ from flsim.training.central import CentralHParams, CentralTraining, init, train_
 from flsim.training.clip import global_norm
 from flsim.training.cohort.devices import products
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked import StackedTrainer, Variant
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
 from flsim.training.update import UpdateSum
@@ -46,6 +46,11 @@ from flsim.training.update import UpdateSum
 ROOT = Path(__file__).parents[3]
 TESTS = "tests/training/**/test_*cuda*.py"
 AT_ONCE = 264  # users: two for each of an H200's 132 multiprocessors
+ENGINE: tuple[tuple[Variant, Precision, int], ...] = (  # step, precision, users at once; the most valuable first
+    ("today", "bf16", AT_ONCE), ("next", "bf16", AT_ONCE), ("next", "bf16", AT_ONCE // 3), ("today", "tf32", AT_ONCE),
+    ("next", "bf16", 2 * AT_ONCE), ("today", "bf16", AT_ONCE // 2), ("today", "bf16", 2 * AT_ONCE),
+    ("today", "float32", AT_ONCE),
+)  # fmt: skip
 COHORT = 1_584  # users: a multiple of all numbers of users at once
 # Kernels by a part of their names; a kernel is of the first kind that fits.
 KINDS = {
@@ -178,24 +183,27 @@ class _Counter:
             self.failures.append(report.nodeid.rpartition("/")[2])
 
 
+def engine_name(variant: Variant, precision: Precision, users: int) -> str:
+    """Return the name of a row of `engine`; today's step is not named."""
+    return ("" if variant == "today" else f"{variant}, ") + f"{precision}, {users} at once"
+
+
 def engine(setup: Setup) -> Measured:
-    """Measure users per second of whole rounds by precision and by users that train at once, and peak memory."""
-    rows: tuple[tuple[Precision, int], ...] = (
-        ("bf16", AT_ONCE), ("tf32", AT_ONCE), ("bf16", AT_ONCE // 2), ("bf16", 2 * AT_ONCE),
-        ("bf16", AT_ONCE * 3 // 2), ("float32", AT_ONCE),
-    )  # fmt: skip
-    cohort, failed = COHORT, 0
+    """Measure users per second of rounds by step, precision and users that train at once, and peak memory."""
+    rows, cohort, failed = ENGINE, COHORT, 0
     if setup.is_quick:
-        rows, cohort = (("float32", 1), ("bf16", 2)), 2
-    for precision, at_once in rows:
+        rows, cohort = (("today", "float32", 1), ("today", "bf16", 2), ("next", "bf16", 2)), 2
+    for variant, precision, at_once in rows:
+        name = engine_name(variant, precision, at_once)
         try:
-            measured = bench_engine(setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes)
+            measured = bench_engine(
+                setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes, variants=[variant]
+            )
         except Exception as error:  # the other rows are worth measuring, whatever it is
-            yield _failure(f"{precision}, {at_once} at once", error)
+            yield _failure(name, error)
             failed += 1
             continue
         for row in measured["rows"]:
-            name = ", ".join([*([row["variant"]] if "variant" in row else []), precision, f"{at_once} at once"])
             if "failed" in row:
                 yield Figure(name, row["failed"])
                 continue
