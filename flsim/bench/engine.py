@@ -23,8 +23,10 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import StackedTrainer, Variant
+from flsim.training.cohort.packing import PackedGroup
+from flsim.training.cohort.stacked import GRAPHS, StackedTrainer, Variant
 from flsim.training.cohort.steps import Participant
+from flsim.training.cohort.user_packing import pack_users
 from flsim.training.hparams import LocalHParams, Precision
 
 LAYOUT = Layout(10_000)
@@ -139,6 +141,21 @@ def packed_groups(
         yield pack([Participant(users[user], stream(0, "local", 0, user)) for user in chosen[first : first + size]])
 
 
+def bench_packing(users_at_once: int, rounds: int = 20) -> float:
+    """Return the users a second that one thread lays out and packs, as for a GPU; the median over rounds."""
+    users, hparams = Held(DrawnUsers(users_at_once)), LocalHParams()
+
+    def pack(group: list[Participant]) -> PackedGroup:
+        return pack_users(group, LAYOUT, hparams, GRAPHS)
+
+    device, chosen = torch.device("cpu"), range(users_at_once)
+    seconds = [
+        _seconds(lambda: deque(packed_groups(pack, users, chosen, users_at_once), maxlen=0), device)
+        for _ in range(rounds)
+    ]
+    return users_at_once / float(np.median(seconds))
+
+
 def describe(measured: dict[str, Any]) -> str:
     """Return the results as text."""
     lines = [f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users a round; {measured['unit']}"]
@@ -233,9 +250,20 @@ def main() -> None:
     )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--packing", action="store_true", help="measure only how fast one thread packs users")
     chosen = parser.parse_args()
+    if chosen.packing:
+        for size in chosen.at_once:
+            print(f"{size} at once: {bench_packing(size):,.0f} users/s packed by one thread")  # noqa: T201
+        return
     measured = bench_engine(
-        chosen.device, chosen.at_once, chosen.precision, chosen.cohort, chosen.spread, chosen.profile, chosen.variant
+        chosen.device,
+        chosen.at_once,
+        chosen.precision,
+        chosen.cohort,
+        chosen.spread,
+        chosen.profile,
+        variants=chosen.variant,
     )
     print(json.dumps(measured) if chosen.json else describe(measured))  # noqa: T201
 
