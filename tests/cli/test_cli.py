@@ -201,7 +201,7 @@ def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path,
         (["data.corpus='missing'"], "missing: not a corpus"),
         (["canaries.length=30"], "canaries of 30 words would be cut"),
         (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
-        (["canaries.length=2", "canaries.count=5000"], "no 10000 different phrases of 2 words"),
+        (["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"], "no 10000 different phrases of 2 words"),
     ],
 )
 def test_bad_settings_leave_no_run(experiment: Experiment, refuse: Refuse, overrides: list[str], message: str) -> None:

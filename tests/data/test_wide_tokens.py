@@ -26,7 +26,7 @@ WORDS = SIZE - 4
 RECORD = 300  # words
 USERS = 24
 BEYOND = 2**16  # the first id that uint16 does not hold
-CANARIES = flsim.Canaries(p_u=(0.5,), p_e=(0.5,), count=12)
+CANARIES = flsim.Canaries(p_u=(0.25,), p_e=(0.25,), count=12)
 READER = """
 import json
 
