@@ -25,7 +25,7 @@ CURVES: Mapping[str, tuple[Callable[[Sequence[int]], Curve], tuple[int, ...]]] =
     "shards": (shards_curve, tuple(2**k for k in range(7))),
     "nodes": (nodes_curve, tuple(2**k for k in range(5))),
     "canaries": (canaries_curve, tuple(4 * 2**k for k in range(5))),
-    "references": (references_curve, tuple(2**k for k in range(12, 19))),
+    "references": (references_curve, tuple(2**k for k in range(14, 19))),
 }
 USERS = BenchHParams(users=8 * PROCESSORS, rounds=4)  # of the paper's model and users
 
