@@ -156,6 +156,7 @@ def test_a_central_run_is_seen_in_steps(experiment: Experiment, prometheus: Prom
     assert {dict(tags)["of"] for name, tags in seen if name == "epsilon"} == {"record"}
 
 
+@pytest.mark.slow
 def test_figures_that_cannot_be_told_stop_nothing(
     tmp_path: Path, trained: Trained, prometheus: Prometheus, capsys: pytest.CaptureFixture[str]
 ) -> None:

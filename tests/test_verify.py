@@ -15,6 +15,7 @@ from flsim.runs.config import load
 from flsim.runs.folder import Run
 
 
+@pytest.mark.slow
 def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
     trained: Trained, flsim: Flsim, tmp_path: Path
 ) -> None:

@@ -230,6 +230,7 @@ def test_an_evaluator_that_is_killed_every_time_fails_that_checkpoint_only(
     pd.testing.assert_frame_equal(rows(run.path), expected, check_exact=True)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_finite_is_recorded_as_diverged(
     make: Callable[..., Run], tmp_path: Path, service: EvaluationService
 ) -> None:
