@@ -32,7 +32,8 @@ def explain(run: Run, failed: ShardFailed, ask: Ask) -> RunFailed:
     try:
         run.verify()
     except InputError as error:
-        return RunFailed(str(failed) if str(error) in str(failed) else f"{failed}; {error}")
+        file, _, _ = str(error).partition(": ")
+        return RunFailed(str(failed) if f"{file}: " in str(failed) else f"{failed}; {error}")
     if any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
         return RunFailed(str(failed))  # an error of the user's own code, which no single user of the population causes
     about = {"round": failed.request.round + 1, "shard": failed.request.shard}

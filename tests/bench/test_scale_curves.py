@@ -89,7 +89,7 @@ def test_evaluation_against_canaries_and_references() -> None:
         canaries_curve((3, 4), steps=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rounds_against_cohort_and_population() -> None:
     curve = cohort_curve((1, 2), TINY)
     check(curve, "cohort", (1, 2), {"round_seconds", "cpu_seconds", "own_memory_bytes"})
@@ -98,7 +98,7 @@ def test_rounds_against_cohort_and_population() -> None:
     check(curve, "population", (4, 8), {"round_seconds", "cpu_seconds", "own_memory_bytes"})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_day_is_computed_from_shards_that_were_measured(flsim: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real path of the command, with a small model: the prediction for 64 shards is that of the printed rates."""
     monkeypatch.setattr(
@@ -116,12 +116,12 @@ def test_a_day_is_computed_from_shards_that_were_measured(flsim: Flsim, monkeypa
     assert server["measured_seconds"] == points[-1]["server_seconds"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_users_per_second_are_measured_where_they_are_not_known() -> None:
     assert measure_users_per_second(TINY) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rounds_against_real_ray_nodes() -> None:
     curve = nodes_curve((1, 2), TINY, shards=2)
     check(curve, "nodes", (1, 2), SERVER)

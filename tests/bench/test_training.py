@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return new_run(tmp_path_factory.mktemp("bench"), SMALL, shards=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_figures_of_one_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

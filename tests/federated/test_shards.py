@@ -59,7 +59,7 @@ def test_a_run_with_rounds_and_without_a_number_has_two(experiment: Experiment) 
     assert with_shards(run, 5).federated.system.shards == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_any_number_of_processes_serves_the_shards_to_the_same_bits(experiment: Experiment) -> None:
     """Three cores when it began, one when it was resumed; the same as three shards that the settings say."""
     experiment.config.write_text(TINY.replace("shards = 1\n", ""))
