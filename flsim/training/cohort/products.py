@@ -3,7 +3,7 @@
 Rounding an operand to bfloat16 keeps 8 of float32's 24 significant bits. Products and their sums stay in float32 inside
 the processor. Some processors multiply bfloat16 several times as fast as float32:
 
-    AMX           one core of a Xeon of the sixth generation: 170 GFLOP/s in float32, 680 to 870 in bfloat16. The
+    AMX           one core of a Xeon with AMX: 170 GFLOP/s in float32, 680 to 870 in bfloat16. The
                   library (oneDNN) rounds operands as it loads them and returns float32, so nothing else changes.
     avx512_bf16   the library needs operands, and returns products, that are bfloat16 in memory.
 
