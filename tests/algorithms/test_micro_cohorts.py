@@ -198,7 +198,7 @@ def test_verification_takes_the_share_that_clients_had(tmp_path: Path, monkeypat
 def test_the_number_of_users_depends_on_the_whole_memory_and_not_on_the_free_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many as fit 0.9 of the share, to the byte. The tensors only claim to be on a GPU."""
+    """The number of users fills 0.9 of the share, to the byte. The tensors only claim to be on a GPU."""
     about = SimpleNamespace(total_memory=0, multi_processor_count=100)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
     shapes = {name: value.shape for name, value in start_of(model_of(0)).items()}

@@ -83,14 +83,14 @@ def test_table_and_json_have_points_and_exponents() -> None:
 
 def test_the_figure_has_a_panel_for_each_quantity(tmp_path: Path) -> None:
     figure = draw_curves([CURVE])
-    shown = [axes for axes in figure.axes if axes.axison]
-    assert [axes.get_ylabel() for axes in shown] == ["round, s", "own memory, MB", "overhead, s"]
-    assert {axes.get_xscale() for axes in shown} == {axes.get_yscale() for axes in shown} == {"log"}
-    markers, fitted, expected = shown[0].get_lines()
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_ylabel() for axes in panels] == ["round, s", "own memory, MB", "overhead, s"]
+    assert {axes.get_xscale() for axes in panels} == {axes.get_yscale() for axes in panels} == {"log"}
+    markers, fitted, expected = panels[0].get_lines()
     heights = [np.asarray(line.get_ydata(), np.float64).tolist() for line in (markers, fitted, expected)]
     assert heights == [pytest.approx([0.1, 0.2, 0.4])] * 3
-    assert len(shown[1].get_lines()) == 2  # nothing is expected of it
-    assert len(shown[2].get_lines()) == 1  # a zero has no logarithm
+    assert len(panels[1].get_lines()) == 2  # nothing is expected of it
+    assert len(panels[2].get_lines()) == 1  # a zero has no logarithm
     plot_curves([CURVE], tmp_path / "curves.svg")
     assert (tmp_path / "curves.svg").stat().st_size > 1_000
     with pytest.raises(InputError, match=r"name one of these"):

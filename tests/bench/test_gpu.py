@@ -124,7 +124,7 @@ def test_without_a_gpu() -> None:
 
 
 def test_predictions_name_figures_that_are_measured() -> None:
-    """Of rows of the engine at full size, whose names are made from its own constants."""
+    """The names of rows of the engine at full size are made from its own constants."""
     rows = {parts.engine_name(*row) for row in parts.ENGINE}
     assert {name.partition(":")[0] for name in PREDICTED["engine"]} == rows
     assert all(parts.COHORT % users == 0 for _, _, users in parts.ENGINE)

@@ -3,9 +3,15 @@
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from evaluator_work import work
+
+from server.pool.evaluations import EvaluationService
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -14,9 +20,22 @@ def local_ray() -> Iterator[None]:
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([*map(str, (HERE, HERE.parent / "support", HERE.parents[1]))]))
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         yield
         ray.shutdown()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[EvaluationService]:
+    service = EvaluationService(partial(work, tmp_path))
+    yield service
+    service.close()

@@ -42,21 +42,21 @@ def stepped(engine: Engine, training: CentralTraining, state: State, *until: int
     return state
 
 
-def assert_equal(found: State, expected: State) -> None:
+def assert_equal(actual: State, expected: State) -> None:
     """In float64, to 1e-10."""
     for name, value in expected.params.items():
-        torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-10)
-    assert found.moments.keys() == expected.moments.keys()
+        torch.testing.assert_close(actual.params[name], value, rtol=0, atol=1e-10)
+    assert actual.moments.keys() == expected.moments.keys()
     for slot, moment in expected.moments.items():
         for name, value in moment.items():
-            torch.testing.assert_close(found.moments[slot][name], value, rtol=0, atol=1e-10)
+            torch.testing.assert_close(actual.moments[slot][name], value, rtol=0, atol=1e-10)
 
 
-def assert_same_bits(found: State, expected: State) -> None:
-    assert all(torch.equal(found.params[name], value) for name, value in expected.params.items())
-    assert found.moments.keys() == expected.moments.keys()
+def assert_same_bits(actual: State, expected: State) -> None:
+    assert all(torch.equal(actual.params[name], value) for name, value in expected.params.items())
+    assert actual.moments.keys() == expected.moments.keys()
     for slot, moment in expected.moments.items():
-        assert all(torch.equal(found.moments[slot][name], value) for name, value in moment.items())
+        assert all(torch.equal(actual.moments[slot][name], value) for name, value in moment.items())
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,8 +71,8 @@ def test_it_equals_the_autograd_engine(records: list[list[int]], hparams: Centra
     (losses, tokens), (expected, counts) = (each.train(each.pack(chunk)) for each in (engine, oracle))
     assert losses == pytest.approx(expected, rel=1e-10)
     assert tokens == counts
-    found, state = (replace(start(), params=e.params(), moments=e.moments()) for e in (engine, oracle))
-    assert_equal(found, state)
+    actual, state = (replace(start(), params=e.params(), moments=e.moments()) for e in (engine, oracle))
+    assert_equal(actual, state)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
@@ -108,12 +108,12 @@ def test_an_optimizer_that_begins_later_counts_from_there() -> None:
     """A state of plain SGD has no moments: from then on Adam's corrections are those of its own steps."""
     plain = trained(RECORDS, CentralHParams(steps=9, batch_size=2, learning_rate=0.1), "autograd", 4)
     training = training_of(RECORDS, CentralHParams(steps=9, batch_size=2, optimizer="adam", learning_rate=0.01))
-    found, expected = (
+    actual, expected = (
         stepped(engine, training, plain, 9)
         for engine in (StackedEngine(training, plain), engine_of(replace(training, engine="autograd"), plain))
     )
-    assert_equal(found, expected)
-    assert {float(value) for value in found.moments["step"].values()} == {5.0}
+    assert_equal(actual, expected)
+    assert {float(value) for value in actual.moments["step"].values()} == {5.0}
 
 
 @pytest.mark.parametrize("engine", [StackedEngine, PackedEngine])
@@ -130,10 +130,10 @@ def test_bfloat16_stays_within_its_rounding(engine: Any, optimizer: Any, dropout
     exact_start = replace(state, params={name: value.double() for name, value in state.params.items()})
     ((exact, _),) = train_central(exact_start, training_of(records, hparams, "autograd"), 7)
     low = training_of(records, replace(hparams, precision="bf16"))
-    found = stepped(engine(low, state), low, state, 7)
+    actual = stepped(engine(low, state), low, state, 7)
     change, expected = (
         {name: after.params[name].double() - value for name, value in exact_start.params.items()}
-        for after in (found, exact)
+        for after in (actual, exact)
     )
     norm = float(torch.cat([value.flatten() for value in expected.values()]).norm())
     assert 0 < relative_error(change, expected) < rounding("bf16", exact_start.params, norm, 7)

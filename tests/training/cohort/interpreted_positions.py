@@ -123,13 +123,13 @@ def test_low_copies_are_the_rounded_weights() -> None:
             real = COUNTS > 0
             assert torch.equal(target.low[real], target.value[real].bfloat16())
         results.append({"d_chosen": d_chosen, "weight": weight.value, "bias": bias.value})
-    found, expected = ({name: value.double() for name, value in result.items()} for result in results)
-    assert relative_error(found, expected) < 2**-8
+    actual, expected = ({name: value.double() for name, value in result.items()} for result in results)
+    assert relative_error(actual, expected) < 2**-8
 
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_descend_positions(pair: bool) -> None:
-    """Of more columns than rows, and of fewer."""
+    """The weights have more columns than rows, or fewer."""
     for m, n in ((D, V), (V, D)):
         lefts = [beyond(normal(U, N, m, seed=seed), COUNTS) for seed in range(1 + pair)]
         right, bias = beyond(normal(U, N, n, seed=2), COUNTS), normal(U, n, seed=3)
@@ -160,9 +160,9 @@ def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSu
     start = start_of(model.float())
     kernels = TritonPositionKernels(hparams.precision)
     trainer = StackedTrainer(start, replace(hparams, schedule=schedule), LAYOUT_40, 3, kernels, variant="next")
-    found = train_stacked(trainer, start, population, hparams, 0, 0.5)
+    actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
-    return found, exact, times * rounding(hparams.precision, start, exact.norms / exact.users, 2)
+    return actual, exact, times * rounding(hparams.precision, start, exact.norms / exact.users, 2)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -178,11 +178,11 @@ def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSu
 )
 @smooth_steps()
 def test_stacked_users_equal_the_local_engine(schedule: str, others: dict[str, Any], precision: Any) -> None:
-    """As `interpreted.py` has it for the other step, in bfloat16 too; with a schedule the rate is in memory."""
-    found, exact, tolerance = trained(LocalHParams(precision=precision, **others), schedule)
-    assert relative_error(found.delta, exact.delta) < tolerance
-    assert found.loss == pytest.approx(exact.loss, rel=1e-6 if precision == "float32" else tolerance)
-    assert_same_counts(found, exact)
+    """The updates of the step by position are within rounding; with a schedule the rate is in memory."""
+    actual, exact, tolerance = trained(LocalHParams(precision=precision, **others), schedule)
+    assert relative_error(actual.delta, exact.delta) < tolerance
+    assert actual.loss == pytest.approx(exact.loss, rel=1e-6 if precision == "float32" else tolerance)
+    assert_same_counts(actual, exact)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of values that are not finite

@@ -137,7 +137,7 @@ def test_padding_and_order_of_the_cohort_change_only_rounding() -> None:
 
 @given(st.integers(0, 2000), st.integers(1, 400))
 def test_groups_are_few_and_of_like_size(users: int, at_once: int) -> None:
-    """As few as the largest size allows, and none larger than another one by more than 1."""
+    """Groups are as few as the largest size allows, and their sizes differ by 1 at most."""
     sizes = [end - first for first, end in pairwise(bounds(users, at_once))]
     assert sum(sizes) == users
     assert len(sizes) == math.ceil(users / at_once)

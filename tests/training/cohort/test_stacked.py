@@ -43,12 +43,12 @@ class Padded:
         return getattr(TorchPositionKernels(), name)
 
 
-def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
+def assert_equal(actual: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
     for name, value in expected.delta.items():
-        torch.testing.assert_close(found.delta[name], value, rtol=tolerance, atol=tolerance)
-    assert_same_counts(found, expected)
-    assert found.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
-    assert found.norms == pytest.approx(expected.norms, rel=tolerance, abs=tolerance)
+        torch.testing.assert_close(actual.delta[name], value, rtol=tolerance, atol=tolerance)
+    assert_same_counts(actual, expected)
+    assert actual.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
+    assert actual.norms == pytest.approx(expected.norms, rel=tolerance, abs=tolerance)
 
 
 @settings(max_examples=100, deadline=None)
@@ -70,8 +70,8 @@ def test_it_equals_the_local_engine(
     """
     model, population = model_of(seed), InMemory(LAYOUT, users)
     trainer = StackedTrainer(start_of(model), hparams, LAYOUT, 6, Padded() if padded else None, variant=variant)
-    found = train_stacked(trainer, start_of(model), population, hparams, seed, clip)
-    assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, 0, clip), 1e-10)
+    actual = train_stacked(trainer, start_of(model), population, hparams, seed, clip)
+    assert_equal(actual, train_cohort(model, population, range(len(users)), hparams, seed, 0, clip), 1e-10)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -128,10 +128,10 @@ def test_low_precision_stays_within_its_rounding(precision: Any, optimizer: Any,
     tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 7)
     start = start_of(model.float())
     trainer = StackedTrainer(start, hparams, layout, 4, variant=variant)
-    found = train_stacked(trainer, start, population, hparams, clip=1e9)
-    assert relative_error(found.delta, exact.delta) < tolerance
-    assert found.loss == pytest.approx(exact.loss, rel=tolerance)
-    assert_same_counts(found, exact)
+    actual = train_stacked(trainer, start, population, hparams, clip=1e9)
+    assert relative_error(actual.delta, exact.delta) < tolerance
+    assert actual.loss == pytest.approx(exact.loss, rel=tolerance)
+    assert_same_counts(actual, exact)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -168,14 +168,14 @@ def test_a_user_that_blows_up_is_left_out_and_spoils_nobody(variant: Variant) ->
         model.embedding[1], model.output_bias[1] = 1e37, -3e38
     start, hparams = start_of(model), LocalHParams(epochs=2)
     population = InMemory(LAYOUT, [[[1, 2]], [[3, 4]], []])
-    found, expected = (
+    actual, expected = (
         train_stacked(StackedTrainer(start, hparams, LAYOUT, 3, variant=variant), start, users, hparams, clip=0.5)
         for users in (population, InMemory(LAYOUT, [[], [[3, 4]], []]))
     )
-    assert (found.non_finite, found.users, found.weight) == (1, 3, 2.0)
-    assert all(bool(torch.isfinite(value).all()) for value in found.delta.values())
-    assert float(found.delta["output_bias"].abs().max()) > 0
-    assert all(torch.equal(found.delta[name], value) for name, value in expected.delta.items())
+    assert (actual.non_finite, actual.users, actual.weight) == (1, 3, 2.0)
+    assert all(bool(torch.isfinite(value).all()) for value in actual.delta.values())
+    assert float(actual.delta["output_bias"].abs().max()) > 0
+    assert all(torch.equal(actual.delta[name], value) for name, value in expected.delta.items())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -185,10 +185,10 @@ def test_a_loss_beyond_what_probabilities_can_hold_is_exact(variant: Variant) ->
         model.output_bias[1] = -400.0
     population, hparams = InMemory(LAYOUT, [[[1]]]), LocalHParams(learning_rate=1e-3)
     trainer = StackedTrainer(start_of(model), hparams, LAYOUT, 1, variant=variant)
-    found = train_stacked(trainer, start_of(model), population, hparams)
+    actual = train_stacked(trainer, start_of(model), population, hparams)
     expected = train_cohort(model, population, [0], hparams, 0, 0)
     assert expected.loss > 400
-    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-6)
 
 
 @given(st.integers(1, 5), st.integers(0, 4))
@@ -232,9 +232,9 @@ def test_the_memory_of_a_micro_cohort_is_what_was_said(hparams: LocalHParams, va
     own = {name: value for name, value in vars(trainer).items() if name not in ("_like", "_order")}
     if trainer._low is trainer._weights:
         own.pop("_low")
-    fixed, each = StackedTrainer.memory(start, hparams, layout, variant)
+    fixed, per_user = StackedTrainer.memory(start, hparams, layout, variant)
     sums = sum(8 * value.numel() for value in start.values())
-    assert 0.98 * (fixed + users * each) <= held(own) + sums <= 1.02 * (fixed + users * each)
+    assert 0.98 * (fixed + users * per_user) <= held(own) + sums <= 1.02 * (fixed + users * per_user)
 
 
 def test_what_does_not_fit_is_said_at_once() -> None:

@@ -54,11 +54,11 @@ def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], vari
     tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 4)
     start = {name: value.cuda() for name, value in start_of(model.float()).items()}
     trainer = StackedTrainer(start, hparams, LAYOUT, USERS, variant=variant)
-    found = train_stacked(trainer, start, population, hparams, 0, 0.5)
+    actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
-    assert relative_error(found.delta, exact.delta) < tolerance * times
-    assert found.loss == pytest.approx(exact.loss, rel=tolerance)
-    assert_same_counts(found, exact)
+    assert relative_error(actual.delta, exact.delta) < tolerance * times
+    assert actual.loss == pytest.approx(exact.loss, rel=tolerance)
+    assert_same_counts(actual, exact)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -82,9 +82,9 @@ def test_graphs_change_nothing(precision: Any, others: dict[str, Any], variant: 
     for others_first in (None, None, larger):
         if others_first is not None:
             train_stacked(graphs, start, others_first, hparams)
-        found = train_stacked(graphs, start, population, hparams)
-        assert relative_error(found.delta, expected.delta) < tolerance
-        assert found.loss == pytest.approx(expected.loss, rel=tolerance)
+        actual = train_stacked(graphs, start, population, hparams)
+        assert relative_error(actual.delta, expected.delta) < tolerance
+        assert actual.loss == pytest.approx(expected.loss, rel=tolerance)
 
 
 def test_all_shapes_are_captured_on_one_stream() -> None:
@@ -120,19 +120,19 @@ def test_what_it_says_of_memory_holds(variant: Variant) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     train_stacked(StackedTrainer(start, hparams, LAYOUT, users, variant=variant), start, population, hparams)
-    fixed, each = StackedTrainer.memory(start, hparams, LAYOUT, variant)
+    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, variant)
     libraries = 128 * 2**20  # cuBLAS's workspaces, and what graphs keep
-    assert torch.cuda.max_memory_allocated() - before <= fixed + users * each + libraries
+    assert torch.cuda.max_memory_allocated() - before <= fixed + users * per_user + libraries
 
 
 def test_how_many_users_fit_does_not_depend_on_what_is_free() -> None:
     hparams = options("bf16")
     start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
-    _, each = StackedTrainer.memory(start, hparams, LAYOUT)
+    _, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
     whole = torch.cuda.get_device_properties(0).total_memory
-    share = 20 * each / whole / SLACK  # so that memory, and not the multiprocessors, decides
+    share = 20 * per_user / whole / SLACK  # so that memory, and not the multiprocessors, decides
     before = StackedTrainer.users_that_fit(start, hparams, LAYOUT, share)
-    held = torch.empty(torch.cuda.mem_get_info()[0] - 10 * each, dtype=torch.uint8, device="cuda")
+    held = torch.empty(torch.cuda.mem_get_info()[0] - 10 * per_user, dtype=torch.uint8, device="cuda")
     assert StackedTrainer.users_that_fit(start, hparams, LAYOUT, share) == before
     assert 15 <= before <= 20
     del held
@@ -142,12 +142,12 @@ def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) ->
     """Twice as many users as there is memory for."""
     hparams = options("float32", batch_size=4)
     start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
-    _, each = StackedTrainer.memory(start, hparams, LAYOUT)
-    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=2 * torch.cuda.mem_get_info()[1] // each)
+    _, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=2 * torch.cuda.mem_get_info()[1] // per_user)
     population = random_population(USERS, 6, LAYOUT)
-    found = engine.train(start, population, range(USERS), 0, 0)
+    actual = engine.train(start, population, range(USERS), 0, 0)
     expected = train_cohort(model_of(0, LAYOUT, SIZES), population, range(USERS), hparams, 0, 0)
-    assert relative_error(found.delta, expected.delta) < 1e-3
+    assert relative_error(actual.delta, expected.delta) < 1e-3
     assert "out of memory" in "".join(capsys.readouterr())
 
 
@@ -161,6 +161,6 @@ def test_a_schedule_changes_the_rate_of_steps_whose_graphs_are_captured(optimize
     for round_ in range(3):
         constant = replace(hparams, learning_rate=hparams.learning_rate * (1 - round_ / 3))
         exact = train_cohort(model, population, range(USERS), constant, 0, round_, 0.5)
-        found = engine.train(start, population, range(USERS), 0, round_, 0.5)
+        actual = engine.train(start, population, range(USERS), 0, round_, 0.5)
         tolerance = rounding("float32", start_of(model), exact.norms / exact.users, 4)
-        assert relative_error(found.delta, exact.delta) < tolerance
+        assert relative_error(actual.delta, exact.delta) < tolerance

@@ -1,0 +1,75 @@
+"""The work of evaluators in tests: it notes who does what, and fails, waits or dies by the name of a checkpoint."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from flsim.base.errors import Diverged
+from flsim.results.evaluations import Evaluation
+from server.pool.evaluations import EvaluationService
+
+TIMEOUT = 60.0  # seconds; nothing in these tests takes more than a few
+
+
+def note(folder: Path, line: str) -> None:
+    with (folder / "log").open("a") as file:
+        file.write(line + "\n")
+
+
+def log(folder: Path) -> list[list[str]]:
+    return [line.split() for line in (folder / "log").read_text().splitlines()]
+
+
+def names(folder: Path) -> list[str]:
+    return [line[0] for line in log(folder)]
+
+
+def niceness() -> int:
+    return os.nice(0)
+
+
+def wait_for(path: Path, look: Callable[[], object] = lambda: None) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} never came"
+        look()
+        time.sleep(0.01)
+
+
+def work(folder: Path, run: Path, checkpoint: Path) -> None:
+    """Note who works on what, and do what the checkpoint's name says; wait where the test wants it."""
+    name = checkpoint.name
+    note(folder, f"{name} {os.getpid()} {os.nice(0)} {torch.get_num_threads()} {run.name}")
+    (folder / f"{name}.started").touch()
+    if (folder / f"{name}.wait").exists():
+        wait_for(folder / f"{name}.go")
+    if name == "nan":
+        raise Diverged("round 3: 1 of 8 values of parameter embedding are not finite")
+    if name == "bad":
+        raise KeyError("no such\ncorpus")
+    if name == "hungry" and names(folder).count(name) < 2:
+        raise MemoryError("too\nlarge")
+    if name == "starved" and names(folder).count(name) < 2:
+        torch.empty(1 << 50)
+    if name == "dies":
+        os._exit(1)
+
+
+def freeze(_run: Path, _checkpoint: Path) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def outcomes_of(ended: Sequence[Evaluation]) -> list[tuple[str, str, int]]:
+    return [(one.checkpoint, one.outcome, one.attempt) for one in ended]
+
+
+def poll_until(service: EvaluationService, run: Path) -> list[tuple[str, str, int]]:
+    """Return the evaluations that ended first."""
+    deadline = time.monotonic() + TIMEOUT
+    while not (ended := service.poll(run)):
+        assert time.monotonic() < deadline, "no evaluation ended"
+    return outcomes_of(ended)
