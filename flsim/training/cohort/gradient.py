@@ -52,6 +52,8 @@ def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
 class Tape:
     """The forward pass' values that the gradient needs, as blocks of one time after another.
 
+    Matrices that go into large products may have more than N rows, see `Products.rows`.
+
     Attributes:
         read: [N, D], embeddings of the inputs, after dropout.
         gates: [N, 3H], f, o, g.
@@ -74,7 +76,7 @@ class Tape:
     def previous(self) -> Tensor:
         """Return each position's predecessor in time, int64 [N - sizes[0]]; the first block has none."""
         before, now = torch.tensor((self.sizes[:-1], self.sizes[1:]), dtype=torch.int64)
-        return torch.arange(self.sizes[0], len(self.read)) - torch.repeat_interleave(before, now)
+        return torch.arange(self.sizes[0], len(self.memory)) - torch.repeat_interleave(before, now)
 
 
 class PackedModel:
@@ -109,27 +111,31 @@ class PackedModel:
     def _step(self, batch: PackedBatch, into: Params, factor: float) -> float:
         """Add the mean loss' gradient times a factor to tensors, which may be the weights; return the summed loss."""
         inputs, kept, operand = batch.inputs, batch.kept, self._products.operand
+        count, (_, width) = len(inputs), self.weights["projection"].shape
         embedding, input_weight = (operand(name, self.weights[name]) for name in ("embedding", "input_weight"))
         tape = self._read(inputs, batch.sizes, kept and kept[0], input_weight)
-        predicted = torch.mul(tape.outputs, kept[1]) if kept else tape.outputs
+        predicted = tape.outputs
+        if kept:
+            predicted = self._rows("predicted", count, width).copy_(predicted)
+            predicted[:count].mul_(kept[1])
         low_predicted = operand("predicted", predicted)
         loss, errors = self._cross_entropy(predicted, low_predicted, embedding, batch.targets)
         low_errors = operand("errors", errors)
-        d_outputs = self._products.multiply(low_errors, embedding, self._buffer("d_outputs", *predicted.shape))
+        d_outputs = self._products.multiply(low_errors, embedding, self._rows("d_outputs", count, width))
         if kept:
-            d_outputs.mul_(kept[1])
+            d_outputs[:count].mul_(kept[1])
         d_gates = self._back(tape, d_outputs)
         low_d_gates = operand("d_gates", d_gates)
-        d_read = self._products.multiply(low_d_gates, input_weight.T, self._buffer("d_read", *predicted.shape))
+        d_read = self._products.multiply(low_d_gates, input_weight.T, self._rows("d_read", count, width))[:count]
         if kept:
             d_read.mul_(kept[0])
         products = {
             "embedding": (low_errors, low_predicted),
             "input_weight": (operand("read", tape.read), low_d_gates),
-            "recurrent_weight": (operand("before", tape.outputs[tape.previous]), low_d_gates[batch.sizes[0] :]),
+            "recurrent_weight": (operand("before", self._before(tape, batch.sizes[0])), low_d_gates),
             "projection": (operand("hidden", tape.hidden), operand("d_outputs", d_outputs)),
         }
-        scale = factor / max(len(inputs), 1)
+        scale = factor / max(count, 1)
         for name, (left, right) in products.items():
             self._products.add(left.T, right, scale, into[name])
         for name, terms in (("gate_bias", d_gates), ("output_bias", errors)):
@@ -139,67 +145,95 @@ class PackedModel:
 
     def _read(self, inputs: Tensor, sizes: list[int], kept: Tensor | None, input_weight: Tensor) -> Tape:
         w, count, (units, width) = self.weights, len(inputs), self.weights["projection"].shape
-        read = torch.index_select(w["embedding"], 0, inputs, out=self._buffer("read", count, width))
+        read = self._rows("read", count, width)
+        torch.index_select(w["embedding"], 0, inputs, out=read[:count])
         if kept is not None:
-            read.mul_(kept)
+            read[:count].mul_(kept)
         gates = self._products.multiply(
-            self._products.operand("read", read), input_weight, self._buffer("gates", count, 3 * units), w["gate_bias"]
+            self._products.operand("read", read), input_weight, self._rows("gates", count, 3 * units), w["gate_bias"]
         )
-        memory, bounded, hidden = (self._buffer(name, count, units) for name in ("memory", "bounded", "hidden"))
-        outputs = self._buffer("outputs", count, width)
-        blocks = (torch.split_with_sizes(part, sizes) for part in (gates, memory, bounded, hidden, outputs))
+        memory, bounded = (self._buffer(name, count, units) for name in ("memory", "bounded"))
+        hidden, outputs = self._rows("hidden", count, units), self._rows("outputs", count, width)
+        sigmoids, g = gates[:count, : 2 * units], gates[:count, 2 * units :]
+        parts = (gates[:count], sigmoids, sigmoids[:, :units], sigmoids[:, units:], g, memory, bounded, hidden, outputs)
+        blocks = (torch.split_with_sizes(part[:count], sizes) for part in parts)
         before: tuple[Tensor, Tensor] | None = None
-        for gate, c, tanh_c, m, r in zip(*blocks, strict=True):
+        for gate, fo, f, o, g, c, tanh_c, m, r in zip(*blocks, strict=True):
             if before:
                 gate.addmm_(before[1][: len(gate)], w["recurrent_weight"])
-            f, o = gate[:, : 2 * units].sigmoid_().chunk(2, dim=1)
-            g = gate[:, 2 * units :].tanh_()
-            torch.lerp(g, before[0][: len(gate)] if before else torch.zeros_like(g), f, out=c)  # f c + (1 - f) g
+            fo.sigmoid_()
+            g.tanh_()
+            torch.lerp(g, before[0][: len(g)] if before else torch.zeros_like(g), f, out=c)  # f c + (1 - f) g
             torch.mm(torch.mul(o, torch.tanh(c, out=tanh_c), out=m), w["projection"], out=r)
             before = c, r
         return Tape(read, gates, memory, bounded, hidden, outputs, sizes)
 
+    def _before(self, tape: Tape, first: int) -> Tensor:
+        """Return the output of the time before at each position, [rows, D]; 0 at the first time."""
+        count = len(tape.memory)
+        before = self._rows("before", count, tape.outputs.shape[1])
+        before[:first] = 0
+        torch.index_select(tape.outputs, 0, tape.previous, out=before[first:count])
+        return before
+
+    def _rows(self, name: str, count: int, width: int) -> Tensor:
+        """Return memory for `count` positions, and rows of zeros up to the number that the products take."""
+        rows = self._buffer(name, self._products.rows(count), width)
+        rows[count:] = 0
+        return rows
+
     def _cross_entropy(
         self, outputs: Tensor, low_outputs: Tensor, low_embedding: Tensor, targets: Tensor
     ) -> tuple[float, Tensor]:
-        """Return the summed loss, and its gradient by the logits [N, V], in the memory of the logits."""
+        """Return the summed loss, and its gradient by the logits [rows, V], in the memory of the logits."""
         bias, embedding = self.weights["output_bias"], self.weights["embedding"]
-        logits = self._buffer("logits", len(outputs), len(embedding))
+        logits, count = self._buffer("logits", len(outputs), len(embedding)), len(targets)
         self._products.multiply(low_outputs, low_embedding.T, logits, bias)
-        errors = torch.softmax(logits, -1, out=logits)
-        own = torch.arange(len(targets))
+        errors = torch.softmax(logits[:count], -1, out=logits[:count])
+        logits[count:] = 0
+        own = torch.arange(count)
         chosen = errors[own, targets]
         losses, rare = -chosen.log(), chosen < RARE
         if bool(rare.any()):
-            again = torch.addmm(bias, outputs[rare], embedding.T)
+            again = torch.addmm(bias, outputs[:count][rare], embedding.T)
             losses[rare] = cross_entropy(again, targets[rare], reduction="none")
         errors[own, targets] = chosen - 1
-        return float(losses.sum()), errors
+        return float(losses.sum()), logits
 
     def _back(self, tape: Tape, d_outputs: Tensor) -> Tensor:
-        """Return the gradient by the gates' inputs [N, 3H], in the gates' memory; `d_outputs` becomes that by r.
+        """Return the gradient by the gates' inputs [rows, 3H], in the gates' memory; `d_outputs` becomes that by r.
 
         A gate's gradient is that of c, or of o tanh c, times a factor that no other time changes: factors come first.
         """
-        w, count, first, units = self.weights, len(d_outputs), tape.sizes[0], tape.hidden.shape[1]
-        gates = tape.gates.view(count, 3, units)
+        (count, units), first = tape.memory.shape, tape.sizes[0]
+        recurrent, projection = (self._transposed(name) for name in ("recurrent_weight", "projection"))
+        gates, hidden, d_outputs = tape.gates[:count].view(count, 3, units), tape.hidden[:count], d_outputs[:count]
         f, o, g = gates.unbind(1)
-        kept = self._buffer("kept", count, units).copy_(f)
-        through = torch.addcmul(o, tape.hidden, tape.bounded, value=-1)  # dc = dm o (1 - tanh^2 c)
-        gained = g.neg()
-        gained[first:] += tape.memory[tape.previous]
+        kept, through, gained, lost = (self._buffer(n, count, units) for n in ("kept", "through", "gained", "lost"))
+        kept.copy_(f)
+        torch.addcmul(o, hidden, tape.bounded, value=-1, out=through)  # dc = dm o (1 - tanh^2 c)
+        torch.neg(g[:first], out=gained[:first])
+        torch.index_select(tape.memory, 0, tape.previous, out=gained[first:]).sub_(g[first:])
         torch.ops.aten.sigmoid_backward(gained, kept, grad_input=f)  # df = dc (c_{t-1} - g) f (1 - f)
-        torch.ops.aten.tanh_backward(1 - kept, g, grad_input=g)  # dg = dc (1 - f) (1 - g^2)
+        torch.neg(kept, out=lost).add_(1)
+        torch.ops.aten.tanh_backward(lost, g, grad_input=g)  # dg = dc (1 - f) (1 - g^2)
         torch.ops.aten.sigmoid_backward(tape.bounded, o, grad_input=o)  # do = dm tanh c o (1 - o)
-        blocks = (torch.split_with_sizes(part, tape.sizes) for part in (gates, through, kept, d_outputs))
-        carried, later = tape.hidden.new_zeros(first, units), None
-        for d_gate, to_c, keep, d_r in reversed(list(zip(*blocks, strict=True))):
+        parts = (tape.gates[:count], gates[:, ::2], o, through, kept, d_outputs)
+        blocks = (torch.split_with_sizes(part, tape.sizes) for part in parts)
+        carried, later = hidden.new_zeros(first, units), None
+        for d_gate, d_fg, d_o, to_c, keep, d_r in reversed(list(zip(*blocks, strict=True))):
             if later is not None:
-                d_r[: len(later)].addmm_(later, w["recurrent_weight"].T)
-            dm = torch.mm(d_r, w["projection"].T)
+                d_r[: len(later)].addmm_(later, recurrent)
+            dm = torch.mm(d_r, projection)
             dc = carried[: len(dm)].addcmul_(dm, to_c)
-            d_gate[:, ::2].mul_(dc[:, None])
-            d_gate[:, 1].mul_(dm)
+            d_fg.mul_(dc[:, None])
+            d_o.mul_(dm)
             dc.mul_(keep)
-            later = d_gate.view(-1, 3 * units)
-        return gates.view(count, 3 * units)
+            later = d_gate
+        tape.gates[count:] = 0
+        return tape.gates
+
+    def _transposed(self, name: str) -> Tensor:
+        """Return a copy of a weight, transposed: products of few rows take half the time with it."""
+        weight = self.weights[name].T
+        return self._buffer(f"{name} transposed", *weight.shape).copy_(weight)

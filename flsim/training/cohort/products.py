@@ -20,6 +20,8 @@ from torch import Tensor
 from flsim.base.progress import say
 from flsim.training.hparams import Precision
 
+TILE = 16  # rows
+
 
 class Scratch:
     """Uninitialised memory by name, which grows to the largest size that was asked for, and is used again."""
@@ -39,6 +41,10 @@ class Scratch:
 class Products:
     """Products in the dtype of their operands."""
 
+    def rows(self, count: int) -> int:
+        """Return how many rows a matrix of `count` positions shall have, at least `count`; further ones hold zeros."""
+        return count
+
     def operand(self, name: str, value: Tensor) -> Tensor:  # noqa: ARG002 (a name of memory, where that is needed)
         """Return a matrix as an operand of any number of products; the next operand of that name overwrites it."""
         return value
@@ -52,19 +58,33 @@ class Products:
         into.addmm_(left, right, alpha=factor)
 
 
-class RoundingProducts(Products):
+class LowProducts(Products):
+    """Products by the library's kernels for bfloat16.
+
+    The library compiles a kernel for each shape that it meets, in up to 3 ms. Matrices with a multiple of 16 rows, an
+    AMX tile, make shapes repeat from step to step.
+    """
+
+    def rows(self, count: int) -> int:
+        return -(-count // TILE) * TILE
+
+
+class RoundingProducts(LowProducts):
     """Products of float32 operands that the processor's AMX unit rounds to bfloat16 (`Products` where it has none)."""
 
     def multiply(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
         with _operands_in_bfloat16():
-            return super().multiply(left, right, out, bias)
+            torch.mm(left, right, out=out)
+        return (
+            out if bias is None else out.add_(bias)
+        )  # the library would copy the bias to `out` first, and take longer
 
     def add(self, left: Tensor, right: Tensor, factor: float, into: Tensor) -> None:
         with _operands_in_bfloat16():
             super().add(left, right, factor, into)
 
 
-class RoundedProducts(Products):
+class RoundedProducts(LowProducts):
     """Products of operands that are bfloat16 in memory; each product is rounded to bfloat16 before it is added."""
 
     def __init__(self) -> None:

@@ -1,5 +1,6 @@
 """Products in bfloat16 against exact ones: within the rounding of the format, in a product and in a user's update."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 from stacking import assert_same_counts, model_of, random_population, relative_error, rounding, start_of
 
 from flsim.base.errors import InputError
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort import products as products_module
 from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.gradient import PackedModel, packed_batches
 from flsim.training.cohort.products import Products, RoundedProducts, RoundingProducts, products_for
+from flsim.training.cohort.steps import steps_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 
@@ -93,6 +97,37 @@ def test_an_update_stays_within_the_rounding_of_its_products(way: str, options: 
         plain = CohortEngine(start, layout, LocalHParams(learning_rate=0.1, batch_size=16, **options))
         in_float32 = plain.train(start, population, range(4), 0, 0, 1e9)
         assert relative_error(total.delta, exact.delta) > 10 * relative_error(in_float32.delta, exact.delta)
+
+
+@given(st.integers(1, 40), st.integers(0, 100))
+def test_rows_beyond_the_positions_change_nothing(rounding: int, seed: int) -> None:
+    """In float64, up to the order of sums; the memory of a step holds what longer steps left there."""
+
+    class InTiles(Products):
+        def rows(self, count: int) -> int:
+            return -(-count // rounding) * rounding
+
+    layout = Layout(60)
+    start, population = start_of(model_of(0, layout, ModelHParams(5, 7))), random_population(4, 40, layout, seed)
+    exact, tiled = PackedModel(start), PackedModel(start, InTiles())
+    rng = stream(seed, "test", "dropout")
+    for user in (2, 3):
+        steps = steps_of(population[user], layout, LocalHParams(batch_size=16), rng)
+        for batch in packed_batches(steps):
+            kept = torch.from_numpy(rng.integers(0, 3, (2, len(batch.inputs), 5)).astype(float))
+            for model in (exact, tiled):
+                model.load(start)
+            for either in (batch, replace(batch, kept=(kept[0], kept[1]))):
+                loss, gradient = exact.gradient(either)
+                tiled_loss, tiled_gradient = tiled.gradient(either)
+                assert tiled_loss == pytest.approx(loss, rel=1e-12)
+                assert relative_error(tiled_gradient, gradient) < 1e-12
+
+
+def test_the_library_meets_few_shapes() -> None:
+    """It compiles a kernel for each, which took longer than the products of a step."""
+    for make in WAYS.values():
+        assert {make().rows(count) for count in range(1, 257)} == set(range(16, 257, 16))
 
 
 def test_weights_move_by_less_than_bfloat16_could_tell(way: str) -> None:
