@@ -11,6 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 from helpers import TINY, Experiment, Flsim, MakeCorpus, Trained
+from hypothesis import settings
 
 from flsim import cli
 from flsim.base.files import new_folder
@@ -19,6 +20,8 @@ from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 
 torch.set_num_threads(1)
+settings.register_profile("no deadline", deadline=None)  # a busy machine takes as long as it takes
+settings.load_profile("no deadline")
 os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code says where
 LONG = (  # files that train on Ray for a minute or more
     *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_server_optimizers"),

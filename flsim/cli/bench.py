@@ -49,6 +49,10 @@ def central(
         typer.Option(min=1, metavar="N", help="Records in a step; repeatable.", show_default="32 and 256"),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads for torch.")] = 2,
+    precision: Annotated[
+        Literal["float32", "tf32", "bf16"],
+        typer.Option(help="Precision to train in, beside float32; the plain loop trains in float32."),
+    ] = "float32",
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -58,7 +62,9 @@ def central(
     """
     from flsim.bench.central import CentralBenchHParams, bench_central, describe
 
-    hparams = CentralBenchHParams(batch_sizes=tuple(batch or (32, 256)), threads=threads)
+    hparams = CentralBenchHParams(
+        batch_sizes=tuple(batch or (32, 256)), threads=threads, precisions=("float32", precision)
+    )
     measured = bench_central(hparams, device)
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 

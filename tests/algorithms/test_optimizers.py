@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.algorithms import server_optimizers
@@ -101,7 +101,6 @@ def test_adaptive_ones_are_the_papers(kind: str, beta1: float) -> None:
     assert_close(trained(mine), by_hand(kind, 0.1, beta1, 0.95, 0.01))
 
 
-@settings(deadline=None)
 @given(beta=st.floats(0, 0.99), beta2=st.floats(0, 0.99), size=st.floats(1e-6, 1e6))
 def test_the_first_step_of_adam_is_as_the_equations_say(beta: float, beta2: float, size: float) -> None:
     """m = (1 - beta) D and v = beta2 tau^2 + (1 - beta2) D^2: no bias correction."""

@@ -50,7 +50,7 @@ def held(users: Users, canaries: tuple[Canary, ...]) -> list[list[int]]:
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SIZES, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 999))
 def test_users_hold_exactly_as_many_copies_or_it_is_refused(sizes: list[int], copies: list[int], seed: int) -> None:
     """No two copies share a record, planned and actual counts agree, and the twin keeps every copy."""

@@ -145,7 +145,7 @@ def test_what_is_written_is_read(
     assert about["copies"] == found.copies == int(found.planting.insertions.sum())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     data=st.data(),

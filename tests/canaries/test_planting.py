@@ -120,7 +120,7 @@ def test_planting_depends_on_the_seed_alone() -> None:
     assert first.overlay.records.tolist() != other.overlay.records.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=2, max_size=12),
     p_u=st.sampled_from([0.2, 0.7, 1.0]),
@@ -167,7 +167,7 @@ def test_a_phrase_that_occurs_is_drawn_again(make_corpus: MakeCorpus) -> None:
         assert second != first
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     records=st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=20),
     phrases=st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=5),

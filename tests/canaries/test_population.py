@@ -77,7 +77,7 @@ def naive_worlds(users: list[Sentences], replaced: dict[int, int], seed: int) ->
     return real, twin
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(users=USERS, data=st.data(), seed=st.integers(0, 1_000), window=st.integers(1, 9))
 def test_both_worlds_are_what_lists_of_lists_hold(
     users: list[Sentences], data: st.DataObject, seed: int, window: int

@@ -46,7 +46,7 @@ def assert_twins(real: Population, twin: Population) -> None:
     assert Counter(real.overlay.canaries.tolist()) == Counter(twin.overlay.canaries.tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(USERS, st.sampled_from(["probability", "copies"]), st.integers(0, 999), st.integers(1, 9))
 def test_both_worlds_of_any_users_are_twins(
     users: list[list[list[int]]], how: Literal["probability", "copies"], seed: int, window: int

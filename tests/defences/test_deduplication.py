@@ -70,7 +70,7 @@ def edited(seed: int, users: int = 30, records: int = 12) -> list[Sentences]:
     return [listed[first : first + records] for first in range(0, len(listed), records)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(USERS, st.sampled_from(["corpus", "user"]), st.sampled_from([1, 3, 64]))
 def test_the_first_of_equal_records_stays(users: list[Sentences], within: Within, hash_bits: int) -> None:
     """However many records have the same hash: of 1 bit all but two do."""
@@ -109,7 +109,7 @@ def test_near_duplicates_are_those_that_brute_force_finds(near: float, by_user: 
     assert kept.tolist() == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(USERS, st.sampled_from([0.2, 0.6, 1.0]), st.booleans(), st.integers(1, 3))
 def test_no_record_goes_that_should_stay_and_a_second_time_none(
     users: list[Sentences], near: float, by_user: bool, ngram: int

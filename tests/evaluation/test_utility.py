@@ -64,7 +64,7 @@ def naive(model: CIFGLanguageModel, users: list[list[list[int]]]) -> Utility:
     return Utility(loss, tokens, correct_tokens, words, correct_words)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(seed=st.integers(0, 10**6), pool=st.sampled_from([1, 40, 10**6]), logits=st.sampled_from([1, 200, 10**6]))
 def test_equals_a_loop_over_records(seed: int, pool: int, logits: int) -> None:
     """Whatever is batched with what: empty records, full ones, OOV, users without records."""

@@ -19,7 +19,7 @@ from flsim.memorization.template import Template
 BOS = (LAYOUT.bos,)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0]),
@@ -36,7 +36,7 @@ def test_a_beam_as_wide_as_the_space_enumerates_it(seed: int, scale: float, pref
     assert bool((scores.diff() >= 0).all())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.1, 1.0, 3.0]),
@@ -113,7 +113,7 @@ def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> 
     return [(model.score(prefix, beam), beam) for beam in beams]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([0, 1, 4, 40]),

@@ -19,7 +19,7 @@ SCALES = st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0])
 PREFIXES = st.lists(st.integers(0, 7), max_size=3)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(st.integers(0, 10**6), SCALES, PREFIXES, st.integers(1, 4), st.sampled_from([1, 3, 1000]))
 def test_scores_of_the_whole_space(seed: int, scale: float, prefix: list[int], length: int, rows: int) -> None:
     """In lexicographic order, whatever the pieces."""
@@ -31,7 +31,7 @@ def test_scores_of_the_whole_space(seed: int, scale: float, prefix: list[int], l
     np.testing.assert_allclose(torch.cat(pieces), Oracle(model).scores(p, all_phrases(length)), rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.integers(0, 10**6), SCALES, PREFIXES, st.integers(1, 4), st.sampled_from([1, 3, 1000]))
 def test_rank_is_that_of_brute_force(seed: int, scale: float, prefix: list[int], length: int, rows: int) -> None:
     model, p, phrases = random_model(seed, scale), (*BOS, *prefix), all_phrases(length)

@@ -38,7 +38,7 @@ def binomial_tail(count: int, trials: int, p: float) -> float:
     return sum(comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(count, trials + 1))
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.integers(1, 60), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_the_interval_is_where_the_rank_is_no_surprise(references: int, data: st.DataObject, confidence: float) -> None:
     """Clopper and Pearson: at either end, as few or as many references as were met come with half of 1 - confidence."""

@@ -49,7 +49,7 @@ def skew_normal(seed: int, alpha: float, size: int) -> Tensor:
 SCORES = st.one_of(st.integers(0, 5).map(float), st.floats(0, 100))  # with many ties
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.lists(SCORES, min_size=1, max_size=8), st.lists(SCORES, min_size=1, max_size=30))
 def test_interpolation_is_tensorflow_privacys_and_keeps_names(scores: list[float], references: list[float]) -> None:
     named = {f"canary {k}": score for k, score in enumerate(scores)}

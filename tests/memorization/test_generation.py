@@ -89,7 +89,7 @@ def test_the_probability_of_a_sample_is_that_of_the_definition(
         assert found == pytest.approx(-math.log(probability) if probability else math.inf, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(seed=st.integers(0, 10**6), phrase=st.lists(st.integers(0, 7), min_size=1, max_size=5))
 def test_without_options_it_is_the_log_perplexity(seed: int, phrase: list[int]) -> None:
     model, template = random_model(seed), Template.tokens(LAYOUT, len(phrase))

@@ -61,7 +61,7 @@ def test_who_is_ranked_by_bounds() -> None:
     assert not isinstance(Plain(model), LogitModel)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.0, 1.0, 5.0, 20.0]),

@@ -25,7 +25,7 @@ pairs = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0]),
@@ -113,7 +113,7 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
         log_perplexity(model, torch.tensor([LAYOUT.bos]), torch.tensor(PHRASES))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 5.0, 50.0]), pairs=pairs, rows=st.integers(1, 5))
 def test_any_lengths_equal_the_equations_whatever_the_pieces(
     seed: int, scale: float, pairs: list[tuple[list[int], list[int]]], rows: int
@@ -130,7 +130,7 @@ def test_any_lengths_equal_the_equations_whatever_the_pieces(
     np.testing.assert_allclose(scores, expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(seed=st.integers(0, 10**6), pairs=pairs, rows=st.integers(1, 5))
 def test_no_more_is_read_at_once_than_memory_is_for(
     seed: int, pairs: list[tuple[list[int], list[int]]], rows: int

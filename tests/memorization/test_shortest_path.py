@@ -27,7 +27,7 @@ templates = st.lists(
 prefixes = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([0, 1, 4, 40]),
@@ -54,7 +54,7 @@ def test_the_k_best_are_those_of_enumeration_whatever_the_batch(
     assert found.bound >= found.scores[-1]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([1, 4, 40]),
@@ -94,7 +94,7 @@ def test_limits_do_leave_searches_unfinished() -> None:
         assert any(found.bound > 0 for found in outcomes if not found.complete)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.1, 1.0, 3.0, 10.0]),

@@ -29,7 +29,7 @@ others = pytest.mark.parametrize("hparams", OTHERS, ids=name_of)
 
 
 @others
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1_000), tokens=tokens_strategy, scale=st.sampled_from([0.1, 1.0, 3.0]))
 def test_the_model_is_its_equations(hparams: ModelHParams, seed: int, tokens: list[int], scale: float) -> None:
     model = random_network(hparams, seed, scale)
@@ -40,7 +40,7 @@ def test_the_model_is_its_equations(hparams: ModelHParams, seed: int, tokens: li
 
 
 @every
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1_000), rows=st.lists(tokens_strategy, min_size=1, max_size=4), data=st.data())
 def test_starting_and_stepping_is_reading(
     hparams: ModelHParams, seed: int, rows: list[list[int]], data: st.DataObject
@@ -64,7 +64,7 @@ def test_starting_and_stepping_is_reading(
 
 
 @every
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1_000), tokens=tokens_strategy, data=st.data())
 def test_logits_depend_on_the_past_alone(
     hparams: ModelHParams, seed: int, tokens: list[int], data: st.DataObject
@@ -77,7 +77,7 @@ def test_logits_depend_on_the_past_alone(
 
 
 @every
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(rows=st.lists(tokens_strategy, min_size=1, max_size=4), padding=st.integers(0, 3))
 def test_neither_padding_nor_other_records_leak(hparams: ModelHParams, rows: list[list[int]], padding: int) -> None:
     """Losses and gradients of a padded batch are the sums over its records alone."""
@@ -140,7 +140,7 @@ def test_dropout_is_of_what_is_read_and_of_what_is_predicted_from(hparams: Model
 
 
 @others
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 1_000), prefix=st.lists(st.integers(1, 4), max_size=2), pick=st.integers(0, 63))
 def test_attacks_are_brute_force(hparams: ModelHParams, seed: int, prefix: list[int], pick: int) -> None:
     """Rank among references and in the space, beam search and shortest path, over all 64 phrases of three words."""

@@ -42,7 +42,7 @@ def test_input_and_output_embeddings_are_one_tensor() -> None:
     assert gradient[30].abs().sum() > 0  # a class among others at the output
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1_000), time=st.integers(1, 6), scale=st.sampled_from([0.1, 1.0, 5.0]))
 def test_forward_equals_the_equations(seed: int, time: int, scale: float) -> None:
     """numpy, one gate at a time, the input gate written as 1 - f."""

@@ -17,7 +17,7 @@ def model(scale: float = 1.0) -> CIFGLanguageModel:
     return made
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(bits=st.integers(2, 16), scale=st.sampled_from((1e-3, 1.0, 100.0)))
 def test_few_values_evenly_spaced_and_half_a_step_off_at_most(bits: int, scale: float) -> None:
     """The ends may be half a step off, as 0 has to be one of the values. The step is float32: of the last of 2^bits

@@ -92,7 +92,7 @@ def test_one_gaussian_round_over_everybody_by_hand() -> None:
     assert epsilon(Ledger((Entry("fixed-size", 50, 50, 2.0, 1),)), 1e-5, PAPER) == pytest.approx(by_hand)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(noise=noises, rounds=counts, share=shares, factor=st.floats(1.1, 10))
 @pytest.mark.parametrize("convention", [PAPER, BY_NAME["replace-one-rdp"], POISSON], ids=lambda of: of.name)
 def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(
@@ -104,7 +104,7 @@ def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(
     assert spent(convention, rounds, noise, DELTA * factor, share) <= at
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(noise=noises, rounds=counts, share=shares)
 def test_the_tight_conversion_and_half_the_sensitivity_give_less(noise: float, rounds: int, share: float) -> None:
     paper, tight, sound = (
@@ -115,7 +115,7 @@ def test_the_tight_conversion_and_half_the_sensitivity_give_less(noise: float, r
     assert spent(BY_NAME["replace-one-rdp"], rounds, 2 * noise, share=share) == pytest.approx(tight, rel=1e-9)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(noise=st.floats(0.8, 5), rounds=st.integers(1, 1_000), share=st.sampled_from([0.001, 0.01, 0.05]))
 def test_losses_themselves_give_less_than_renyi_and_opacus_agrees(noise: float, rounds: int, share: float) -> None:
     """The PLD of dp_accounting is an upper bound that rounds losses to 1e-4, Opacus's PRV one within twice 0.01."""
@@ -127,7 +127,7 @@ def test_losses_themselves_give_less_than_renyi_and_opacus_agrees(noise: float, 
     assert abs(pld - prv) <= 2 * PRV_ERROR + 1e-3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(noise=noises, rounds=counts, share=shares)
 def test_opacus_has_the_same_renyi_divergences(noise: float, rounds: int, share: float) -> None:
     """At integer orders both are exact. Between them dp_accounting adds up the absolute values of a series of mixed

@@ -28,7 +28,7 @@ def test_the_noise_is_enough_and_hardly_more(name: str) -> None:
     assert spent(noise) <= target < spent(noise / (1 + TOLERANCE))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(noise=st.floats(0.6, 20), rounds=st.integers(1, 10_000), guess=st.floats(0.05, 50))
 def test_calibration_inverts_epsilon_from_any_guess(noise: float, rounds: int, guess: float) -> None:
     convention = BY_NAME["poisson-rdp"]

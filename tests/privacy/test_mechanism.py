@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -96,7 +96,6 @@ USER = st.tuples(arrays(np.float64, 3, elements=NUMBERS), arrays(np.float64, 2, 
 User = tuple[NDArray[np.float64], NDArray[np.float64], int]
 
 
-@settings(deadline=None)
 @given(users=st.lists(USER, max_size=6), one=USER, other=USER, clip=st.floats(0.01, 5), cohort=st.integers(1, 8))
 def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     users: list[User], one: User, other: User, clip: float, cohort: int
@@ -124,7 +123,6 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     assert abs(counts[1] - counts[2]) in (0.0, 1.0)
 
 
-@settings(deadline=None)
 @given(z=st.floats(0.01, 20), room=st.floats(1.001, 100))
 def test_updates_and_count_together_are_a_gaussian_mechanism_of_multiplier_z(z: float, room: float) -> None:
     """A Gaussian mechanism of multiplier s is 1/s-GDP, and of composed ones the squares add up (Dong et al. 2022)."""

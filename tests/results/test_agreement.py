@@ -5,7 +5,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -43,7 +43,6 @@ def test_size_is_where_the_published_share_lies() -> None:
     assert found == ["higher", "same", "same", "same", "lower"]
 
 
-@settings(deadline=None)  # the machine's load is not the test's matter
 @given(VALUES)
 def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
     """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""

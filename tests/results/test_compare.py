@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -88,7 +88,6 @@ def sign_flips(differences: NDArray[np.float64]) -> float:
     return float((np.abs(signs @ ranks) >= statistic - 1e-9).mean())
 
 
-@settings(deadline=None)  # the machine's load is not the test's matter
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=7))
 def test_the_signed_rank_test_is_exact_on_few_canaries(differences: list[int]) -> None:
     values = np.array(differences, float)
@@ -98,7 +97,6 @@ def test_the_signed_rank_test_is_exact_on_few_canaries(differences: list[int]) -
 HALVES = st.integers(-40, 40)
 
 
-@settings(deadline=None)
 @given(st.lists(HALVES, min_size=2, max_size=8) | st.lists(HALVES, min_size=14, max_size=40))
 def test_every_p_is_a_probability(differences: list[int]) -> None:
     """Halves of bits, so ties and zeros are common. Warnings are errors here."""

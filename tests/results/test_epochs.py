@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
@@ -47,7 +47,6 @@ def test_a_damaged_run_json_is_named(make_run: MakeRun, wrong: dict[str, object]
 ROUNDS = st.sets(st.integers(1, 5_000), min_size=1, max_size=6)
 
 
-@settings(deadline=None)  # the machine's load is not the test's matter
 @given(ROUNDS, st.floats(0.05, 500), st.floats(0.01, 100))
 def test_the_evaluation_at_an_epoch_is_the_nearest_and_near(rounds: set[int], per_epoch: float, epoch: float) -> None:
     """Against the definition: no other round is nearer, and it is within half a round, or 1% where that is more."""

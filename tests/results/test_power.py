@@ -78,7 +78,7 @@ def test_sample_sizes_are_those_of_textbooks() -> None:
 EFFECTS = st.floats(0.05, 20)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(EFFECTS, st.integers(1, 200), st.integers(1, 12))
 def test_power_is_a_probability_that_rises(effect: float, canaries: int, seeds: int) -> None:
     power = power_of_exposure(effect, canaries, seeds)
@@ -88,14 +88,14 @@ def test_power_is_a_probability_that_rises(effect: float, canaries: int, seeds: 
     assert power <= power_of_exposure(effect, 2 * canaries, seeds) + 1e-9
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(2, 200), st.integers(1, 12))
 def test_what_is_detectable_is_found_so_often(canaries: int, seeds: int) -> None:
     assert power_of_exposure(detectable_exposure(canaries, seeds), canaries, seeds) == pytest.approx(POWER)
     assert power_of_exposure(0.0, canaries, seeds) == pytest.approx(ALPHA)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.floats(0.3, 5), st.integers(2, 100))
 def test_so_many_are_needed_and_no_fewer(effect: float, canaries: int) -> None:
     seeds = seeds_for(effect, canaries)

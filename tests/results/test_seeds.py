@@ -189,7 +189,7 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     return pd.DataFrame(draw(st.lists(values, min_size=1, max_size=4)), columns=list(types)).astype(types)
 
 
-@settings(deadline=None, max_examples=50)  # the machine's load is not the test's matter
+@settings(max_examples=50)  # the machine's load is not the test's matter
 @given(frames())
 def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
     assert_frame_equal(seeds_table.from_csv(formats.to_csv(table)), table, check_exact=True)

@@ -144,14 +144,13 @@ def all_flips(differences: list[int]) -> NDArray[np.int64]:
     return np.asarray(np.array(list(product((-1, 1), repeat=len(differences)))) @ np.array(differences))
 
 
-@settings(deadline=None)
 @given(COUNTS)
 def test_the_sign_flips_are_all_of_them(differences: list[int]) -> None:
     sums = all_flips(differences)
     assert sign_flip_p(differences) == pytest.approx(float((np.abs(sums) >= abs(sum(differences))).mean()))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(COUNTS)
 def test_the_sign_flips_are_never_wrong_more_often_than_promised(sizes: list[int]) -> None:
     """Exactly: whatever the differences' sizes, at most 5% (and 20%) of their signs are found."""

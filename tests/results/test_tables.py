@@ -38,7 +38,6 @@ def roster(pairs: list[tuple[float, float]]) -> pd.DataFrame:
     return pd.DataFrame(pairs, columns=["p_u", "p_e"])
 
 
-@settings(deadline=None)  # the machine's load is not the test's matter
 @given(st.sets(st.integers(0, 8), min_size=1), st.randoms())
 def test_lowest_is_by_insertions_then_by_sharers(chosen: set[int], random: Random) -> None:
     """Against exact arithmetic, over the paper's grid, which has ties of insertion frequency."""
@@ -83,13 +82,11 @@ def read_share(text: str) -> Fraction:
     return Fraction(units)
 
 
-@settings(deadline=None)
 @given(st.fractions(Fraction(1, 10**6), 1, max_denominator=10**6).filter(lambda p: p.numerator <= 999))
 def test_simple_user_shares_are_exact(p_u: Fraction) -> None:
     assert read_share(tables.user_share(float(p_u))) == p_u
 
 
-@settings(deadline=None)
 @given(
     st.floats(0, 1, exclude_min=True, allow_subnormal=False), st.floats(0, 1, exclude_min=True, allow_subnormal=False)
 )
@@ -263,7 +260,7 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(types)).astype(types)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(frames())
 def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
     assert_frame_equal(tables.from_csv(tables.to_csv(table)), table, check_exact=True)

@@ -70,7 +70,7 @@ def test_the_rows(run: RunResults) -> None:
 EVENT = st.tuples(st.integers(1, 35), st.sampled_from(["c00", "c03", "c08"]), st.integers(0, 3))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(EVENT))
 def test_windows_part_the_events(events: list[tuple[int, str, int]]) -> None:
     """Counted one by one; nothing after the last evaluation counts."""

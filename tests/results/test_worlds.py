@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -69,7 +69,6 @@ def test_equal_settings_differ_by_nothing(make_series: MakeSeries) -> None:
     assert (result.mean_difference, result.ci_low, result.ci_high, result.p) == (0, 0, 0, 1)
 
 
-@settings(deadline=None)  # the machine's load is not the test's matter
 @given(st.lists(st.floats(-20, 20).map(lambda bits: round(bits, 2)), min_size=2, max_size=8))
 def test_the_interval_leaves_zero_out_where_p_is_below_5_percent(differences: list[float]) -> None:
     mean, low, high, p = t_test_over_seeds(np.array(differences))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -27,7 +27,6 @@ def exact_norm(update: Params) -> float:
     return math.hypot(*(value for tensor in update.values() for value in tensor.tolist()))
 
 
-@settings(deadline=None)
 @given(tensors=UPDATES, bound=st.floats(1e-6, 1e6))
 def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction(
     tensors: list[np.ndarray],

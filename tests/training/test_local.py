@@ -78,7 +78,7 @@ def naive_user(
 records_strategy = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), max_size=7)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     users=st.lists(records_strategy, min_size=1, max_size=4),
     epochs=st.integers(1, 2),
@@ -118,7 +118,7 @@ def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit()
     assert (total.weight, total.clipped, total.examples) == (3.0, 0, 3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     users=st.lists(records_strategy, min_size=1, max_size=4),
     clip=st.floats(0.01, 2.0),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from smoothing import EPSILON, amplified, smooth_steps
 from stacking import model_of, random_population, relative_error, start_of, train_stacked
@@ -37,7 +37,6 @@ def last_step(optimizer: str, gradients: list[float]) -> float:
     return weight.item()
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(("Adam", "RMSprop")),
     st.lists(st.tuples(st.floats(-9, 9), st.floats(-1, 1)), min_size=1, max_size=14),

@@ -59,7 +59,7 @@ def assert_same_bits(actual: State, expected: State) -> None:
         assert all(torch.equal(actual.moments[slot][name], value) for name, value in moment.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records_strategy, hparams_strategy, st.booleans())
 @smooth_steps()
 def test_it_equals_the_autograd_engine(records: list[list[int]], hparams: CentralHParams, padded: bool) -> None:

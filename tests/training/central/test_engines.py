@@ -20,7 +20,7 @@ from flsim.training.central.task import EngineName
 from flsim.training.dropout import factors
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records=records_strategy, hparams=hparams_strategy)
 @smooth_steps()
 def test_fused_is_autograd(records: list[list[int]], hparams: CentralHParams) -> None:
@@ -102,7 +102,7 @@ def test_budgets() -> None:
         CentralHParams(words=3_000, steps=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records=records_strategy, data=st.data())
 def test_records_at_positions_in_both_worlds(records: list[list[int]], data: st.DataObject) -> None:
     """Of a population with canaries, and of its twin: what its users hold at those places, in the order asked for."""

@@ -44,7 +44,7 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
     assert found.norms == pytest.approx(expected.norms, rel=tolerance, abs=tolerance)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     users_strategy,
     hparams_strategy,

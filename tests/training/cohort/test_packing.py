@@ -26,7 +26,7 @@ def steps_for(users: list[list[list[int]]], hparams: LocalHParams) -> list[Steps
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(users_strategy, st.integers(1, 3), st.integers(1, 5), roundings)
 def test_every_position_is_where_it_belongs_and_nothing_else_is_there(
     users: list[list[list[int]]], epochs: int, batch_size: int, rounding: Shape
@@ -63,7 +63,7 @@ def test_every_position_is_where_it_belongs_and_nothing_else_is_there(
     assert first == len(packed.data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(users_strategy, st.integers(1, 5))
 def test_without_rounding_a_step_is_no_larger_than_its_largest_user(
     users: list[list[list[int]]], batch_size: int

@@ -51,7 +51,7 @@ def assert_equal(actual: UpdateSum, expected: UpdateSum, tolerance: float) -> No
     assert actual.norms == pytest.approx(expected.norms, rel=tolerance, abs=tolerance)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     users_strategy,
     hparams_strategy,

@@ -41,7 +41,7 @@ def assert_same(packed: PackedGroup, expected: PackedGroup) -> None:
     assert torch.equal(packed.data, expected.data)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     users=st.lists(records_strategy, min_size=1, max_size=6),
     hparams=hparams_strategy,
