@@ -206,7 +206,7 @@ class PackedModel:
         A gate's gradient is that of c, or of o tanh c, times a factor that no other time changes: factors come first.
         """
         (count, units), first = tape.memory.shape, tape.sizes[0]
-        recurrent, projection = (self._transposed(name) for name in ("recurrent_weight", "projection"))
+        recurrent, projection = (self.weights[name].T for name in ("recurrent_weight", "projection"))
         gates, hidden, d_outputs = tape.gates[:count].view(count, 3, units), tape.hidden[:count], d_outputs[:count]
         f, o, g = gates.unbind(1)
         kept, through, gained, lost = (self._buffer(n, count, units) for n in ("kept", "through", "gained", "lost"))
@@ -232,8 +232,3 @@ class PackedModel:
             later = d_gate
         tape.gates[count:] = 0
         return tape.gates
-
-    def _transposed(self, name: str) -> Tensor:
-        """Return a copy of a weight, transposed: products of few rows take half the time with it."""
-        weight = self.weights[name].T
-        return self._buffer(f"{name} transposed", *weight.shape).copy_(weight)
