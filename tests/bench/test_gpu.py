@@ -32,7 +32,7 @@ FIGURES = {  # some of each part
     "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
     "repeat": {"bf16: the same round again", "float32: central training after a resume"},
     "ranks": {"decisions of 10 canaries, |R| 500", "memorized canaries"},
-    "profile": {"a step of 2 users", *parts.KINDS},
+    "profile": {"a step of 2 users", *parts.KINDS, *(parts.of_variant("next", kind) for kind in parts.KINDS)},
 }
 
 
@@ -128,7 +128,8 @@ def test_predictions_name_figures_that_are_measured() -> None:
     rows = {parts.engine_name(*row) for row in parts.ENGINE}
     assert {name.partition(":")[0] for name in PREDICTED["engine"]} == rows
     assert all(parts.COHORT % users == 0 for _, _, users in parts.ENGINE)
-    assert PREDICTED["profile"].keys() == {f"a step of {parts.AT_ONCE} users", *parts.KINDS}
+    step = f"a step of {parts.AT_ONCE} users"
+    assert PREDICTED["profile"].keys() == {step, *parts.KINDS, parts.of_variant("next", step)}
     assert predicted("repeat", "anything") == "the same bits"
     assert predicted("env", "anything") == ""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -54,8 +54,8 @@ ENGINE: tuple[tuple[Variant, Precision, int], ...] = (  # step, precision, users
 COHORT = 1_584  # users: a multiple of all numbers of users at once
 # Kernels by a part of their names; a kernel is of the first kind that fits.
 KINDS = {
-    "recurrence, forth and back": ("_forwards", "_backwards"),
-    "cross-entropy": ("_cross_entropy",),
+    "recurrence, forth and back": ("_forwards", "_backwards", "_recur_positions"),
+    "output layer": ("_cross_entropy", "_predict"),
     "gradients by weights, and update": ("_descend",),
     "products of cuBLAS": ("gemm", "nvjet", "cutlass", "cublas", "aten::bmm"),
     "gathers and the rest": ("",),
@@ -185,7 +185,12 @@ class _Counter:
 
 def engine_name(variant: Variant, precision: Precision, users: int) -> str:
     """Return the name of a row of `engine`; today's step is not named."""
-    return ("" if variant == "today" else f"{variant}, ") + f"{precision}, {users} at once"
+    return of_variant(variant, f"{precision}, {users} at once")
+
+
+def of_variant(variant: Variant, name: str) -> str:
+    """Return the name of a figure of a step."""
+    return name if variant == "today" else f"{variant}, {name}"
 
 
 def engine(setup: Setup) -> Measured:
@@ -224,22 +229,27 @@ def _failure(name: str, error: Exception) -> Figure:
 
 
 def profile(setup: Setup) -> Measured:
-    """Measure where the time of a micro-cohort goes: a step's milliseconds by kind of kernel, without CUDA graphs."""
+    """Measure where the time of a micro-cohort goes: a step's milliseconds by kind of kernel, without CUDA graphs.
+
+    The output layer of "next" is all of it, with its products; that of "today" is the cross-entropy alone.
+    """
     users = 2 if setup.is_quick else AT_ONCE
     on_gpu, hparams, records = setup.device == "cuda", LocalHParams(precision="bf16"), DrawnUsers(users, 0, setup.words)
     start = start_of(torch.device(setup.device), setup.sizes)
-    trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False)
-    packed = trainer.pack([Participant(records[user], stream(0, "local", 0, user)) for user in range(users)])
-    events: Any = profiled(lambda: trainer.train(start, packed), on_gpu)
-    times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-    for event in events:
-        kind = next(kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
-        time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        times[kind] += time / 1e3 / len(packed.shapes)
-    yield Figure(f"a step of {users} users", sum(times.values()), "ms")
-    for kind, milliseconds in times.items():
-        yield Figure(kind, milliseconds, "ms")
-    yield Detail("All steps of a micro-cohort", table_of(events, on_gpu))
+    group = [(records[user], user) for user in range(users)]
+    for variant in get_args(Variant):
+        trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False, variant=variant)
+        packed = trainer.pack([Participant(own, stream(0, "local", 0, user)) for own, user in group])
+        events: Any = profiled(partial(trainer.train, start, packed), on_gpu)
+        times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+        for event in events:
+            kind = next(kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
+            time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            times[kind] += time / 1e3 / len(packed.shapes)
+        yield Figure(of_variant(variant, f"a step of {users} users"), sum(times.values()), "ms")
+        for kind, milliseconds in times.items():
+            yield Figure(of_variant(variant, kind), milliseconds, "ms")
+        yield Detail(of_variant(variant, "all steps of a micro-cohort"), table_of(events, on_gpu))
 
 
 def central(setup: Setup) -> Measured:
