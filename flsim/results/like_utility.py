@@ -1,0 +1,136 @@
+"""Comparison of two runs at like utility: where both models first predict equally well.
+
+A model that was trained further predicts better, and has memorized more. So a difference at the end of training may be
+one of utility, and is also measured at an equal perplexity: the lowest that both runs reached. There, a run's exposures
+lie between the last evaluation before and the first one after; they are interpolated along the cross-entropy, the
+logarithm of perplexity.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from flsim.base.errors import InputError
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity
+from flsim.measures.utility import PERPLEXITY
+from flsim.results.inference import ROUNDING, paired_t_p, t_interval
+from flsim.results.store import RunResults
+from flsim.results.worlds import pairs_of_seeds
+
+
+@dataclass(frozen=True)
+class LikeUtility:
+    """A number of canaries in setting a less that in setting b at equal perplexity, compared over seeds.
+
+    Attributes:
+        seeds: seeds with a run of both, ascending.
+        perplexities: the lowest perplexity that both runs of each seed reached.
+        rounds: when a and b first reached it, for each seed; between two evaluations, a fraction of a round.
+        differences: mean over canaries of a - b, for each seed, in the number's unit.
+        mean_difference: mean over seeds.
+        ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
+        p: two-sided p-value of the t test that it is zero; NaN below two seeds.
+        quantity: the compared number.
+    """
+
+    seeds: tuple[int, ...]
+    perplexities: tuple[float, ...]
+    rounds: tuple[tuple[float, float], ...]
+    differences: tuple[float, ...]
+    mean_difference: float
+    ci_low: float
+    ci_high: float
+    p: float
+    quantity: Quantity = PRIMARY
+
+
+def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:
+    """Compare two series of runs seed by seed, each seed at the lowest perplexity that both of its runs reached.
+
+    Seeds are the independent unit, as in `flsim.results.worlds.paired_over_seeds`.
+
+    Args:
+        a: runs of one series, one for each seed.
+        b: runs of another series, over the same canaries seed by seed.
+        quantity: the compared number.
+
+    Raises:
+        InputError: no seed has a run of both, a run diverged or lacks evaluations, or one of the runs of a seed was
+            never above the perplexity that the other ended with.
+    """
+    pairs = pairs_of_seeds(a, b)
+    perplexities = tuple(lowest_in_both(run_a, run_b, quantity) for _, run_a, run_b in pairs)
+    rounds, differences = [], []
+    for (_, run_a, run_b), perplexity in zip(pairs, perplexities, strict=True):
+        (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity, quantity) for run in (run_a, run_b))
+        rounds.append((round_a, round_b))
+        differences.append(float((of_a - of_b).mean()))
+    rounded = np.round(differences, ROUNDING)
+    return LikeUtility(
+        tuple(seed for seed, _, _ in pairs),
+        perplexities,
+        tuple(rounds),
+        tuple(rounded.tolist()),
+        float(rounded.mean()),
+        *t_interval(rounded),
+        paired_t_p(rounded),
+        quantity,
+    )
+
+
+def lowest_in_both(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -> float:
+    """Return the lowest perplexity that both runs reached at an evaluation that also measured the quantity."""
+    return max(float(np.exp(trajectory(run, quantity).index.to_numpy().min())) for run in (a, b))
+
+
+def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMARY) -> "tuple[float, pd.Series[float]]":
+    """Return when a run first reached a perplexity, in rounds, and a quantity of each canary there, by its id.
+
+    Raises:
+        InputError: the run never reached it, or its first evaluation is below it already.
+    """
+    measured = trajectory(run, quantity)
+    entropies, target = measured.index.to_numpy(), math.log(perplexity)
+    reached = np.flatnonzero(entropies <= target + 1e-12)
+    if not len(reached):
+        raise InputError(
+            f"run {run.name}: never reached perplexity {perplexity:.4g}; its lowest is {math.exp(entropies.min()):.4g}"
+        )
+    last = int(reached[0])
+    if math.isclose(entropies[last], target, abs_tol=1e-12):
+        return float(measured["round"].iloc[last]), measured.iloc[last, 1:]
+    if not last:
+        raise InputError(
+            f"run {run.name}: its first evaluation is below perplexity {perplexity:.4g} already, at "
+            f"{math.exp(entropies[0]):.4g}; evaluate it earlier, with a smaller evaluation.every"
+        )
+    before, after = entropies[last - 1], entropies[last]
+    share = (before - target) / (before - after)
+    values = (1 - share) * measured.iloc[last - 1] + share * measured.iloc[last]
+    return float(values["round"]), values.iloc[1:]
+
+
+def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
+    """Return a run's evaluations that measured both: the round, and the quantity of each canary, by cross-entropy.
+
+    Returns:
+        A row for each evaluation, in the order of rounds. The index is the cross-entropy on test text, nats; columns
+        are "round" and the ids of the canaries.
+
+    Raises:
+        InputError: the run diverged, or no evaluation measured both.
+    """
+    if run.status == "diverged":
+        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
+    rows = []
+    for round_ in run.evaluated:
+        perplexity, values = run.of_model(PERPLEXITY.name, round_), run.of_canaries(quantity.name, round_)
+        if values is not None and perplexity is not None and math.isfinite(perplexity) and perplexity > 0:
+            rows.append(pd.Series({"round": float(round_), **values.to_dict()}, name=math.log(perplexity)))
+    if not rows:
+        raise InputError(f"run {run.name}: no evaluation has both perplexity and {quantity.name}; evaluate it again")
+    return pd.DataFrame(rows)
