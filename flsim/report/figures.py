@@ -36,8 +36,8 @@ def curves(gathered: Gathered) -> list[Block]:
         legend = [(styles[id(setting)], _named(setting)) for setting in drawn]
         caption = f"What was memorized, and how well the model predicts, over {_x(gathered)}. {BAND}{left}"
         return [Figure(caption, [Group(panels)], legend)] if drawn else []
-    styles = {id(setting): _style(setting) for setting in drawn}
-    legend = _legend(drawn)
+    styles = {id(setting): style_of(setting) for setting in drawn}
+    legend = legend_of(drawn)
     opened = [next(iter(flags(gathered.quantities)), None), PRIMARY]
     blocks: list[Block] = []
     for quantity in panels_first(gathered.quantities):
@@ -121,7 +121,7 @@ def distributions(gathered: Gathered) -> list[Block]:
         "Dotted: log₂|R|, the largest exposure that ranking among |R| random continuations can show; canaries there "
         f"are ranked before all of them.{_left_out(gathered)}"
     )
-    return [Figure(caption, [Group(panels)], _legend(drawn))] if panels else []
+    return [Figure(caption, [Group(panels)], legend_of(drawn))] if panels else []
 
 
 def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup:
@@ -137,7 +137,7 @@ def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup
         points = [(0.0, 100.0)]
         for place, value in enumerate(bits):
             points += [(float(value), points[-1][1]), (float(value), 100 * (1 - (place + 1) / len(bits)))]
-        panel.line(points, _style(setting), has_markers=False)
+        panel.line(points, style_of(setting), has_markers=False)
         at_most = f", {np.mean(bits >= ceiling - 1e-6):.0%} at the ceiling" if ceiling else ""
         descriptions.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
     return panel.render(f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(descriptions))
@@ -205,13 +205,15 @@ def _ceiling(runs: Sequence[RunView]) -> float | None:
     return math.log2(max(sizes) + 1) if sizes else None
 
 
-def _style(setting: Setting) -> int:
+def style_of(setting: Setting) -> int:
+    """Return the number of the line style of a setting's world."""
     return {"iid": 0, "non-iid": 1}.get(setting.world or "", 2)
 
 
-def _legend(settings: Sequence[Setting]) -> list[tuple[int, str]]:
+def legend_of(settings: Sequence[Setting]) -> list[tuple[int, str]]:
+    """Return the line styles of the settings' worlds with their names."""
     names = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}
-    return [(style, names[style]) for style in sorted({_style(setting) for setting in settings})]
+    return [(style, names[style]) for style in sorted({style_of(setting) for setting in settings})]
 
 
 def _named(setting: Setting) -> str:

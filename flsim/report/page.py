@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from flsim.base.errors import InputError
 from flsim.base.files import named_file
 from flsim.measures.built_in import PRIMARY
-from flsim.report import about, figures, ledger, maps, phrases, settings, summary, tables, worlds
+from flsim.report import about, figures, ledger, like_utility, maps, phrases, settings, summary, tables, worlds
 from flsim.report.blocks import Section, plural
 from flsim.report.gather import Gathered, gather
 
@@ -69,6 +69,7 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
         Section("memorized", "What was memorized", tables.memorization(gathered)),
         Section("phrases", "Extracted phrases", phrases.extracted(gathered)),
         Section("worlds", "IID against non-IID", worlds.comparison(gathered, comparison)),
+        Section("utility", "At like utility", like_utility.at_like_utility(gathered)),
         Section("training", "Over training", figures.curves(gathered)),
         Section("configurations", "By how often canaries occur", maps.configurations(gathered)),
         Section(PRIMARY.name, f"{PRIMARY.title} of the canaries", figures.distributions(gathered)),

@@ -14,6 +14,7 @@ from reported import Made, roster, write_run
 from flsim.base.rng import stream
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render
+from flsim.results.inference import t_interval
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, read_run
 from flsim.runs.config import DataHParams, FederatedConfig, TrainingHParams, load
@@ -173,6 +174,20 @@ def test_curves_maps_and_distributions_show_what_was_measured(page: Page, sweep:
         assert f"p_u 1/{1 / p_u:.0f}, p_e {p_e:.0%}: {mean:.1f}" in shown
 
 
+def test_worlds_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) -> None:
+    """All runs have perplexity 90, 89 and 88 at their evaluations, so at 88 all are at the end of training."""
+    of_world = {
+        world: [read_run(sweep.path / "runs" / f"fedavg-{world}-{seed}").of_canaries("exposure", 30) for seed in (0, 1)]
+        for world in ("iid", "non-iid")
+    }
+    differences = [(a - b).mean() for a, b in zip(*of_world.values(), strict=True)]
+    low, high = t_interval(np.array(differences))
+    section = page.section("utility")
+    assert f"2 88 {np.mean(differences):+.2f} {low:+.2f} to {high:+.2f}".replace("-", "−") in section
+    bits = np.mean([values.mean() for values in of_world["iid"]])  # type: ignore[union-attr]
+    assert f"to {bits:.1f} bits at 88." in described(page, "Exposure against perplexity")
+
+
 def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:
     html = render(gather([write_run(tmp_path / "run", copies=(1, 4, 16), memorized=4)]))
     assert described(Page(html), "RS, % memorized, IID, FedAvg, b_u=4") == "1 copy: 67; 4 copies: 0; 16 copies: 0."
@@ -280,4 +295,4 @@ def test_a_large_sweep_stays_below_three_megabytes() -> None:
         lines.append(Line(rest, settings))
     html = render(Gathered([], lines, []))
     assert 200_000 < len(html.encode()) < 3_000_000
-    assert html.count("<svg role") == 5 * 8 + 3 * 16 + 8 + 9 * 16 + 8
+    assert html.count("<svg role") == 6 * 8 + 3 * 16 + 8 + 9 * 16 + 8

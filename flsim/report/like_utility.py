@@ -1,0 +1,99 @@
+"""Section of a report on memorization at like utility: exposure against perplexity, and the worlds compared there."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.utility import PERPLEXITY
+from flsim.report.blocks import Block, Cell, Figure, Group, Heading, Prose, Table, left, number
+from flsim.report.figures import legend_of, style_of
+from flsim.report.gather import Gathered, Setting
+from flsim.report.svg import STYLES, Axis, Panel, spanning
+from flsim.report.worlds import both
+from flsim.results.compare import signed
+from flsim.results.like_utility import LikeUtility, like_utility
+
+CAPTION = (
+    "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means over seeds. "
+    "Training goes from right to left. Where a curve lies below another one, its models memorize less at like utility."
+)
+NOTE = (
+    "The two runs of a seed are compared at the lowest perplexity that both reached; between two evaluations, by "
+    "interpolation along its logarithm. The interval and p are Student’s t over seeds, and need two of them."
+)
+
+
+def at_like_utility(gathered: Gathered) -> list[Block]:
+    """Return exposure against perplexity as figures, and the worlds compared at equal perplexity as a table."""
+    panels: list[tuple[Cell, Markup]] = []
+    drawn: list[Setting] = []
+    for index, line in enumerate(gathered.lines):
+        begun = [setting for setting in line.settings if setting.shown_runs and len(path_of(setting)) > 1]
+        if begun:
+            panels.append((line.label, _panel(begun, [style_of(setting) for setting in begun], f"line-{index}")))
+            drawn += begun
+    blocks: list[Block] = [Figure(CAPTION, [Group(panels)], legend_of(drawn))] if panels else []
+    for world, name in (("iid", "IID"), ("non-iid", "Non-IID")):
+        settings = [setting for setting in drawn if setting.world == world]
+        if 1 < len(settings) <= STYLES:
+            styles = list(range(len(settings)))
+            entries = [(place, setting.label) for place, setting in enumerate(settings)]
+            panel = _panel(settings, styles, f"world-{world}")
+            blocks.append(Figure(f"{name} settings beside each other.", [Group([(name, panel)])], entries))
+    return [*blocks, *_compared(gathered)]
+
+
+def path_of(setting: Setting) -> NDArray[np.float64]:
+    """Return float64 [evaluations, 2]: perplexity, as a geometric mean over seeds, and mean exposure."""
+    perplexities, exposures = (setting.curve(name, in_epochs=False) for name in (PERPLEXITY.name, PRIMARY.name))
+    common = np.intersect1d(perplexities[:, 0], exposures[:, 0])
+    at_common = [curve[np.isin(curve[:, 0], common)] for curve in (perplexities, exposures)]
+    return np.column_stack([np.exp(np.log(at_common[0][:, 2:]).mean(axis=1)), at_common[1][:, 1]])
+
+
+def _panel(settings: Sequence[Setting], styles: Sequence[int], id_: str) -> Markup:
+    paths = [path_of(setting) for setting in settings]
+    top = max(float(path[:, 1].max()) for path in paths)
+    x = spanning([float(value) for path in paths for value in path[:, 0]], "perplexity, log scale")
+    panel, descriptions = Panel(x, Axis(0, 1.08 * top or 1.0, "bits")), []
+    for setting, path, style in zip(settings, paths, styles, strict=True):
+        panel.line([(float(perplexity), float(bits)) for perplexity, bits in path], style)
+        (first, begin), (last, end) = path[0], path[-1]
+        descriptions.append(
+            f"{setting.label}: from {begin:.1f} bits at perplexity {first:.4g} to {end:.1f} bits at {last:.4g}."
+        )
+    return panel.render(f"like-utility-{id_}", "Exposure against perplexity", " ".join(descriptions))
+
+
+def _compared(gathered: Gathered) -> list[Block]:
+    rows, reasons = list[list[Cell]](), []
+    for line, iid, other in both(gathered):
+        try:
+            a, b = ([run.results for run, _ in setting.shown_runs] for setting in (iid, other))
+            compared = like_utility(a, b)
+        except InputError as error:
+            reasons.append(f"{line.label}: {error}")
+        else:
+            rows.append([line.label, str(len(compared.seeds)), _perplexities(compared), *_difference(compared)])
+    headings = [left("Setting"), Heading("Seeds"), Heading("Perplexity"), Heading("bits, IID less non"), Heading("p")]
+    blocks: list[Block] = [Table("IID against non-IID at equal perplexity", headings, rows, NOTE)] if rows else []
+    return [*blocks, Prose(f"Not compared: {'; '.join(reasons)}.", is_note=True)] if reasons else blocks
+
+
+def _perplexities(compared: LikeUtility) -> str:
+    lowest, highest = (f"{bound(compared.perplexities):.4g}" for bound in (min, max))
+    return lowest if lowest == highest else f"{lowest} to {highest}"
+
+
+def _difference(compared: LikeUtility) -> list[Cell]:
+    template = f"{{:{signed(compared.quantity)}}}"
+    mean, low, high = (
+        number(value, template) for value in (compared.mean_difference, compared.ci_low, compared.ci_high)
+    )
+    if np.isnan(compared.p):
+        return [mean, "–"]
+    return [Markup("{} <small>{}</small>").format(mean, f"{low} to {high}"), number(compared.p, "{:.2g}")]
