@@ -75,9 +75,9 @@ class RoundingProducts(LowProducts):
     def multiply(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
         with _operands_in_bfloat16():
             torch.mm(left, right, out=out)
-        return (
-            out if bias is None else out.add_(bias)
-        )  # the library would copy the bias to `out` first, and take longer
+        if bias is not None:
+            out.add_(bias)  # addmm would copy the bias to `out` first, and take longer
+        return out
 
     def add(self, left: Tensor, right: Tensor, factor: float, into: Tensor) -> None:
         with _operands_in_bfloat16():
