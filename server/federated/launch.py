@@ -47,7 +47,7 @@ def simulate(
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
         say_where(run.path, address is None and head is None)
-        with ray_grid("clients.app:app", shards, share, machines) as grid:
+        with ray_grid("clients.app:app", shards, share, machines, run.federated.system.known_branch > 0) as grid:
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
 
 

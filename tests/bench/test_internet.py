@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flsim.algorithms.rounds import RoundRequest, ShardReply
+from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import ShardReply
 from flsim.base.errors import InputError
 from flsim.bench.curves import Curve, Quantity
 from flsim.bench.internet import Rates, Workload, day, describe, rates_of, report
