@@ -101,8 +101,8 @@ class Exchange:
         ]
         ids = self.grid.push_messages(messages)
         del messages  # the parameters in them
-        began = time.monotonic()
-        pending = {id_: _Pending((request.shard,), began) for id_, request in zip(ids, asked, strict=True)}
+        last = time.monotonic()
+        pending = {id_: _Pending((request.shard,), last) for id_, request in zip(ids, asked, strict=True)}
         exchanged.failures = {}
         while pending:
             self.stop.check()
@@ -132,8 +132,10 @@ class Exchange:
             for id_, late in [(id_, its) for id_, its in pending.items() if now - its.since >= seconds]:
                 exchanged.fail(late, f"no reply within {seconds:g} s")
                 del pending[id_]
-            if pending and is_idle:
-                self.stop.wait(min(max(POLL, (now - began) / 100), PATIENT_POLL))
+            if not is_idle:
+                last = now
+            elif pending:
+                self.stop.wait(min(max(POLL, (now - last) / 100), PATIENT_POLL))
 
 
 @dataclass(frozen=True)
