@@ -27,7 +27,8 @@ from server.app import refuse_other_code, run_of
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy" / "flower"
 # A shard of a SuperNode that died is asked of another after `deadline`; Flower itself notices after a minute.
-SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 30\n"
+# Client processes of the reference add up branches; on these runtimes the server adds, in the same order.
+SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 5\nbranch = 2") + "deadline = 30\n"
 
 
 @dataclass

@@ -68,16 +68,22 @@ class BranchReply:
 Reply = ShardReply | BranchReply
 
 
+def root_branch(shards: int) -> int:
+    """Return the square root of a number of shards, rounded up, at which a tree of sums takes the shortest time.
+
+    With b shards in a branch, b sums are added in each branch, in all of them at the same time, and then k / b at the
+    server. The total b + k / b is least at b = sqrt(k).
+    """
+    return math.isqrt(shards - 1) + 1
+
+
 def default_branch(shards: int) -> int:
     """Return the number of shards in a branch for runs that do not set it; 0 where the server adds all shards.
-
-    With b shards in a branch, b sums are added at the same time in each branch, and then k / b at the server. The total
-    is least at b = sqrt(k).
 
     >>> [default_branch(shards) for shards in (2, 63, 64, 100, 1_000)]
     [0, 0, 8, 10, 32]
     """
-    return math.isqrt(shards - 1) + 1 if shards >= TREE_FROM else 0
+    return root_branch(shards) if shards >= TREE_FROM else 0
 
 
 def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:

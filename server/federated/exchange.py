@@ -4,9 +4,9 @@ It is not Flower's Strategy, which averages the replies that came; here a missin
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -67,7 +67,7 @@ class Exchange:
         """
         self.stop.check()
         exchanged = _Exchanged(asked, self.branch)
-        yield from self._attempt(asked, self.deadline.of_attempt(0, self.retries), exchanged)
+        yield from self._attempt(asked, partial(self.deadline.of_attempt, 0, self.retries), exchanged)
         for attempt in range(self.retries):
             if not exchanged.failures:
                 break
@@ -75,7 +75,8 @@ class Exchange:
                 log.warning("shard asked again", extra={"round": asked[0].round + 1, "shard": shard, "reason": reason})
             self.stop.wait(2**attempt)
             again = [request for request in asked if request.shard in exchanged.failures]
-            yield from self._attempt(again, self.deadline.of_attempt(attempt + 1, self.retries), exchanged)
+            limit = partial(self.deadline.of_attempt, attempt + 1, self.retries)
+            yield from self._attempt(again, limit, exchanged)
         if exchanged.failures:
             shard, reason = min(exchanged.failures.items())
             failed = next(request for request in asked if request.shard == shard)
@@ -84,15 +85,18 @@ class Exchange:
     def send_once(self, request: RoundRequest) -> dict[int, str]:
         """Make one attempt at one request; return the reason by shard where it failed, else nothing."""
         exchanged = _Exchanged([request], self.branch)
-        for _ in self._attempt([request], self.deadline.patience, exchanged):
+        for _ in self._attempt([request], lambda: self.deadline.patience, exchanged):
             pass
         return exchanged.failures
 
-    def _attempt(self, asked: Sequence[RoundRequest], seconds: float, exchanged: "_Exchanged") -> Iterator[Reply]:
-        """Make one attempt of `seconds` seconds, once clients run, and yield replies.
+    def _attempt(
+        self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_Exchanged"
+    ) -> Iterator[Reply]:
+        """Make one attempt, once clients run, and yield replies.
 
-        A sum of a branch has as many seconds, from its own message on. The attempt sets `exchanged.failures`, and
-        tells the deadline how long each shard's reply took.
+        `limit` returns the seconds that a message has, from when it is sent: first those of shards, and later those of
+        sums, which are fewer where replies of shards were quick. The attempt sets `exchanged.failures`, and tells the
+        deadline how long each shard's reply took.
         """
         nodes = wait_for_nodes(self.grid, self.shards, self.stop, max(self.deadline.patience, NODES_DEADLINE))
         messages = [
@@ -101,8 +105,8 @@ class Exchange:
         ]
         ids = self.grid.push_messages(messages)
         del messages  # the parameters in them
-        last = time.monotonic()
-        pending = {id_: _Pending((request.shard,), last) for id_, request in zip(ids, asked, strict=True)}
+        last, seconds = time.monotonic(), limit()
+        pending = {id_: _Pending((request.shard,), last, seconds) for id_, request in zip(ids, asked, strict=True)}
         exchanged.failures = {}
         while pending:
             self.stop.check()
@@ -127,10 +131,10 @@ class Exchange:
                     shards = tuple(exchanged.branches[branch])
                     round_ = str(asked[0].round + 1)
                     (id_,) = self.grid.push_messages([sum_request([nodes[shard] for shard in shards], round_)])
-                    pending[id_] = _Pending(shards, time.monotonic(), branch)
+                    pending[id_] = _Pending(shards, time.monotonic(), limit(), branch)
             now = time.monotonic()
-            for id_, late in [(id_, its) for id_, its in pending.items() if now - its.since >= seconds]:
-                exchanged.fail(late, f"no reply within {seconds:g} s")
+            for id_, late in [(id_, its) for id_, its in pending.items() if now - its.since >= its.seconds]:
+                exchanged.fail(late, f"no reply within {late.seconds:g} s")
                 del pending[id_]
             if not is_idle:
                 last = now
@@ -145,11 +149,13 @@ class _Pending:
     Attributes:
         shards: the shards that are asked again if it fails.
         since: `time.monotonic` when it was sent.
+        seconds: how long it may take.
         branch: the branch whose sum it asks for; None for a request to a shard.
     """
 
     shards: tuple[int, ...]
     since: float
+    seconds: float
     branch: int | None = None
 
 

@@ -5,6 +5,7 @@ them from node to node. Sums stay in the store of the node that made them until 
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -64,15 +65,20 @@ class Client:
 
     def sum(self, message: Message, *parts: Values) -> tuple[Message, Arrays]:
         """Add arrays in the order of `parts`; return an empty reply, and the sums."""
-        first, *others = parts
-        sums: Arrays = {}
-        for record, arrays in first.items():
-            totals = {name: value.copy() for name, value in arrays.items()}  # what Ray's store holds is read-only
-            for other in others:
-                for name, total in totals.items():
-                    total += other[record][name]
-            sums[record] = ArrayRecord({name: Array(total) for name, total in totals.items()})
-        return Message(RecordDict(), reply_to=message), sums
+        return Message(RecordDict(), reply_to=message), added(parts)
+
+
+def added(parts: Sequence[Values]) -> Arrays:
+    """Return the sums of arrays, added in the order of `parts`."""
+    first, *others = parts
+    sums: Arrays = {}
+    for record, arrays in first.items():
+        totals = {name: value.copy() for name, value in arrays.items()}  # what Ray's store holds is read-only
+        for other in others:
+            for name, total in totals.items():
+                total += other[record][name]
+        sums[record] = ArrayRecord({name: Array(total) for name, total in totals.items()})
+    return sums
 
 
 def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:

@@ -34,7 +34,7 @@ LOOK = 1.0  # seconds between two checks of the machines
 SERVER = 0  # the node that sends requests
 CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
-PULLED = 4  # replies that a call returns
+PULLED = 4  # replies with arrays that a call returns
 STARTS = 5  # processes in a row that end during their start, after which the run fails
 
 Machine = TypeVar("Machine")
@@ -145,8 +145,8 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         """
         messages, stored = list(messages), dict[int, ObjectRef]()
         jobs = [self._job(message, stored) for message in messages]
+        self._withdraw({job.node for job in jobs})
         for job in jobs:
-            self._withdraw(job.node)
             if job.parts:
                 self._waiting.appendleft(job)  # sums go first, as they free memory
             else:
@@ -158,11 +158,12 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return replies that have come, each of them once; does not wait.
 
-        There are at most `PULLED` in a call, so that few arrays are in the caller's memory at the same time.
+        At most `PULLED` of them have arrays, so that few arrays are in the caller's memory at the same time.
         """
         self._advance()
         ready = [id_ for id_ in message_ids if id_ in self._replies]
-        return [self._fetched(*self._replies.pop(id_)) for id_ in ready[:PULLED]]
+        later = {id_ for id_ in ready if self._replies[id_][0].replied is not None} - {*ready[:PULLED]}
+        return [self._fetched(*self._replies.pop(id_)) for id_ in ready if id_ not in later]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages and wait for all replies, or those that come within `timeout` seconds."""
@@ -284,12 +285,12 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         config = {"partition-id": node, "num-partitions": self._shards}
         return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
-    def _withdraw(self, node: int) -> None:
-        """Drop earlier messages to a node; a process that still works on one hangs, and is ended."""
-        self._waiting = deque(job for job in self._waiting if job.node != node)
-        self._replies = {id_: (job, reply) for id_, (job, reply) in self._replies.items() if job.node != node}
+    def _withdraw(self, nodes: set[int]) -> None:
+        """Drop earlier messages to nodes; a process that still works on one of them hangs, and is ended."""
+        self._waiting = deque(job for job in self._waiting if job.node not in nodes)
+        self._replies = {id_: (job, reply) for id_, (job, reply) in self._replies.items() if job.node not in nodes}
         for process, job in self._processes.busy():
-            if job.node == node:
+            if job.node in nodes:
                 about = job.about | {"machine": process.machine, "failure": "client hung"}
                 log.warning("client process ended, it gave no reply", extra=about)
                 self._end(process)

@@ -68,7 +68,8 @@ class SystemHParams(CommonSystemHParams):
             number, rounded up, which the run folder keeps from the beginning of a run. Unit: nodes.
         cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
-            When not set: 1 where the cluster has GPUs. Unit: GPUs.
+            When not set: 1 where the cluster has GPUs, less the evaluators' share. Where clients hold all GPUs,
+            evaluators run on CPUs. Unit: GPUs.
         deadline: Longest wait for the replies of a round, from the request on, before missing ones are asked for again.
             When not set: ten times the longest reply since the command started, at least a minute and at most an hour,
             and an hour before the first reply (`server/federated/deadline.py`). Unit: seconds.
