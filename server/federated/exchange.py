@@ -133,12 +133,13 @@ class Exchange:
                     (id_,) = self.grid.push_messages([sum_request([nodes[shard] for shard in shards], round_)])
                     pending[id_] = _Pending(shards, time.monotonic(), limit(), branch)
             now = time.monotonic()
+            if not is_idle:  # replies that came in time may still wait to be fetched
+                last = now
+                continue
             for id_, late in [(id_, its) for id_, its in pending.items() if now - its.since >= its.seconds]:
                 exchanged.fail(late, f"no reply within {late.seconds:g} s")
                 del pending[id_]
-            if not is_idle:
-                last = now
-            elif pending:
+            if pending:
                 self.stop.wait(min(max(POLL, (now - last) / 100), PATIENT_POLL))
 
 
