@@ -15,7 +15,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining, ShardReply
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import ShardReply
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import naming_own_code

@@ -16,6 +16,7 @@ from pathlib import Path
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
+from flsim.algorithms.summation import default_branch
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import planting_of, settled
@@ -99,6 +100,8 @@ class FedAvg:
         privacy: clip norm and noise; by default neither.
         shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them,
             and equal numbers give equal bits.
+        branch: number of consecutive shards whose sums are added before those of branches, as `system.branch`; 0 for
+            none. None for the default of a run with as many shards.
 
     Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
@@ -111,6 +114,7 @@ class FedAvg:
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     shards: int = 2
+    branch: int | None = None
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
         """Return the training of these users.
@@ -131,6 +135,7 @@ class FedAvg:
             self.shards,
             device=device,
             length=rounds,
+            branch=default_branch(self.shards) if self.branch is None else self.branch,
         )
 
 

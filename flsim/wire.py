@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flsim.algorithms.rounds import RoundRequest, ShardReply
+from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import ShardReply
 from flsim.models.language_model import Params
 from flsim.training.state import by_slot, flat
 from flsim.training.update import UpdateSum
@@ -85,12 +86,18 @@ def encode_reply(reply: ShardReply) -> RecordDict:
 
 
 def decode_reply(content: RecordDict) -> ShardReply:
-    """Decode the reply of a shard."""
+    """Decode the reply of a shard; `delta` is empty where the message came without its arrays."""
     counts = content.metric_records["counts"]
-    update = UpdateSum(_params(content.array_records["delta"]), **{name: counts[name] for name in COUNTS})
+    update = UpdateSum(decode_delta(content), **{name: counts[name] for name in COUNTS})
     origin = content.config_records["origin"]
     worker, seconds = str(origin["worker"]), float(origin["seconds"])
     return ShardReply(int(counts["round"]), int(counts["shard"]), update, worker, seconds)
+
+
+def decode_delta(content: RecordDict) -> Params:
+    """Decode the sum of updates in a reply; empty where the message came without its arrays."""
+    arrays = content.array_records.get("delta")
+    return {} if arrays is None else _params(arrays)
 
 
 def _arrays(params: Params) -> ArrayRecord:

@@ -192,7 +192,7 @@ def test_modules_are_imported_in_the_open() -> None:
     assert set(offenders(ALL, lambda path: "import_module" in path.read_text(encoding="utf-8"))) == {
         "flsim/evaluation/loading.py",
         "flsim/bench/peers/__main__.py",
-        "server/pool/grid.py",
+        "server/pool/client.py",
     }
 
 

@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy" / "flower"
 # A shard of a SuperNode that died is asked of another after `deadline`; Flower itself notices after a minute.
 SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 30\n"
+# Client processes of the reference add up branches; on Flower's runtimes the server adds, in the same order.
+TREE = SETTINGS.replace("shards = 2", "shards = 5\nbranch = 2")
 
 
 @dataclass
@@ -142,6 +144,7 @@ def table_of(run: Path) -> str:
 
 @pytest.mark.slow
 def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained: Trained, flower: Flower) -> None:
+    tiny.config.write_text(TREE)
     reference = trained()
     Run.create(config.load(tiny.config), tiny.folder / "simulated")  # one that ended before its first round
     asked = run_config(tiny, "simulated", resume=True)

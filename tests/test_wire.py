@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.rounds import RoundRequest, ShardReply
+from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import ShardReply
 from flsim.models.hparams import ModelHParams
 from flsim.training.update import UpdateSum
 from flsim.wire import Address, decode_reply, decode_request, encode_reply, encode_requests

@@ -7,9 +7,8 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import cast
 
 import numpy as np
@@ -20,6 +19,7 @@ from flsim.algorithms.algorithm import Algorithm, train_users, zero_of
 from flsim.algorithms.built_in import algorithm_named
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
+from flsim.algorithms.summation import Reply, ShardReply, ShardWork, TreeSum
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own
@@ -62,25 +62,7 @@ class RoundRequest:
     forget: int = 0
 
 
-@dataclass(frozen=True)
-class ShardReply:
-    """The reply of a shard to a request.
-
-    Attributes:
-        round, shard: those of the request.
-        update: the sum over the request's users.
-        worker: the name of the process that made the reply.
-        seconds: time that the process took, without the time of messages.
-    """
-
-    round: int
-    shard: int
-    update: UpdateSum
-    worker: str = ""
-    seconds: float = 0.0
-
-
-Send = Callable[[Sequence[RoundRequest]], list[ShardReply]]
+Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]
 
 
 @dataclass(frozen=True)
@@ -91,13 +73,13 @@ class Round:
         state: the state after the round.
         total: the sum over the round's users.
         clip: the bound at which their updates were clipped; None without clip.
-        replies: one reply per shard with users in the cohort, in shard order.
+        work: the work on each shard with users in the cohort, in shard order.
     """
 
     state: State
     total: UpdateSum
     clip: float | None
-    replies: Sequence[ShardReply]
+    work: Sequence[ShardWork]
 
 
 @dataclass(frozen=True)
@@ -120,6 +102,8 @@ class FederatedTraining:
             learning rates are constant.
         user_states: the tensors that users keep between rounds, for algorithms that have `user_slots`.
         micro_cohorts: the record of sizes of micro-cohorts, for engines that stack users.
+        branch: number of consecutive shards whose sums are added before the sums of branches are; 0 adds all shards in
+            one branch. It decides the order of additions (`flsim.algorithms.summation`).
 
     Raises:
         InputError: the population has no such cohort, there are more shards than users, or the model lacks the
@@ -139,6 +123,7 @@ class FederatedTraining:
     length: int | None = None
     user_states: UserStates = field(default_factory=UserStates)
     micro_cohorts: MicroCohorts = field(default_factory=MicroCohorts)
+    branch: int = 0
 
     def __post_init__(self) -> None:
         check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
@@ -201,12 +186,12 @@ class FederatedTraining:
         return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
-        """Train from a state to the end of round `until`; `send` turns requests into replies, in the same order."""
+        """Train from a state to the end of round `until`; `send` turns requests into replies, in any order."""
         while state.round < until:
-            replies = send(self.requests(state))
-            total, clip = self.sum_of([reply.update for reply in replies], state), state.clip
+            requests = self.requests(state)
+            (total, work), clip = self.sum_of(requests, send(requests), state), state.clip
             state = self.apply(state, total)
-            yield Round(state, total, clip, replies)
+            yield Round(state, total, clip, work)
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
         """Train in this process; yield the last state, and those after which `is_wanted` of the round is true."""
@@ -218,11 +203,10 @@ class FederatedTraining:
         """Return a function that trains requested shards in this process, one after another."""
         engine = self.engine_here(self.micro_cohorts.memory_share)
 
-        def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
-            return [
-                ShardReply(request.round, request.shard, self.update(engine, replace(request, forget=request.round)))
-                for request in asked
-            ]
+        def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:
+            for request in asked:
+                update = self.update(engine, replace(request, forget=request.round))
+                yield ShardReply(request.round, request.shard, update)
 
         return send
 
@@ -258,6 +242,19 @@ class FederatedTraining:
             asked.clip,
         )
 
-    def sum_of(self, updates: Sequence[UpdateSum], state: State) -> UpdateSum:
-        """Return the sum of a round's updates in shard order, so that the order of replies does not matter."""
-        return reduce(UpdateSum.merge, updates) if updates else zero_of(self.method, state.params)
+    def sum_of(
+        self, requests: Sequence[RoundRequest], replies: Iterable[Reply], state: State
+    ) -> tuple[UpdateSum, Sequence[ShardWork]]:
+        """Return the sum of a round's replies, and the work on each shard.
+
+        Shards of a branch are added in their order, then branches in theirs, so that the order of replies does not
+        matter.
+
+        Raises:
+            ValueError: replies are not those of the requests.
+        """
+        tree = TreeSum((request.shard for request in requests), self.branch)
+        for reply in replies:
+            tree.add(reply)
+        total = tree.total
+        return zero_of(self.method, state.params) if total is None else total, tree.work

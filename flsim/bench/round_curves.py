@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from flsim.algorithms.summation import root_branch
 from flsim.base.files import new_folder
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
@@ -41,9 +42,12 @@ TITLES = {
     "cpu_seconds": ("round, CPU s", 1.0),
     "overhead_seconds": ("overhead, s", 1.0),
     "server_seconds": ("server, CPU s", 1.0),
+    "tree_round_seconds": ("round with branches, s", 1.0),
+    "tree_server_seconds": ("server with branches, CPU s", 1.0),
     "own_memory_bytes": ("own memory, MB", 1e-6),
 }
-UNKNOWN = dict.fromkeys(("round_seconds", "cpu_seconds", "overhead_seconds"))  # costs without an expected exponent
+# Costs without an expected exponent.
+UNKNOWN: dict[str, float | None] = dict.fromkeys(("round_seconds", "cpu_seconds", "overhead_seconds"))
 Costs = dict[str, float]
 
 
@@ -102,17 +106,22 @@ def population_curve(sizes: Sequence[int], hparams: BenchHParams = POPULATION, c
 def shards_curve(sizes: Sequence[int], hparams: BenchHParams = SERVER) -> Curve:
     """Measure a round of a fixed cohort against the number of shards.
 
-    By design the server's seconds are linear: each shard is sent the model, and answers with a sum. The overhead is
-    what a round takes beyond the training of its busiest client process.
+    By design the server's seconds are linear without branches: each shard is asked, and answers with a sum. The
+    overhead is what a round takes beyond the training of its busiest client process. Each size is measured a second
+    time with branches of its square root, whose sums client processes add.
     """
     hparams = replace(hparams, users=max(hparams.users, *sizes))
 
     def measure(folder: Path, size: int) -> Costs:
         corpus = shared_corpus(folder.parent / "corpus", hparams)
-        return measure_rounds(folder, corpus, hparams, hparams.users, size)
+        flat = measure_rounds(folder, corpus, hparams, hparams.users, size, branch=0)
+        beside, branch = folder.with_name(f"{folder.name}-tree"), root_branch(size)
+        tree = measure_rounds(beside, corpus, hparams, hparams.users, size, branch=branch)
+        return flat | {f"tree_{name}": tree[name] for name in ("round_seconds", "server_seconds")}
 
     about = f"a cohort of {hparams.users} users of {hparams.words} words, {_model(hparams)}, {PROCESSORS} processors"
-    return _curve("shards", "shards", about, sizes, measure, **UNKNOWN, server_seconds=1, own_memory_bytes=None)
+    expected = UNKNOWN | {"server_seconds": 1, "tree_round_seconds": None, "tree_server_seconds": None}
+    return _curve("shards", "shards", about, sizes, measure, **expected, own_memory_bytes=None)
 
 
 def nodes_curve(sizes: Sequence[int], hparams: BenchHParams = SERVER, shards: int = NODES_SHARDS) -> Curve:
@@ -134,7 +143,13 @@ def nodes_curve(sizes: Sequence[int], hparams: BenchHParams = SERVER, shards: in
 
 
 def measure_rounds(
-    folder: Path, corpus: Path, hparams: BenchHParams, cohort: int, shards: int, address: str | None = None
+    folder: Path,
+    corpus: Path,
+    hparams: BenchHParams,
+    cohort: int,
+    shards: int,
+    address: str | None = None,
+    branch: int | None = None,
 ) -> Costs:
     """Train a new run as `flsim run` does, and return its costs by name, as in `TITLES`.
 
@@ -145,12 +160,13 @@ def measure_rounds(
         cohort: number of users in each round.
         shards: number of shards.
         address: address of a Ray cluster; None starts one on this machine.
+        branch: number of shards in a branch; None for the default of runs.
 
     Returns:
         Medians over rounds of seconds, of which CPU seconds depend least on other work of the machine; and the peak of
         the anonymous memory of all processes, with Ray's own.
     """
-    settings = settings_over(corpus, hparams, cohort, SystemHParams(shards=shards, tracking=()))
+    settings = settings_over(corpus, hparams, cohort, SystemHParams(shards=shards, branch=branch, tracking=()))
     run = _TimedRun.create(settings, folder)
     with PeakMemory(os.getpid(), MEMORY_EVERY) as peak:
         rounds = train(run, address)[1:]

@@ -151,7 +151,7 @@ def _scale_curves(
 ) -> None:
     """Measure curves, print them and draw them; compute a day from them if asked."""
     from flsim.bench.curve_plot import plot_curves
-    from flsim.bench.internet import Workload, describe, rates_of, report
+    from flsim.bench.internet import Workload, describe, measure_added_seconds, rates_of, report
     from flsim.bench.scale_curves import measure_curves, measure_users_per_second, refuse_unknown_curves
     from flsim.results.figures import refuse_other_than_figure
 
@@ -161,8 +161,8 @@ def _scale_curves(
     curves = measure_curves(names)
     computed = None
     if has_day:
-        rates = rates_of(curves["shards"], users_per_second or measure_users_per_second())
-        computed = report(Workload(), rates, curves["shards"])
+        of_clients = users_per_second or measure_users_per_second(), measure_added_seconds(Workload().parameters)
+        computed = report(Workload(), rates_of(curves["shards"], *of_clients), curves["shards"])
     if figure is not None:
         plot_curves([*curves.values()], figure)
     if as_json:

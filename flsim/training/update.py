@@ -92,9 +92,11 @@ class UpdateSum:
         clipped = int(clip is not None and norm > clip)
         return cls({}, float(weight), 1, loss, tokens, norm, clipped, examples=examples, left_out=left_out), factor
 
-    def merge(self, other: "UpdateSum") -> "UpdateSum":
+    def merge(self, other: "UpdateSum", in_place: bool = False) -> "UpdateSum":
+        """Return the sum of both; with `in_place` it takes the memory of this one, which is then of no use."""
+        add = torch.Tensor.add_ if in_place else torch.Tensor.add
         return UpdateSum(
-            {name: value + other.delta[name] for name, value in self.delta.items()},
+            {name: add(value, other.delta[name]) for name, value in self.delta.items()},
             self.weight + other.weight,
             self.users + other.users,
             self.loss + other.loss,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from flsim.base.errors import InputError, RunFailed
 from server.cluster.internals import logs_folder
@@ -48,6 +48,8 @@ def one_line(error: BaseException) -> str:
 
 def reason_of(error: RayError) -> str:
     """Return, in one line, the error that code in a process of Ray raised, or how that process died."""
+    if isinstance(error.cause if isinstance(error, RayTaskError) else error, ObjectLostError):
+        return "what another machine held was lost when that machine left"
     return one_line(error.cause or error) if isinstance(error, RayTaskError) else death(error)
 
 

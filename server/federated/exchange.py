@@ -4,19 +4,23 @@ It is not Flower's Strategy, which averages the replies that came; here a missin
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flsim.algorithms.rounds import RoundRequest, ShardReply
+from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import BranchReply, Reply, ShardReply, branches
 from flsim.base.errors import RunFailed
 from flsim.base.logs import log
 from flsim.base.progress import say
-from flsim.wire import Address, decode_reply, encode_requests
+from flsim.training.update import UpdateSum
+from flsim.wire import Address, decode_delta, decode_reply, encode_requests
 from server.federated.deadline import Deadline
 from server.federated.failures import ShardFailed
+from server.pool.client import sum_request
 from server.stopping import Stop
 
 POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
@@ -33,6 +37,8 @@ class Exchange:
     Attributes:
         grid: Flower's message layer.
         shards: number of shards; each has a node of the grid.
+        branch: number of consecutive shards that a client process adds up; 0 for all. It is used only with a grid that
+            holds arrays.
         address: the run that requests are about.
         deadline: how long to wait for replies; it learns from their durations.
         retries: how often a shard is asked again after an error or the deadline.
@@ -41,16 +47,18 @@ class Exchange:
 
     grid: Grid
     shards: int
+    branch: int
     address: Address
     deadline: Deadline
     retries: int
     stop: Stop
 
-    def send(self, asked: Sequence[RoundRequest]) -> list[ShardReply]:
-        """Send each request to its shard's node and collect all replies, in the requests' order.
+    def send(self, asked: Sequence[RoundRequest]) -> Iterator[Reply]:
+        """Send each request to its shard's node, and yield replies as they come: each shard alone or in its branch.
 
         A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries`
-        times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then on.
+        times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then on. Where
+        the sum of a branch fails, all its shards are asked again.
 
         Raises:
             ShardFailed: a shard failed in every attempt; the message has the last reason.
@@ -58,30 +66,37 @@ class Exchange:
             Interrupted: `stop` was set.
         """
         self.stop.check()
-        replies: dict[int, ShardReply] = {}
-        failures = self._attempt(asked, self.deadline.of_attempt(0, self.retries), replies)
+        exchanged = _Exchanged(asked, self.branch)
+        yield from self._attempt(asked, partial(self.deadline.of_attempt, 0, self.retries), exchanged)
         for attempt in range(self.retries):
-            if not failures:
+            if not exchanged.failures:
                 break
-            for shard, reason in failures.items():
+            for shard, reason in exchanged.failures.items():
                 log.warning("shard asked again", extra={"round": asked[0].round + 1, "shard": shard, "reason": reason})
             self.stop.wait(2**attempt)
-            again = [request for request in asked if request.shard in failures]
-            failures = self._attempt(again, self.deadline.of_attempt(attempt + 1, self.retries), replies)
-        if failures:
-            shard, reason = min(failures.items())
+            again = [request for request in asked if request.shard in exchanged.failures]
+            limit = partial(self.deadline.of_attempt, attempt + 1, self.retries)
+            yield from self._attempt(again, limit, exchanged)
+        if exchanged.failures:
+            shard, reason = min(exchanged.failures.items())
             failed = next(request for request in asked if request.shard == shard)
             raise ShardFailed(failed, 1 + self.retries, reason)
-        return [replies[request.shard] for request in asked]
 
     def send_once(self, request: RoundRequest) -> dict[int, str]:
         """Make one attempt at one request; return the reason by shard where it failed, else nothing."""
-        return self._attempt([request], self.deadline.patience, {})
+        exchanged = _Exchanged([request], self.branch)
+        for _ in self._attempt([request], lambda: self.deadline.patience, exchanged):
+            pass
+        return exchanged.failures
 
-    def _attempt(self, asked: Sequence[RoundRequest], seconds: float, replies: dict[int, ShardReply]) -> dict[int, str]:
-        """Make one attempt of `seconds` seconds, once clients run, and return the reasons of failed shards.
+    def _attempt(
+        self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_Exchanged"
+    ) -> Iterator[Reply]:
+        """Make one attempt, once clients run, and yield replies.
 
-        The attempt fills `replies`, and tells the deadline how long each reply took.
+        `limit` returns the seconds that a message has, from when it is sent: first those of shards, and later those of
+        sums, which are fewer where replies of shards were quick. The attempt sets `exchanged.failures`, and tells the
+        deadline how long each shard's reply took.
         """
         nodes = wait_for_nodes(self.grid, self.shards, self.stop, max(self.deadline.patience, NODES_DEADLINE))
         messages = [
@@ -89,33 +104,107 @@ class Exchange:
             for request, content in zip(asked, encode_requests(asked, self.address), strict=True)
         ]
         ids = self.grid.push_messages(messages)
-        shard_of = dict(zip(ids, (request.shard for request in asked), strict=True))
-        failures: dict[int, str] = {}
-        began = time.monotonic()
-        while shard_of and (waited := time.monotonic() - began) < seconds:
+        del messages  # the parameters in them
+        last, seconds = time.monotonic(), limit()
+        pending = {id_: _Pending((request.shard,), last, seconds) for id_, request in zip(ids, asked, strict=True)}
+        exchanged.failures = {}
+        while pending:
             self.stop.check()
-            for message in self.grid.pull_messages(list(shard_of)):
-                shard = shard_of.pop(message.metadata.reply_to_message_id)
+            replies = self.grid.pull_messages([*pending])
+            is_idle = not replies
+            while replies:
+                message = replies.pop(0)
+                its = pending.pop(message.metadata.reply_to_message_id)
                 if message.has_error():
-                    failures[shard] = message.error.reason or f"Flower error {message.error.code}"
+                    exchanged.fail(its, message.error.reason or f"Flower error {message.error.code}")
                     continue
                 try:
-                    replies[shard] = _reply(message, asked[0].round, shard)
+                    reply = exchanged.read(message, its)
                 except (KeyError, TypeError, ValueError) as error:
-                    failures[shard] = f"its reply cannot be read ({type(error).__name__}: {error})"
-                else:
-                    self.deadline.saw(waited)
-            if shard_of:
-                self.stop.wait(min(max(POLL, waited / 100), PATIENT_POLL))
-        return failures | dict.fromkeys(shard_of.values(), f"no reply within {seconds:g} s")
+                    exchanged.fail(its, f"its reply cannot be read ({type(error).__name__}: {error})")
+                    continue
+                if its.branch is None:
+                    self.deadline.saw(time.monotonic() - its.since)
+                if reply is not None:
+                    yield reply
+                elif (branch := exchanged.held_branch(its.shards[0])) is not None:
+                    shards = tuple(exchanged.branches[branch])
+                    round_ = str(asked[0].round + 1)
+                    (id_,) = self.grid.push_messages([sum_request([nodes[shard] for shard in shards], round_)])
+                    pending[id_] = _Pending(shards, time.monotonic(), limit(), branch)
+            now = time.monotonic()
+            if not is_idle:  # replies that came in time may still wait to be fetched
+                last = now
+                continue
+            for id_, late in [(id_, its) for id_, its in pending.items() if now - its.since >= its.seconds]:
+                exchanged.fail(late, f"no reply within {late.seconds:g} s")
+                del pending[id_]
+            if pending:
+                self.stop.wait(min(max(POLL, (now - last) / 100), PATIENT_POLL))
 
 
-def _reply(message: Message, round_: int, shard: int) -> ShardReply:
-    """Return the reply in a message; raise ValueError or another error where it does not answer the request."""
-    reply = decode_reply(message.content)
-    if (reply.round, reply.shard) != (round_, shard):
-        raise ValueError(f"it answers round {reply.round + 1}, shard {reply.shard}")
-    return reply
+@dataclass(frozen=True)
+class _Pending:
+    """A message without an answer: about one shard, or the sum of a branch.
+
+    Attributes:
+        shards: the shards that are asked again if it fails.
+        since: `time.monotonic` when it was sent.
+        seconds: how long it may take.
+        branch: the branch whose sum it asks for; None for a request to a shard.
+    """
+
+    shards: tuple[int, ...]
+    since: float
+    seconds: float
+    branch: int | None = None
+
+
+class _Exchanged:
+    """The state of the exchange of a round.
+
+    Attributes:
+        branches: the requests' shards by branch.
+        failures: the reason by shard where the last attempt failed.
+    """
+
+    def __init__(self, asked: Sequence[RoundRequest], branch: int) -> None:
+        self.branches = branches([request.shard for request in asked], branch)
+        self.failures: dict[int, str] = {}
+        self._round = asked[0].round if asked else 0
+        self._held: dict[int, ShardReply] = {}  # without their sums, which client processes hold
+
+    def fail(self, pending: _Pending, reason: str) -> None:
+        """Record the failure of a message; where a branch's sum failed, what is held of its shards is of no use."""
+        if pending.branch is not None:
+            reason = f"the sum of its branch failed: {reason}"
+        for shard in pending.shards:
+            self.failures[shard] = reason
+            self._held.pop(shard, None)
+
+    def read(self, message: Message, pending: _Pending) -> Reply | None:
+        """Return the reply in a message; None for a shard's whose sum a client process holds.
+
+        Raises:
+            ValueError: the message does not answer the request; KeyError or TypeError where it is no such message.
+        """
+        if pending.branch is not None:
+            counts = reduce(UpdateSum.merge, [self._held[shard].update for shard in pending.shards])
+            update = replace(counts, delta=decode_delta(message.content))
+            work = [work for shard in pending.shards for work in self._held.pop(shard).work]
+            return BranchReply(pending.branch, update, tuple(work))
+        reply = decode_reply(message.content)
+        if (reply.round, (reply.shard,)) != (self._round, pending.shards):
+            raise ValueError(f"it answers round {reply.round + 1}, shard {reply.shard}")
+        if reply.update.delta:
+            return reply
+        self._held[reply.shard] = reply
+        return None
+
+    def held_branch(self, shard: int) -> int | None:
+        """Return the branch of a shard if client processes hold the sums of all its shards; else None."""
+        branch, shards = next((branch, shards) for branch, shards in self.branches.items() if shard in shards)
+        return branch if all(shard in self._held for shard in shards) else None
 
 
 def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:

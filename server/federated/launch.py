@@ -10,11 +10,10 @@ from flsim.training.hparams import Precision
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
+from server.federated.layout import Layout, gpu_shares, lay_out
 from server.federated.rounds import with_shards
 from server.pool.grid import ClientShare, ray_grid
 from server.stopping import Stop, stopping
-
-EVALUATION_SHARE = 0.05  # share of a GPU, for all evaluators
 
 
 def simulate(
@@ -37,17 +36,18 @@ def simulate(
     system, stop = run.federated.system, Stop()
     _warn_of_capped_canaries(run)
     with cluster(address, cpus, head), stopping(stop):
-        client_gpus, evaluation_gpus = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
+        client_gpus, _ = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
         _refuse_what_does_not_fit(share)
         run = with_shards(run, sum(share.fits(node) for node in nodes()))
         shards = run.federated.system.known_shards
         say_what_stays_idle(run.name, share, shards, nodes(), cpus)
+        evaluation_gpus = gpus_of_evaluators(run.name, system, lay_out(system, nodes(), shards, len(run.users)))
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
         say_where(run.path, address is None and head is None)
-        with ray_grid("clients.app:app", shards, share, machines) as grid:
+        with ray_grid("clients.app:app", shards, share, machines, run.federated.system.known_branch > 0) as grid:
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
 
 
@@ -65,20 +65,30 @@ def _warn_of_capped_canaries(run: Run) -> None:
         )
 
 
-def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
-    """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
+def gpus_of_evaluators(name: str, system: SystemHParams, layout: Layout) -> float:
+    """Return the GPUs of an evaluator; say where clients leave evaluators none, so that they run on CPUs.
 
-    Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
-    than the whole GPU, and the rest is for the evaluators, which need no CPU.
+    Args:
+        name: name of the run.
+        system: the settings of processes and their shares.
+        layout: the layout of the run.
+
+    Raises:
+        InputError: the settings ask for evaluators on GPUs, and clients leave them no room. An evaluator without room
+            would be ordered again and again, and its evaluation would fail.
     """
-    there_are_some = any(gpus)
-    client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
-    if evaluation is None:
-        evaluation = EVALUATION_SHARE / system.evaluators if there_are_some else 0.0
-    if client is None:
-        left = 1.0 - evaluation * system.evaluators
-        client = left if there_are_some and left > 0 else float(there_are_some)
-    return client, evaluation
+    if layout.evaluators < system.evaluators:
+        raise InputError(
+            f"clients of system.gpus_per_client = {layout.client_gpus:g} leave GPUs for {layout.evaluators} of "
+            f"{system.evaluators} evaluators of system.gpus_for_evaluation = {layout.evaluator_gpus:g}; lower one of "
+            f"the two, or set gpus_for_evaluation to 0 to evaluate on CPUs"
+        )
+    if layout.gpus and not layout.evaluator_gpus and system.gpus_for_evaluation is None:
+        say(
+            f"{name}: clients of system.gpus_per_client = {layout.client_gpus:g} hold all GPUs, so evaluators run on "
+            f"CPUs; leave gpus_per_client unset to evaluate on GPUs"
+        )
+    return layout.evaluator_gpus
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from flsim.privacy.sampling import shard_ranges
 from flsim.runs.config import SystemHParams
-from server.federated.launch import gpu_shares
 from server.pool.grid import ClientShare, places
 
+EVALUATION_SHARE = 0.05  # share of a GPU, for all evaluators
 ROUNDING = 1e-4  # of a GPU, the smallest share that Ray counts
 
 
@@ -62,11 +62,27 @@ class Layout:
         return sum(not gpu.clients for gpu in self.gpus)
 
 
+def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
+    """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
+
+    Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
+    than the whole GPU, and the rest is for the evaluators, which need no CPU.
+    """
+    there_are_some = any(gpus)
+    client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
+    if evaluation is None:
+        evaluation = EVALUATION_SHARE / system.evaluators if there_are_some else 0.0
+    if client is None:
+        left = 1.0 - evaluation * system.evaluators
+        client = left if there_are_some and left > 0 else float(there_are_some)
+    return client, evaluation
+
+
 def lay_out(system: SystemHParams, resources: Sequence[dict[str, float]], shards: int, population: int) -> Layout:
     """Return the layout of a run.
 
     Client processes start on the node with most room. Ray chooses among the GPUs of a node, and fills one before the
-    next; evaluators take what is left.
+    next; evaluators take what is left. Where too little is left, and no setting puts evaluators on GPUs, they use CPUs.
 
     Args:
         system: the settings of processes and their shares.
@@ -85,11 +101,11 @@ def lay_out(system: SystemHParams, resources: Sequence[dict[str, float]], shards
     clients = tuple(chosen.count(node) for node in range(len(slots)))
     free = [[1.0] * count for count in counts]
     held = [_take(free[node], client, clients[node])[0] for node in range(len(slots))]
-    evaluations, evaluators = list[list[int]](), 0
-    for node in range(len(slots)):
-        holders, started = _take(free[node], evaluator, system.evaluators - evaluators)
-        evaluations.append(holders)
-        evaluators += started
+    left = [[*gpus] for gpus in free]
+    evaluations, evaluators = _evaluators(left, evaluator, system.evaluators)
+    if evaluators < system.evaluators and system.gpus_for_evaluation is None:
+        evaluator, left = 0.0, free
+        evaluations, evaluators = _evaluators(left, evaluator, system.evaluators)
     return Layout(
         slots=tuple(slots),
         clients=clients,
@@ -99,11 +115,21 @@ def lay_out(system: SystemHParams, resources: Sequence[dict[str, float]], shards
         evaluators=evaluators if evaluator else system.evaluators,
         evaluator_gpus=evaluator,
         gpus=tuple(
-            GPU(node, held[node][index], evaluations[node][index], round(free[node][index], 4))
+            GPU(node, held[node][index], evaluations[node][index], round(left[node][index], 4))
             for node in range(len(slots))
             for index in range(counts[node])
         ),
     )
+
+
+def _evaluators(free: list[list[float]], share: float, processes: int) -> tuple[list[list[int]], int]:
+    """Give evaluators their shares on the GPUs of all nodes; see `_take` for what is changed and returned."""
+    holders, started = list[list[int]](), 0
+    for gpus in free:
+        on_node, starting = _take(gpus, share, processes - started)
+        holders.append(on_node)
+        started += starting
+    return holders, started
 
 
 def _take(free: list[float], share: float, processes: int) -> tuple[list[int], int]:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 
 from flsim.algorithms import micro_cohorts
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
-from flsim.algorithms.rounds import RoundRequest, Send, ShardReply
+from flsim.algorithms.rounds import RoundRequest, Send
+from flsim.algorithms.summation import Reply, ShardWork
 from flsim.base.errors import Interrupted
 from flsim.base.jsonl import NewLines
 from flsim.base.logs import log, logging_to
@@ -54,15 +55,17 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
-        exchange = Exchange(grid, system.known_shards, address, Deadline(system.deadline), system.retries, stop)
+        exchange = Exchange(
+            grid, system.known_shards, system.known_branch, address, Deadline(system.deadline), system.retries, stop
+        )
 
         keeps = run.federated.training_of(run.users, run.rounds).method.user_slots
 
-        def send(asked: Sequence[RoundRequest]) -> list[ShardReply]:
+        def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:
             if keeps:
                 asked = [replace(request, forget=run.oldest_round) for request in asked]
             try:
-                return exchange.send(asked)
+                yield from exchange.send(asked)
             except ShardFailed as failed:
                 raise explain(run, failed, exchange.send_once) from failed
 
@@ -71,20 +74,24 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
 
 
 def with_shards(run: Run, processes: int) -> Run:
-    """Return the run with the number of shards that its settings say, or that is decided now and recorded in it.
+    """Return the run with the numbers of shards and of shards in a branch, its own ones or those decided now.
+
+    What is decided is recorded in the run. A run that has rounds already keeps the order in which its sums were added.
+    Where it recorded no number of shards, it had 2; where it recorded no branches, it had none.
 
     Args:
-        run: the run; one that has rounds already, of a version that recorded no number, had 2 shards.
+        run: the run.
         processes: number of client processes that have room.
     """
-    if run.federated.system.shards is not None:
+    system, has_begun = run.federated.system, run.last_round or latest(run.path / "checkpoints")
+    if system.shards is not None and (system.branch is not None or has_begun):
         return run
-    has_begun = run.last_round or latest(run.path / "checkpoints")
-    return run.recorded(run.federated.with_shards(SHARDS if has_begun else processes, len(run.users)))
+    decided = run.federated.with_shards(SHARDS if has_begun else processes, len(run.users))
+    return run if decided == run.federated else run.recorded(decided)
 
 
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
-    """Train all rounds from `state` on; `send` turns a round's requests into as many replies, in the same order."""
+    """Train all rounds from `state` on; `send` turns a round's requests into replies, in any order."""
     training = run.federated.training_of(run.users, run.rounds)
     sizes = NewLines(run.path / micro_cohorts.FILE)
     sizes.take()  # those of earlier processes are known
@@ -102,8 +109,8 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                     **_about(total, round_.clip),
                     epsilon=spent if evaluated and spent else None,
                     seconds=round(now - began, 3),
-                    overhead=round(now - began - _training_seconds(round_.replies), 3),
-                    workers=sorted({reply.worker for reply in round_.replies}),
+                    overhead=round(now - began - _training_seconds(round_.work), 3),
+                    workers=sorted({work.worker for work in round_.work}),
                     digest=digest_of(state),
                 )
                 began = now
@@ -162,9 +169,9 @@ def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
     }
 
 
-def _training_seconds(replies: Sequence[ShardReply]) -> float:
+def _training_seconds(work: Sequence[ShardWork]) -> float:
     """Return the seconds that the busiest client process trained; a process trains its shards one after another."""
     by_worker: defaultdict[str, float] = defaultdict(float)
-    for reply in replies:
-        by_worker[reply.worker] += reply.seconds
+    for shard in work:
+        by_worker[shard.worker] += shard.seconds
     return max(by_worker.values(), default=0.0)

@@ -60,10 +60,16 @@ class Actors(list[Actor[Job]], Generic[Job]):
         """Return actors that have a job, ready or not, and their jobs."""
         return [(actor, actor.job) for actor in self if actor.job is not None]
 
-    def send(self, actor: Actor[Job], job: Job, method: str, *arguments: Any) -> None:
-        """Have an actor, ready or not, work on a job by calling one of its methods."""
-        actor.reply = getattr(actor.handle, method).remote(*arguments)
+    def send(self, actor: Actor[Job], job: Job, method: str, *arguments: Any, values: int = 1) -> Any:
+        """Have an actor, ready or not, work on a job by calling one of its methods.
+
+        Where the method returns two `values`, the first is the result of the job. The reference to the second one is
+        returned here, and nobody fetches it unasked.
+        """
+        references = getattr(actor.handle, method).options(num_returns=values).remote(*arguments)
+        actor.reply, apart = references if values == 2 else (references, None)
         actor.job, actor.since = job, time.monotonic()
+        return apart
 
     def ended(self) -> Iterator[tuple[Actor[Job], Job, Any]]:
         """Yield jobs that ended, with the result, the RayTaskError of a living actor, or the RayError of a dead one."""

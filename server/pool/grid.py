@@ -7,7 +7,6 @@ it. Here processes come and go with the machines, and an idle one serves the nex
 ServerApp are the same on Flower's own runtimes, and results are equal bit for bit (test_flower_runtimes.py).
 """
 
-import importlib
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -16,8 +15,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
+import ray
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
+from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
 from flsim.base.errors import RunFailed
@@ -26,11 +27,14 @@ from server.cluster.causes import reason_of
 from server.cluster.internals import numbered, send_as
 from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
+from server.pool.client import Client, apart, summed_nodes
+from server.pool.jobs import Held, Job, nearest
 
 LOOK = 1.0  # seconds between two checks of the machines
 SERVER = 0  # the node that sends requests
 CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
+PULLED = 4  # replies with arrays that a call returns
 STARTS = 5  # processes in a row that end during their start, after which the run fails
 
 Machine = TypeVar("Machine")
@@ -67,20 +71,6 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
     return machines
 
 
-class _Client:
-    """The actor, which applies the ClientApp to one message after another."""
-
-    def __init__(self, app: str) -> None:
-        module, _, name = app.partition(":")
-        self._app = getattr(importlib.import_module(module), name)
-
-    def ready(self) -> None:
-        """Return once the process runs."""
-
-    def run(self, message: Message, context: Context) -> Message:
-        return self._app(message, context)
-
-
 class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
@@ -90,10 +80,14 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     is used from the next check on. A newer message to a node replaces an unanswered one, and the process that still
     works on the older one is ended, as it hangs.
 
+    A grid that holds arrays returns replies without them. They stay on the machines that made them, until a message
+    `server.pool.client.sum_request` asks for the sum of several nodes' arrays. One process adds them, and the sum comes
+    to the caller with the reply to that message. A newer message to a node drops what is held of it.
+
     The grid moves on when messages are pushed or pulled, in the caller's thread.
     """
 
-    def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes) -> None:
+    def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> None:
         """Prepare the grid; no process starts yet.
 
         Args:
@@ -101,12 +95,14 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             shards: number of Flower nodes.
             share: the share of a machine of each process.
             machines: the Ray nodes that may be used.
+            holds: whether arrays of replies stay where they were made, until their sum is asked for.
         """
-        self._app, self._shards, self._share, self._machines = app, shards, share, machines
-        self._processes = Actors[Message]()
-        self._waiting: deque[Message] = deque()
-        self._replies: dict[str, Message] = {}
-        self._served_by: dict[int, Actor[Message]] = {}  # the last process of each node
+        self._app, self._shards, self._share, self._machines, self._holds = app, shards, share, machines, holds
+        self._processes = Actors[Job]()
+        self._waiting: deque[Job] = deque()
+        self._replies: dict[str, tuple[Job, Message]] = {}
+        self._held: dict[int, Held] = {}
+        self._served_by: dict[int, Actor[Job]] = {}  # the last process of each node
         self._patient_until: float | None = None
         self._numbers = count(1)
         self._looked, self._failed_starts = -LOOK, 0
@@ -143,18 +139,31 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         return list(range(self._shards))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Give messages to processes, or queue them; returns at once."""
-        sent = [numbered(message, next(self._numbers)) for message in messages]
-        for message in sent:
-            self._withdraw(message.metadata.dst_node_id)
-            self._waiting.append(message)
+        """Give messages to processes, or queue them; returns at once.
+
+        Arrays that several messages share are put into Ray's object store once.
+        """
+        messages, stored = list(messages), dict[int, ObjectRef]()
+        jobs = [self._job(message, stored) for message in messages]
+        self._withdraw({job.node for job in jobs})
+        for job in jobs:
+            if job.parts:
+                self._waiting.appendleft(job)  # sums go first, as they free memory
+            else:
+                self._held.pop(job.node, None)
+                self._waiting.append(job)
         self._advance()
-        return [message.metadata.message_id for message in sent]
+        return [job.id for job in jobs]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return replies that have come, each of them once; does not wait."""
+        """Return replies that have come, each of them once; does not wait.
+
+        At most `PULLED` of them have arrays, so that few arrays are in the caller's memory at the same time.
+        """
         self._advance()
-        return [self._replies.pop(id_) for id_ in message_ids if id_ in self._replies]
+        ready = [id_ for id_ in message_ids if id_ in self._replies]
+        later = {id_ for id_ in ready if self._replies[id_][0].replied is not None} - {*ready[:PULLED]}
+        return [self._fetched(*self._replies.pop(id_)) for id_ in ready if id_ not in later]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages and wait for all replies, or those that come within `timeout` seconds."""
@@ -189,7 +198,7 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         room = {machine["NodeID"]: self._share.fits(machine["Resources"]) for machine in self._machines.usable()}
         for process in [process for process in self._processes if process.machine not in room]:
             if process.job is not None:
-                about = _about(process.job) | {"machine": process.machine, "failure": "machine left"}
+                about = process.job.about | {"machine": process.machine, "failure": "machine left"}
                 log.warning("machine left", extra=about)
                 self._waiting.appendleft(process.job)
             self._end(process)
@@ -197,9 +206,9 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             room[process.machine] -= 1
         for machine in places(room, self._shards - len(self._processes)):
             cpus, gpus = self._share.cpus, self._share.gpus
-            self._processes.start(_Client, self._app, machine=machine, num_cpus=cpus, num_gpus=gpus)
+            self._processes.start(Client, self._app, machine=machine, num_cpus=cpus, num_gpus=gpus)
 
-    def _see_start(self, process: Actor[Message], error: RayError | None) -> None:
+    def _see_start(self, process: Actor[Job], error: RayError | None) -> None:
         """Record that a process runs, or that its start failed."""
         if error is None:
             self._failed_starts = 0
@@ -212,64 +221,92 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         if self._failed_starts >= STARTS:
             raise RunFailed(f"client processes do not start; the last one: {reason_of(error)}") from error
 
-    def _conclude(self, process: Actor[Message], message: Message, reply: Message | RayError) -> None:
+    def _conclude(self, process: Actor[Job], job: Job, reply: Message | RayError) -> None:
         """Store a reply, or an error where none will come."""
         if isinstance(reply, RayError):
             lives = isinstance(reply, RayTaskError)
             about = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
-            log.warning("client failed", extra=_about(message) | {"machine": process.machine} | about)
+            log.warning("client failed", extra=job.about | {"machine": process.machine} | about)
             if not lives:
                 self._end(process)
-            reply = Message(Error(CLIENT_FAILED, about["reason"]), reply_to=message)
-        self._replies[message.metadata.message_id] = reply
+            reply, job.replied = Message(Error(CLIENT_FAILED, about["reason"]), reply_to=job.message), None
+        elif self._holds and not job.parts and job.replied is not None:
+            self._held[job.node], job.replied = Held(job.replied, process.machine), None
+        for node in summed_nodes(job.message):
+            self._held.pop(node, None)
+        self._replies[job.id] = job, reply
+
+    def _fetched(self, job: Job, reply: Message) -> Message:
+        """Return a reply with its arrays, or with an error where they were lost with the machine that made them."""
+        if job.replied is None or reply.has_error():
+            return reply
+        try:
+            for name, record in ray.get(job.replied).items():
+                reply.content[name] = record
+        except RayError as error:
+            reason = reason_of(error)
+            log.warning("reply lost", extra=job.about | {"failure": "machine left", "reason": reason})
+            return Message(Error(CLIENT_FAILED, reason), reply_to=job.message)
+        return reply
 
     def _dispatch(self) -> None:
         """Give queued messages to idle processes."""
         for _ in range(len(self._waiting)):
             if not (idle := self._processes.idle()):
                 return
-            message = self._waiting.popleft()
-            node = message.metadata.dst_node_id
-            before = self._served_by.get(node)
+            job = self._waiting.popleft()
+            if job.parts:
+                parts = [part.arrays for part in job.parts]
+                process = self._pick(nearest(idle, job.parts))
+                job.replied = self._processes.send(process, job, "sum", job.message, *parts, values=2)
+                continue
+            before = self._served_by.get(job.node)
             process = before if before in idle else self._pick(idle)
-            self._served_by[node] = process
-            self._processes.send(process, message, "run", message, self._context(node))
+            self._served_by[job.node] = process
+            arguments = job.message, self._context(job.node), self._holds, [*job.arrays], *job.arrays.values()
+            job.replied = self._processes.send(process, job, "run", *arguments, values=2)
 
-    def _pick(self, idle: list[Actor[Message]]) -> Actor[Message]:
+    def _pick(self, idle: list[Actor[Job]]) -> Actor[Job]:
         """Return an idle process, preferably one whose cached shard no queued message needs."""
-        reserved = {self._served_by.get(message.metadata.dst_node_id) for message in self._waiting}
+        reserved = {self._served_by.get(job.node) for job in self._waiting}
         return next((process for process in idle if process not in reserved), idle[0])
+
+    def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
+        """Return a message as a job, with its arrays in Ray's object store; `stored` are those that already are."""
+        message = numbered(message, next(self._numbers))
+        message.content, arrays = apart(message.content)
+        for record in arrays.values():
+            if id(record) not in stored:
+                stored[id(record)] = ray.put(record)
+        references = {name: stored[id(record)] for name, record in arrays.items()}
+        return Job(message, references, [self._held[node] for node in summed_nodes(message)])
 
     def _context(self, node: int) -> Context:
         config = {"partition-id": node, "num-partitions": self._shards}
         return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
-    def _withdraw(self, node: int) -> None:
-        """Drop earlier messages to a node; a process that still works on one hangs, and is ended."""
-        self._waiting = deque(message for message in self._waiting if message.metadata.dst_node_id != node)
-        self._replies = {key: reply for key, reply in self._replies.items() if reply.metadata.src_node_id != node}
-        for process, message in self._processes.busy():
-            if message.metadata.dst_node_id == node:
-                about = _about(message) | {"machine": process.machine, "failure": "client hung"}
+    def _withdraw(self, nodes: set[int]) -> None:
+        """Drop earlier messages to nodes; a process that still works on one of them hangs, and is ended."""
+        self._waiting = deque(job for job in self._waiting if job.node not in nodes)
+        self._replies = {id_: (job, reply) for id_, (job, reply) in self._replies.items() if job.node not in nodes}
+        for process, job in self._processes.busy():
+            if job.node in nodes:
+                about = job.about | {"machine": process.machine, "failure": "client hung"}
                 log.warning("client process ended, it gave no reply", extra=about)
                 self._end(process)
 
-    def _end(self, process: Actor[Message]) -> None:
+    def _end(self, process: Actor[Job]) -> None:
         self._processes.end(process)
         self._looked = -LOOK  # so that another one replaces it at once
         self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
         log.info("client process ended", extra=self._room(process))
 
-    def _room(self, process: Actor[Message]) -> dict[str, Any]:
+    def _room(self, process: Actor[Job]) -> dict[str, Any]:
         """Return fields for the log: the process' machine, and the numbers of ready processes and of their machines."""
         ready = [other.machine for other in self._processes if other.is_ready]
         return {"machine": process.machine, "processes": len(ready), "machines": len(set(ready))}
 
 
-def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes) -> closing[RayGrid]:
+def ray_grid(app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> closing[RayGrid]:
     """Return a `RayGrid` whose processes end with the block."""
-    return closing(RayGrid(app, shards, share, machines))
-
-
-def _about(message: Message) -> dict[str, Any]:
-    return {"round": int(message.metadata.group_id or 0), "shard": message.metadata.dst_node_id}
+    return closing(RayGrid(app, shards, share, machines, holds))

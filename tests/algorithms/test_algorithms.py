@@ -16,7 +16,8 @@ from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms.fedavg import FedAvgHParams
-from flsim.algorithms.rounds import FederatedTraining, RoundRequest, ShardReply
+from flsim.algorithms.rounds import FederatedTraining, RoundRequest
+from flsim.algorithms.summation import ShardReply
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
 from flsim.models.hparams import ModelHParams

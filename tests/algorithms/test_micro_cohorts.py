@@ -15,7 +15,8 @@ from torch._subclasses import FakeTensorMode
 
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.micro_cohorts import FILE, MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining, RoundRequest, ShardReply
+from flsim.algorithms.rounds import FederatedTraining, RoundRequest
+from flsim.algorithms.summation import ShardReply
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.packing import PackedGroup

@@ -109,11 +109,15 @@ def test_a_day_is_computed_from_shards_that_were_measured(flsim: Flsim, monkeypa
     measured = json.loads(out)
     points = measured["curves"]["shards"]["points"]
     assert [point["size"] for point in points] == [1, 2, 64]
-    assert points[0].keys() == {"size", *SERVER}
-    rates, server = measured["day"]["rates"], measured["day"]["server_check"]
+    assert points[0].keys() == {"size", *SERVER, "tree_server_seconds", "tree_round_seconds"}
+    rates, checks = measured["day"]["rates"], measured["day"]["checks"]
+    server, tree = checks["server_seconds"], checks["tree_server_seconds"]
     assert rates["users_per_second"] == 10
     assert server["predicted_seconds"] == pytest.approx(rates["once_seconds"] + 64 * rates["shard_seconds"])
     assert server["measured_seconds"] == points[-1]["server_seconds"] > 0
+    of_branches = 64 * rates["header_seconds"] + 8 * rates["branch_seconds"]
+    assert tree["predicted_seconds"] == pytest.approx(rates["tree_once_seconds"] + of_branches)
+    assert tree["measured_seconds"] == points[-1]["tree_server_seconds"] > 0
 
 
 @pytest.mark.nightly

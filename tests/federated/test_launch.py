@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.runs.config import SystemHParams
-from server.federated.launch import gpu_shares, refuse_tf32_without_gpu
+from server.federated.launch import gpus_of_evaluators, refuse_tf32_without_gpu
+from server.federated.layout import gpu_shares, lay_out
 
 
 def test_without_gpus_nobody_gets_any() -> None:
@@ -34,3 +35,23 @@ def test_tf32_is_refused_where_clients_train_on_cpus() -> None:
     refuse_tf32_without_gpu("bf16", 0.0)
     with pytest.raises(InputError, match='"tf32" needs an NVIDIA GPU'):
         refuse_tf32_without_gpu("tf32", 0.0)
+
+
+def test_evaluators_whom_clients_leave_no_gpu_use_cpus_or_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    gpus = [{"CPU": 64.0, "GPU": 8.0}]
+
+    def of(system: SystemHParams, shards: int) -> float:
+        return gpus_of_evaluators("one", system, lay_out(system, gpus, shards, 100))
+
+    whole = SystemHParams(gpus_per_client=1.0)
+    assert of(whole, 8) == 0.0
+    assert capsys.readouterr().err == (
+        "one: clients of system.gpus_per_client = 1 hold all GPUs, so evaluators run on CPUs; leave gpus_per_client "
+        "unset to evaluate on GPUs\n"
+    )
+    assert (of(whole, 7), of(SystemHParams(), 8)) == (0.05, 0.05)
+    assert of(SystemHParams(gpus_per_client=1.0, gpus_for_evaluation=0.0), 8) == 0.0
+    assert gpus_of_evaluators("one", whole, lay_out(whole, [{"CPU": 4.0}], 2, 100)) == 0.0
+    assert capsys.readouterr().err == ""
+    with pytest.raises(InputError, match=r"= 1 leave GPUs for 0 of 1 evaluators of .* = 0\.1; lower one"):
+        of(SystemHParams(gpus_per_client=1.0, gpus_for_evaluation=0.1), 8)

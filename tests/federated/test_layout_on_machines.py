@@ -43,11 +43,21 @@ def test_two_client_processes_on_a_gpu_leave_room_for_two_evaluators() -> None:
     assert layout.gpus[0] == GPU(node=0, clients=2, evaluators=2, free=0.0)
 
 
-def test_an_evaluator_for_which_clients_leave_no_share_finds_none() -> None:
+def test_an_evaluator_for_which_clients_leave_no_share_evaluates_on_a_cpu() -> None:
     system = SystemHParams(gpus_per_client=1.0)
-    assert lay_out(system, [EIGHT], shards=8, population=100).evaluators == 0
-    assert lay_out(system, [EIGHT], shards=7, population=100).evaluators == 1
+    full = lay_out(system, [EIGHT], shards=8, population=100)
+    assert (full.evaluators, full.evaluator_gpus) == (1, 0.0)
+    assert set(full.gpus) == {GPU(node=0, clients=1, evaluators=0, free=0.0)}
+    idle = lay_out(system, [EIGHT], shards=7, population=100)
+    assert (idle.evaluators, idle.evaluator_gpus, idle.gpus[7].evaluators) == (1, 0.05, 1)
     assert lay_out(replace(system, gpus_for_evaluation=0.0), [EIGHT], shards=8, population=100).evaluators == 1
+
+
+def test_evaluators_that_settings_put_on_full_gpus_find_none() -> None:
+    system = SystemHParams(gpus_per_client=0.5, gpus_for_evaluation=0.25, evaluators=3)
+    assert lay_out(system, [EIGHT], shards=16, population=100).evaluators == 0
+    some = lay_out(system, [EIGHT], shards=15, population=100)
+    assert (some.evaluators, some.evaluator_gpus, some.gpus[7].evaluators) == (2, 0.25, 2)
 
 
 def test_nodes_are_filled_evenly_and_cpus_limit_too() -> None:

@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -20,7 +20,8 @@ import torch
 
 from flsim import cli
 from flsim.algorithms.checkpoint import digest_of, latest, load
-from flsim.algorithms.rounds import RoundRequest, ShardReply
+from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import Reply
 from flsim.base.errors import Diverged
 from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.results.store import read_run
@@ -73,7 +74,7 @@ class NodesHere:
         """This process is equal to itself."""
 
 
-def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> list[ShardReply]:
+def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> Iterable[Reply]:
     """Stands in for `server.federated.exchange.Exchange.send`: trains what is asked for."""
     run = Run.open(Path(exchange.address.run))
     return run.federated.training_of(run.users, run.rounds).send_in_process()(asked)

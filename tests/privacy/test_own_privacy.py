@@ -61,7 +61,8 @@ def by_hand(training: FederatedTraining, state: State, seed: int) -> dict[str, t
     cohort = training.cohort(state.round)
     order = stream(seed, "turns").permutation(24)
     assert cohort.tolist() == sorted(order[(5 * state.round + place) % 24] for place in range(5))
-    total = training.sum_of([reply.update for reply in training.send_in_process()(training.requests(state))], state)
+    requests = training.requests(state)
+    total, _ = training.sum_of(requests, training.send_in_process()(requests), state)
 
     def fresh(name: str, round_: int) -> torch.Tensor:
         if round_ < 0:

@@ -19,7 +19,8 @@ from helpers import Experiment
 from reported import write_run
 
 from flsim.algorithms.checkpoint import checkpoint_name, load
-from flsim.algorithms.rounds import RoundRequest, ShardReply
+from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import ShardReply
 from flsim.base.errors import InputError
 from flsim.base.parquet import read_parquet
 from flsim.data.corpus import Corpus

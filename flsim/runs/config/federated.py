@@ -12,6 +12,7 @@ from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Meetings
 from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import by_content, is_own, short_name
@@ -61,9 +62,14 @@ class SystemHParams(CommonSystemHParams):
             processes than shards work at the same time. When not set: as many as client processes have room when
             `flsim run` begins the run, no more than the cohort; 2 under `flwr run`, and in a sweep that trains several
             runs at once. The run folder keeps the number. Unit: nodes.
+        branch: Consecutive shards whose sums a client process adds up before the server adds the sums of these
+            branches, e.g. 10 for 100 shards; 0 for none, where the server adds all. It decides the order of additions,
+            so results differ by float rounding. When not set: none below 64 shards, from 64 on the square root of their
+            number, rounded up, which the run folder keeps from the beginning of a run. Unit: nodes.
         cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
-            When not set: 1 where the cluster has GPUs. Unit: GPUs.
+            When not set: 1 where the cluster has GPUs, less the evaluators' share. Where clients hold all GPUs,
+            evaluators run on CPUs. Unit: GPUs.
         deadline: Longest wait for the replies of a round, from the request on, before missing ones are asked for again.
             When not set: ten times the longest reply since the command started, at least a minute and at most an hour,
             and an hour before the first reply (`server/federated/deadline.py`). Unit: seconds.
@@ -75,6 +81,7 @@ class SystemHParams(CommonSystemHParams):
     engine: EngineName = "cohort"
     micro_cohort: int | None = None
     shards: int | None = None
+    branch: int | None = None
     cpus_per_client: int = 1
     gpus_per_client: float | None = None
     deadline: float | None = None
@@ -87,7 +94,7 @@ class SystemHParams(CommonSystemHParams):
             value = getattr(self, name)
             if value is not None:
                 at_least_one(**{name: value})
-        for name in ("gpus_per_client", "retries"):
+        for name in ("branch", "gpus_per_client", "retries"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InputError(f"{name} must not be negative, found {value}")
@@ -102,6 +109,11 @@ class SystemHParams(CommonSystemHParams):
     def known_shards(self) -> int:
         """Return the number of shards; 2 where it is not decided yet."""
         return SHARDS if self.shards is None else self.shards
+
+    @property
+    def known_branch(self) -> int:
+        """Return the number of shards in a branch; 0 where there are none, or where it is not decided yet."""
+        return self.branch or 0
 
 
 @dataclass(frozen=True)
@@ -192,23 +204,29 @@ class FederatedConfig(Config):
         )
 
     def with_shards(self, processes: int, users: int) -> Self:
-        """Return the settings with a number of shards: their own one, or one for each client process.
+        """Return the settings with numbers of shards and of shards in a branch: their own ones, or the default ones.
 
-        There are no more than users of a round, as a shard without any of them has no work.
+        The default is a shard for each client process. There are no more than users of a round, as a shard without any
+        of them has no work. For branches see `flsim.algorithms.summation.default_branch`.
 
         Args:
             processes: number of client processes that have room, at least 1.
             users: number of training users.
         """
-        if self.system.shards is not None:
-            return self
-        number = min(processes, users, max(self.training.cohort, SHARDS))
-        return replace(self, system=replace(self.system, shards=number))
+        shards, branch = self.system.shards, self.system.branch
+        if shards is None:
+            shards = min(processes, users, max(self.training.cohort, SHARDS))
+        if branch is None:
+            branch = default_branch(shards) or None  # without branches config.toml stays what it was before them
+        return replace(self, system=replace(self.system, shards=shards, branch=branch))
 
     def resuming(self, started: Config) -> Self:
-        if self.system.shards is None and isinstance(started, FederatedConfig):
-            return replace(self, system=replace(self.system, shards=started.system.shards))
-        return self
+        if not isinstance(started, FederatedConfig):
+            return self
+        ours, theirs = self.system, started.system
+        shards = theirs.shards if ours.shards is None else ours.shards
+        branch = theirs.branch if ours.branch is None else ours.branch
+        return replace(self, system=replace(ours, shards=shards, branch=branch))
 
     def training_of(
         self,
@@ -232,6 +250,7 @@ class FederatedConfig(Config):
             rounds,
             user_states or UserStates(),
             micro_cohorts or MicroCohorts(),
+            self.system.known_branch,
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

@@ -1,0 +1,166 @@
+"""The order in which a round's sums are added: the shards of a branch one after another, then the branches.
+
+Sums of float64 depend on their order in the last bits. So the order is a function of two settings, the numbers of
+shards and of shards in a branch, and neither of the process that adds nor of the reply that comes first.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flsim.training.update import UpdateSum
+
+TREE_FROM = 64  # shards from which a run has branches by default
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """The work on a shard in a round.
+
+    Attributes:
+        shard: index of the shard.
+        worker: the name of the process that trained it.
+        seconds: time that the process took, without the time of messages.
+    """
+
+    shard: int
+    worker: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ShardReply:
+    """The reply of a shard to a request.
+
+    Attributes:
+        round, shard: those of the request.
+        update: the sum over the request's users.
+        worker, seconds: see `ShardWork`.
+    """
+
+    round: int
+    shard: int
+    update: UpdateSum
+    worker: str = ""
+    seconds: float = 0.0
+
+    @property
+    def work(self) -> tuple[ShardWork, ...]:
+        return (ShardWork(self.shard, self.worker, self.seconds),)
+
+
+@dataclass(frozen=True)
+class BranchReply:
+    """The sum of a branch, which a client process has added up.
+
+    Attributes:
+        branch: index of the branch.
+        update: the sum over the shards of the branch, added in their order.
+        work: the work on each of these shards, in their order.
+    """
+
+    branch: int
+    update: UpdateSum
+    work: tuple[ShardWork, ...]
+
+
+Reply = ShardReply | BranchReply
+
+
+def root_branch(shards: int) -> int:
+    """Return the square root of a number of shards, rounded up, at which a tree of sums takes the shortest time.
+
+    With b shards in a branch, b sums are added in each branch, in all of them at the same time, and then k / b at the
+    server. The total b + k / b is least at b = sqrt(k).
+    """
+    return math.isqrt(shards - 1) + 1
+
+
+def default_branch(shards: int) -> int:
+    """Return the number of shards in a branch for runs that do not set it; 0 where the server adds all shards.
+
+    >>> [default_branch(shards) for shards in (2, 63, 64, 100, 1_000)]
+    [0, 0, 8, 10, 32]
+    """
+    return root_branch(shards) if shards >= TREE_FROM else 0
+
+
+def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
+    """Return the shards of each branch; those that are not among `shards` are missing there.
+
+    Args:
+        shards: indices of shards, ascending.
+        branch: number of consecutive shards in a branch; 0 for a single branch of all shards.
+
+    >>> branches([0, 2, 3, 7], 3)
+    {0: [0, 2], 1: [3], 2: [7]}
+    """
+    members: dict[int, list[int]] = {}
+    for shard in shards:
+        members.setdefault(shard // branch if branch else 0, []).append(shard)
+    return members
+
+
+class TreeSum:
+    """The sum of a round's replies, which may come in any order; a reply is added and dropped as soon as it can be.
+
+    In memory are the sum, that of each unfinished branch, and the replies that came before their predecessors.
+    """
+
+    def __init__(self, shards: Iterable[int], branch: int) -> None:
+        """Prepare the sum of some shards, ascending; `branch` as for `branches`."""
+        self._branch, members = branch, branches(shards, branch)
+        self._branches = {number: _Fold(within) for number, within in members.items()}
+        self._total = _Fold([*members])
+        self._work: dict[int, ShardWork] = {}
+
+    def add(self, reply: Reply) -> None:
+        """Add the reply of a shard or of a whole branch; raise ValueError for one that is not missing."""
+        self._work |= {work.shard: work for work in reply.work}
+        if isinstance(reply, BranchReply):
+            self._total.add(reply.branch, reply.update)
+            return
+        number = reply.shard // self._branch if self._branch else 0
+        branch = self._branches[number]
+        branch.add(reply.shard, reply.update)
+        if branch.is_complete and branch.total is not None:
+            self._total.add(number, branch.total)
+            branch.total = None
+
+    @property
+    def total(self) -> UpdateSum | None:
+        """Return the whole sum, None where there is no shard; raise ValueError while replies are missing."""
+        if not self._total.is_complete:
+            raise ValueError("a sum lacks replies of shards")
+        return self._total.total
+
+    @property
+    def work(self) -> Sequence[ShardWork]:
+        """Return the work on each shard, in their order."""
+        return [self._work[shard] for shard in sorted(self._work)]
+
+
+class _Fold:
+    """A sum of parts in a fixed order, whatever order they come in."""
+
+    def __init__(self, keys: Sequence[int]) -> None:
+        self._missing = deque(keys)
+        self._early: dict[int, UpdateSum] = {}  # parts that came before their predecessors
+        self.total: UpdateSum | None = None
+        self._is_own = False  # whether the memory of `total` is no part's
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    def add(self, key: int, part: UpdateSum) -> None:
+        if key not in self._missing or key in self._early:
+            raise ValueError(f"a sum has part {key} already, or never needed it")
+        self._early[key] = part
+        while self._missing and self._missing[0] in self._early:
+            following = self._early.pop(self._missing.popleft())
+            if self.total is None:
+                self.total = following
+            else:
+                self.total, self._is_own = self.total.merge(following, in_place=self._is_own), True

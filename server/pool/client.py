@@ -1,0 +1,85 @@
+"""The client process: a Ray actor that applies Flower's ClientApp to messages, and adds up sums that it is given.
+
+Arrays travel apart from messages. Parameters are in Ray's object store once for all shards of a round, and Ray spreads
+them from node to node. Sums stay in the store of the node that made them until a process needs them.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+
+SUM = "query.sum"  # type of the message that asks for the sum of held arrays, which no ClientApp sees
+
+Arrays = dict[str, ArrayRecord]
+Values = dict[str, dict[str, NDArray[Any]]]  # by record and name; processes of a node read them without a copy
+
+
+def sum_request(nodes: list[int], round_: str) -> Message:
+    """Return the message that asks for the sum of the arrays that nodes hold, in this order, e.g. of a branch."""
+    return Message(RecordDict({"sum": ConfigRecord({"nodes": nodes})}), nodes[0], SUM, group_id=round_)
+
+
+def summed_nodes(message: Message) -> list[int]:
+    """Return the nodes whose arrays a message asks to add; none for a message of another type."""
+    return list(message.content.config_records["sum"]["nodes"]) if message.metadata.message_type == SUM else []
+
+
+def apart(content: RecordDict) -> tuple[RecordDict, Arrays]:
+    """Return a message's content without its arrays, and the arrays."""
+    arrays = dict(content.array_records)
+    return RecordDict({name: record for name, record in content.items() if name not in arrays}), arrays
+
+
+class Client:
+    """The actor, which works on one message after another."""
+
+    def __init__(self, app: str) -> None:
+        module, _, name = app.partition(":")
+        self._app = getattr(importlib.import_module(module), name)
+
+    def ready(self) -> None:
+        """Return once the process runs."""
+
+    def run(
+        self, message: Message, context: Context, holds: bool, names: list[str], *arrays: ArrayRecord
+    ) -> tuple[Message, Arrays | Values]:
+        """Apply the app to a message; return the reply without its arrays, and the arrays.
+
+        Args:
+            message: the request, without its arrays.
+            context: Flower's context of the node.
+            holds: whether the reply's arrays are for `sum`, and not for a message.
+            names: names of the request's arrays.
+            *arrays: these arrays, which Ray takes out of its object store.
+        """
+        for name, record in zip(names, arrays, strict=True):
+            message.content[name] = record
+        reply = self._app(message, context)
+        if reply.has_error():
+            return reply, {}
+        reply.content, replied = apart(reply.content)
+        return reply, {name: _decoded(record) for name, record in replied.items()} if holds else replied
+
+    def sum(self, message: Message, *parts: Values) -> tuple[Message, Arrays]:
+        """Add arrays in the order of `parts`; return an empty reply, and the sums."""
+        return Message(RecordDict(), reply_to=message), added(parts)
+
+
+def added(parts: Sequence[Values]) -> Arrays:
+    """Return the sums of arrays, added in the order of `parts`."""
+    first, *others = parts
+    sums: Arrays = {}
+    for record, arrays in first.items():
+        totals = {name: value.copy() for name, value in arrays.items()}  # what Ray's store holds is read-only
+        for other in others:
+            for name, total in totals.items():
+                total += other[record][name]
+        sums[record] = ArrayRecord({name: Array(total) for name, total in totals.items()})
+    return sums
+
+
+def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    return {name: array.numpy() for name, array in record.items()}

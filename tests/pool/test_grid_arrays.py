@@ -1,0 +1,186 @@
+"""Arrays of messages on a real, local Ray: sent once, held where they were made, added in order, asked for again."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from helpers import MakeCorpus
+from waiting import wait_until
+
+from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import BranchReply, Reply, ShardReply, TreeSum
+from flsim.training.update import UpdateSum
+from flsim.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
+from server.cluster.nodes import Nodes
+from server.federated.deadline import Deadline
+from server.federated.exchange import Exchange
+from server.pool.client import sum_request
+from server.pool.grid import PULLED, ClientShare, RayGrid, ray_grid
+from server.pool.jobs import Job
+from server.stopping import Stop
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+VALUES = (1.0, 2.0**53, 3.0, -(2.0**53), 5.0, 7.0)  # of shards; ((1 + 2^53) + 3) - 2^53 = 4 where floats are even
+SIZE = 30_000  # 240 kB, which Ray does not send with a reply
+PARAMS = {"weight": torch.zeros(SIZE)}
+app = ClientApp()
+
+
+@app.train()
+def reply_with_value(message: Message, context: Context) -> Message:
+    """Reply with the shard's value plus the parameters, and log the call; raise once where a file says so."""
+    request, address = decode_request(message.content)
+    folder = Path(address.run)
+    with (folder / "calls").open("a") as calls:
+        calls.write(f"{request.shard}\n")
+    if (fails := folder / f"fail{request.shard}").exists():
+        fails.unlink()
+        raise KeyError("told to fail")
+    delta = {"weight": torch.full((SIZE,), VALUES[request.shard]).double() + request.params["weight"]}
+    request.params["weight"].fill_(9.0)  # its own copy
+    update = UpdateSum(delta, VALUES[request.shard], 1, 0.5, 2)
+    return Message(encode_reply(ShardReply(request.round, request.shard, update, str(os.getpid()))), reply_to=message)
+
+
+@pytest.fixture
+def grid_of(tmp_path: Path, make_corpus: MakeCorpus) -> Iterator[Callable[[bool], RayGrid]]:
+    (tmp_path / "config.toml").write_text("seed = 0\n")
+    grids = []
+
+    def make(holds: bool) -> RayGrid:
+        machines = Nodes(tmp_path, make_corpus([[[1]]]).path, is_local=True)
+        grids.append(ray_grid(f"{Path(__file__).stem}:app", len(VALUES), ClientShare(1), machines, holds))
+        grid = grids[-1].__enter__()
+        wait_until(lambda: len(grid.get_node_ids()) == len(VALUES))
+        return grid
+
+    yield make
+    for grid in grids:
+        grid.__exit__(None, None, None)
+
+
+def requests(*shards: int, folder: Path, params: dict[str, torch.Tensor] = PARAMS) -> list[Message]:
+    sent = {"control": params}
+    asked = [RoundRequest(0, shard, np.array([shard]), params, sent=sent) for shard in shards]
+    contents = encode_requests(asked, Address(str(folder), "digest"))
+    return [Message(content, shard, "train", group_id="1") for shard, content in zip(shards, contents, strict=True)]
+
+
+def test_parameters_are_stored_once_and_each_client_gets_its_own_copy(
+    grid_of: Callable[[bool], RayGrid], tmp_path: Path
+) -> None:
+    grid = grid_of(False)
+    messages = requests(*range(6), folder=tmp_path, params={"weight": torch.full((SIZE,), 0.25)})
+    stored: dict[int, ray.ObjectRef] = {}
+    jobs = [grid._job(message, stored) for message in messages]
+    for name in ("params", "sent"):
+        assert len({job.arrays[name] for job in jobs}) == 1
+    assert len(stored) == 2
+    assert all(not job.message.content.array_records for job in jobs)
+    replies = [decode_reply(reply.content) for reply in grid.send_and_receive(messages, timeout=60)]
+    assert {reply.shard: reply.update.delta["weight"][0].item() for reply in replies} == {
+        shard: value + 0.25 for shard, value in enumerate(VALUES)
+    }
+
+
+def test_few_replies_with_arrays_are_fetched_at_a_time(grid_of: Callable[[bool], RayGrid], tmp_path: Path) -> None:
+    grid = grid_of(False)
+    ids = grid.push_messages(requests(*range(6), folder=tmp_path))
+
+    def have_all_come() -> bool:
+        grid._advance()
+        return len(grid._replies) == 6
+
+    wait_until(have_all_come)
+    assert [len(grid.pull_messages(ids)) for _ in range(3)] == [PULLED, 6 - PULLED, 0]
+
+
+def test_nothing_of_a_round_is_kept_once_its_replies_are_taken(
+    grid_of: Callable[[bool], RayGrid], tmp_path: Path
+) -> None:
+    """Ray forgets parameters and sums when the last reference to them is gone, and jobs hold these references."""
+    grid = grid_of(False)
+    before = jobs_in_memory()
+    for _ in range(3):
+        assert len(grid.send_and_receive(requests(*range(6), folder=tmp_path), timeout=60)) == 6
+    assert jobs_in_memory() == before
+
+
+def jobs_in_memory() -> int:
+    gc.collect()
+    return sum(type(thing) is Job for thing in gc.get_objects())
+
+
+def test_held_sums_are_added_in_the_order_that_is_asked_for(grid_of: Callable[[bool], RayGrid], tmp_path: Path) -> None:
+    """And a newer message to a node drops what is held of it."""
+    grid = grid_of(True)
+
+    def summed(*shards: int) -> float:
+        replies = grid.send_and_receive(requests(*shards, folder=tmp_path), timeout=60)
+        assert [[*reply.content.array_records] for reply in replies] == [[]] * len(shards)
+        assert {decode_reply(reply.content).update.weight for reply in replies} == {VALUES[shard] for shard in shards}
+        assert set(grid._held) == set(shards)
+        (reply,) = grid.send_and_receive([sum_request([*shards], "1")], timeout=60)
+        assert not grid._held
+        values = reply.content.array_records["delta"]["weight"].numpy()
+        assert len(set(values.tolist())) == 1
+        return float(values[0])
+
+    assert summed(0, 1, 2, 3) == 4.0
+    assert summed(0, 2, 1, 3) == 4.0  # ((1 + 3) + 2^53) - 2^53
+    assert summed(1, 0, 3, 2) == 3.0  # ((2^53 + 1) - 2^53) + 3
+    assert summed(5) == 7.0
+    grid.send_and_receive(requests(0, 1, folder=tmp_path), timeout=60)
+    grid.push_messages(requests(1, folder=tmp_path))
+    assert set(grid._held) == {0}
+
+
+def exchanged(grid: RayGrid, folder: Path, branch: int, *shards: int) -> list[Reply]:
+    """Replies of a round, in the order of their arrival."""
+    exchange = Exchange(grid, len(VALUES), branch, Address(str(folder), "digest"), Deadline(None), 2, Stop())
+    return [*exchange.send([RoundRequest(0, shard, np.array([shard]), PARAMS) for shard in shards])]
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_shard_that_fails_is_asked_again_and_the_others_are_not(
+    grid_of: Callable[[bool], RayGrid], tmp_path: Path, holds: bool
+) -> None:
+    """The sums that client processes hold meanwhile are kept."""
+    grid, shards = grid_of(holds), (0, 1, 2, 3, 5)  # shard 4 has no users in this round
+    (tmp_path / "fail1").touch()
+    replies = exchanged(grid, tmp_path, 2, *shards)
+    calls = sorted(map(int, (tmp_path / "calls").read_text().split()))
+    assert calls == [0, 1, 1, 2, 3, 5]
+    if holds:
+        assert {type(reply) for reply in replies} == {BranchReply}
+        first, *_, last = replies
+        assert (first.work[0].shard in (2, 5), last.work[0].shard) == (True, 0)  # whole branches do not wait
+    tree = TreeSum(shards, 2)
+    for reply in replies:
+        tree.add(reply)
+    assert tree.total is not None
+    expected = ((VALUES[0] + VALUES[1]) + (VALUES[2] + VALUES[3])) + VALUES[5]
+    assert expected != sum(VALUES[shard] for shard in shards)
+    assert tree.total.weight == tree.total.delta["weight"][0].item() == expected
+    assert (tree.total.users, tree.total.tokens) == (5, 10)
+    assert [work.shard for work in tree.work] == [*shards]
+    assert not grid._held
+
+
+def test_a_single_attempt_at_a_held_shard_says_whether_it_failed(
+    grid_of: Callable[[bool], RayGrid], tmp_path: Path
+) -> None:
+    grid = grid_of(True)
+    exchange = Exchange(grid, len(VALUES), 3, Address(str(tmp_path), "digest"), Deadline(None), 0, Stop())
+    request = RoundRequest(0, 2, np.array([2]), PARAMS)
+    assert exchange.send_once(request) == {}
+    (tmp_path / "fail2").touch()
+    assert exchange.send_once(request) == {2: "KeyError: 'told to fail'"}
+    assert exchange.send_once(request) == {}
