@@ -16,7 +16,7 @@ from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.sweeps.tuned import read_tuned
 
-DEADLINE = 400.0
+DEADLINE = 1_200.0  # a busy machine takes half a minute to start a run
 SWEEP = """
 title = "A rate"
 question = "?"
