@@ -225,7 +225,7 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
         planned_sharers.append(len(sharers))
         chosen = [_chosen_records(split, int(user), index, canary.p_e, seed) for user in sharers]
         claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
-    records = np.concatenate(claims)
+    records = np.concatenate([*claims, np.empty(0, np.int64)])  # of no canaries too
     claimant = np.repeat(np.arange(len(canaries)), [len(claim) for claim in claims])
     priority = stream(seed, "collisions").random(len(records))
     order = np.lexsort((priority, records))
@@ -236,9 +236,9 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     return Planting(
         canaries,
         overlay,
-        planned_sharers=np.array(planned_sharers),
+        planned_sharers=np.array(planned_sharers, np.int64),
         sharers=sharers,
-        planned_insertions=np.array([len(claim) for claim in claims]),
+        planned_insertions=np.array([len(claim) for claim in claims], np.int64),
         insertions=insertions,
     )
 

@@ -62,6 +62,9 @@ def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> No
     later = {name: [getattr(canary, name) for canary in canaries] for name in LATER}
     used = {name: values for name, values in later.items() if any(value != getattr(Canary, name) for value in values)}
     types = {name: LATER[name] for name in used}
+    if not canaries:  # pandas could not tell the types of columns
+        pq.write_table(pa.schema([SCHEMA.field(name) for name in columns]).empty_table(), folder / FILE)
+        return
     pd.DataFrame(columns | used).astype(types).to_parquet(folder / FILE, index=False)
 
 
@@ -103,8 +106,8 @@ def read_roster(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
     roster = read_parquet(path, SCHEMA, (*OLDER_LACK, *LATER))
-    if roster.empty or roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
-        raise InputError(f"{path}: canaries need different ids, and there must be some; restore it")
+    if roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
+        raise InputError(f"{path}: canaries need different ids; restore it")
     if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
         raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
     return roster if "is_planted" in roster else roster.assign(is_planted=True)

@@ -21,7 +21,8 @@ class CanaryHParams:
         p_u: Probabilities that a user is a sharer of a canary; each pair of a p_u and a p_e is a configuration. Unit:
             probability.
         p_e: Probabilities that a record of a sharer is replaced by the canary. Unit: probability.
-        count: Number of canaries in each configuration. Unit: canaries.
+        count: Number of canaries in each configuration; 0 plants none, so that only utility is measured. Unit:
+            canaries.
         length: Number of words in a canary. Unit: words.
         insertions: In place of p_u and p_e: exact numbers of records that a canary replaces, drawn uniformly from the
             records of all users. Each number is a configuration. Unit: records.
@@ -52,7 +53,8 @@ class CanaryHParams:
         default = type(self)
         if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
             raise InputError("insertions and p_u, p_e both say how often canaries occur; remove one or the other")
-        at_least_one(count=self.count)
+        if self.count < 0:
+            raise InputError(f"count must not be negative, found {self.count}")
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
 

@@ -50,6 +50,8 @@ from flsim.cli.sweep import EPILOG as SWEEP_EPILOG
 from flsim.cli.sweep import sweep
 from flsim.cli.trace import EPILOG as TRACE_EPILOG
 from flsim.cli.trace import trace
+from flsim.cli.tune import EPILOG as TUNE_EPILOG
+from flsim.cli.tune import tune
 from flsim.cli.verify import EPILOG as VERIFY_EPILOG
 from flsim.cli.verify import verify
 from flsim.cli.version import version_text
@@ -184,6 +186,7 @@ def run(
 
 
 app.command(rich_help_panel=TRAIN, epilog=SWEEP_EPILOG)(sweep)
+app.command(rich_help_panel=TRAIN, epilog=TUNE_EPILOG)(tune)
 app.command(rich_help_panel=TRAIN, epilog=PLAN_EPILOG)(plan)
 app.command(rich_help_panel=TRAIN, epilog=VERIFY_EPILOG)(verify)
 app.command(rich_help_panel=MEASURE, epilog=EPILOG)(evaluate)

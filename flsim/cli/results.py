@@ -92,8 +92,9 @@ def table(
     from flsim.base.files import named_file
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against_published import against as marked
+    from flsim.results.display_columns import TUNED
     from flsim.results.paths import expanded
-    from flsim.results.sweeps import published_of, read_shown
+    from flsim.results.sweeps import published_of, read_shown, tuned_notes
     from flsim.results.worlds import compare_worlds
 
     runs = expanded(runs)
@@ -107,6 +108,8 @@ def table(
     results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(read, round, epoch, published)
     if against:
         results = marked(results)
+    if notes := tuned_notes(runs):
+        results.attrs[TUNED] = notes
     if format is Format.parquet:
         if out is None:
             raise InputError("--format parquet: not for a terminal; name a file with --out")

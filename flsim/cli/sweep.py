@@ -54,6 +54,7 @@ def sweep(
 
     Writes a report as well: report.html in the sweep folder.
     """
+    from flsim.data.corpus import Corpus
     from flsim.data.stores import located
     from flsim.sweeps import definition, folder
     from server.sweep import sweep as train_sweep
@@ -65,9 +66,15 @@ def sweep(
     path = located(corpus) if corpus else folder.corpus_of(at, file, sweep_folder.path)
     seed_range = range(seeds) if seeds else None
     planned = definition.planned_runs(sweep_definition, at, path, str(file), seed_range, only or (), set_ or ())
+    tuned = definition.tuned_of(sweep_definition, at, str(file))
+    if tuned and path != sweep_folder.path / folder.CORPUS:
+        tuned.refuse_corpus(Corpus.open(path).digest, path)  # before anything is written
     with sweep_folder.hold_lock():
-        train = folder.open_corpus(at, path, sweep_folder.path).split("train")
-        sweep_folder.write(file, sweep_definition, tier, planned, shlex.join(["flsim", *sys.argv[1:]]))
+        opened = folder.open_corpus(at, path, sweep_folder.path)
+        if tuned:
+            tuned.refuse_corpus(opened.digest, path)
+        sweep_folder.write(file, sweep_definition, tier, planned, shlex.join(["flsim", *sys.argv[1:]]), tuned)
+        train = opened.split("train")
         failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
     if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):
         _show(sweep_folder.path)

@@ -96,6 +96,7 @@ def _openings(gathered: Gathered) -> list[Opening]:
     for sweep in gathered.sweeps:
         facts = [("Published values", sweep.source)] if sweep.source else []
         facts.append(("Scale", f"{sweep.tier}: {sweep.about}" if sweep.about else sweep.tier))
+        facts += [("Tuning", sweep.tuned)] if sweep.tuned else []
         openings.append(Opening(sweep.title, sweep.question, facts))
     return openings
 

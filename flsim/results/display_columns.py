@@ -14,6 +14,7 @@ from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 
+TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
 COPIES = " Copies: the fewest with a memorized canary, where their number was set."
@@ -103,6 +104,11 @@ def agreement(table: pd.DataFrame) -> str:
     if not {*AGAINST} & {*table}:
         return ""
     return "\n" + "".join(formats.note(str(metric)) for metric in agreements(table))
+
+
+def tuned(table: pd.DataFrame) -> str:
+    """Return the sentences on the searches that chose settings of the runs, if there were any."""
+    return "".join(f"\n{formats.note(text)}" for text in table.attrs.get(TUNED, ()))
 
 
 def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[Column]:

@@ -224,7 +224,7 @@ def _scale(panels: Mapping[Quantity, Axes], canaries: int) -> None:
         if quantity.is_flag:
             panel.yaxis.set_major_locator(MaxNLocator(integer=True))
             # A flat line at zero is a result: it needs a scale to be seen against.
-            panel.set_ylim(0, min(canaries, max(1.0, 1.2 * max(tops[flag] for flag in flags(panels)))))
+            panel.set_ylim(0, min(max(canaries, 1), max(1.0, 1.2 * max(tops[flag] for flag in flags(panels)))))
         elif quantity.is_log:
             _scale_by_logarithm(panel, tops[quantity])
         else:

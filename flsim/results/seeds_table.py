@@ -197,7 +197,7 @@ def _remarks(table: pd.DataFrame) -> str:
     if "left_out" in table:
         for row in table.dropna(subset="left_out").itertuples():
             text += formats.note(f"Left out of {row.setting}: {row.left_out}")
-    return text + display_columns.agreement(table)
+    return text + display_columns.agreement(table) + display_columns.tuned(table)
 
 
 def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:

@@ -59,6 +59,7 @@ class SweepFile(TypedDict):
     sessions: list[Session]
     runs: list[Run]
     synthetic: NotRequired[dict[str, Any] | None]
+    tuned: NotRequired[str]
 
 
 SWEEP_FILE = TypeAdapter(SweepFile)

@@ -65,6 +65,7 @@ class Sweep:
         sessions: a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained
             (names), failed (reasons by name).
         runs: all runs, in the table's order.
+        tuned: sentences on the search that chose settings; empty if there was none.
     """
 
     path: Path
@@ -78,6 +79,7 @@ class Sweep:
     versions: Mapping[str, str]
     sessions: Sequence[Mapping[str, Any]]
     runs: Sequence[SweepRun]
+    tuned: str = ""
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -93,7 +95,9 @@ def read_sweep(path: Path) -> Sweep:
         for run in about["runs"]
     ]
     texts = {name: about[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}
-    return Sweep(path, **texts, versions=about["versions"], sessions=about["sessions"], runs=runs)
+    return Sweep(
+        path, **texts, versions=about["versions"], sessions=about["sessions"], runs=runs, tuned=about.get("tuned", "")
+    )
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
@@ -134,6 +138,11 @@ def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
     """Return the published row of each run folder of the sweeps among the paths."""
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
     return {_folder(sweep.path, run.name): run.published for sweep in sweeps for run in sweep.runs if run.published}
+
+
+def tuned_notes(paths: Sequence[Path]) -> list[str]:
+    """Return the different sentences on the searches that chose settings of the sweeps among the paths."""
+    return list(dict.fromkeys(note for path in paths if is_sweep(path) and (note := _read(path).get("tuned"))))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def _remarks(table: pd.DataFrame) -> str:
             text += formats.note(f"{row.run} {row.status}: {row.reason}")
     if partial := [quantity.title for quantity in _partly_measured(table)]:
         text += formats.note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
-    return text + display_columns.agreement(table)
+    return text + display_columns.agreement(table) + display_columns.tuned(table)
 
 
 def _partly_measured(table: pd.DataFrame) -> list[Quantity]:

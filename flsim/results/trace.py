@@ -39,9 +39,11 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
         since the last evaluation in which a sharer took part.
 
     Raises:
-        InputError: there is no such canary, nothing was evaluated, or some canaries' results are missing.
+        InputError: there is no such canary, or none, nothing was evaluated, or some canaries' results are missing.
     """
     known = run.roster["canary"].tolist()
+    if not known:
+        raise InputError(f"run {run.name}: was trained without canaries, so there is nothing to trace")
     for canary in canaries:
         if canary not in known:
             raise InputError(f"run {run.name}: has no canary {canary}; its canaries are {known[0]} to {known[-1]}")

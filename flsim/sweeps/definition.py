@@ -24,33 +24,28 @@ Later settings replace earlier ones, in the order base, grid, tier, the tier's g
 published values. A tier that gives other values gives as many, each in the place of the published value.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
-
-from pydantic import ConfigDict
+from typing import Any
 
 from flsim.base.errors import InputError
+from flsim.base.files import digest
 from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
+from flsim.sweeps.tuned import Tuned, read_tuned
+from flsim.sweeps.values import Strict, Values, flat, merge, nested, slug
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
-Values = dict[str, Any]
+NOT_TRAINING = {"canaries", "evaluation", "system"}  # sections
 Axes = dict[str, list[Any]]
-
-
-@dataclass(frozen=True)
-class Strict:
-    """Base class of parts of a sweep file, in which an unknown key is an error."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -126,6 +121,7 @@ class Tier(Strict):
         set: settings of all runs.
         grids: changes of grids, by name.
         whole_cluster: whether each run takes all machines; otherwise as many run at once as fit.
+        tuned: outcome of `flsim tune`, relative to the definition, with values that its runs take.
     """
 
     about: str
@@ -134,6 +130,7 @@ class Tier(Strict):
     set: Values = field(default_factory=dict)
     grids: dict[str, TierGrid] = field(default_factory=dict)
     whole_cluster: bool = False
+    tuned: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -229,29 +226,62 @@ def planned_runs(
         if name not in grids:
             raise InputError(f"{source}: has no grid {name!r}; choose one of {', '.join(grids)}")
     rows = published_rows(definition.published.file, definition.published.table) if definition.published else []
-    runs = []
+    tuned, runs = tuned_of(definition, tier, source), []
     for grid in definition.grids:
         if only and grid.name not in only:
             continue
         change = tier.grids.get(grid.name, TierGrid())
         settings: Values = {}
         for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(located(corpus))}}):
-            _merge(settings, part)
+            merge(settings, part)
         for theirs, ours in _points(grid, change, source):
             _refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
             row = _published(definition.published, grid, theirs, rows, source)
+            chosen = tuned.values_for(grid.name, ours, overrides) if tuned else {}
             for seed in tier.seeds if seeds is None else seeds:
                 values = deepcopy(settings)
                 for key, value in ours.items():
-                    _merge(values, _nested(key, value))
+                    merge(values, nested(key, value))
+                for key, value in chosen.items():
+                    merge(values, nested(key, value))
+                if tuned:
+                    tuned.refuse_seed(seed)
                 values["seed"] = seed
                 for override in overrides:
                     toml.override_value(values, override, from_working_directory)
-                name = "-".join([grid.name, *(_slug(key, value) for key, value in ours.items()), f"seed{seed}"])
+                name = "-".join([grid.name, *(slug(key, value) for key, value in ours.items()), f"seed{seed}"])
                 config = parse(values, f"{source}, {name}", Path(source).parent)
                 runs.append(Planned(name, grid.name, seed, ours, row, config))
     _refuse_names(runs, source)
     return runs
+
+
+def tuned_of(definition: Definition, tier: Tier, source: str) -> Tuned | None:
+    """Return the outcome of the search that a tier names; None if the tier names none.
+
+    Raises:
+        InputError: there is no such file, or it is of another sweep, tier or training.
+    """
+    if tier.tuned is None:
+        return None
+    tuned = read_tuned(Path(source).parent / tier.tuned)
+    if tuned.title != definition.title or definition.tiers.get(tuned.tier) != tier:
+        raise InputError(f"{tuned.source}: tuned tier {tuned.tier} of {tuned.title!r}, not this one; run `flsim tune`")
+    if tuned.training != training_digest(definition, tier):
+        raise InputError(
+            f"{tuned.source}: tuned other grids or settings of training than {source} has; run `flsim tune`"
+        )
+    return tuned
+
+
+def training_digest(definition: Definition, tier: Tier) -> str:
+    """Return the digest of what decides training in a tier: grids and settings, without canaries and evaluation."""
+    parts = [definition.base, tier.set, *(grid.set for grid in definition.grids)]
+    parts += [change.set for change in tier.grids.values()]
+    settings = [{key: value for key, value in part.items() if key not in NOT_TRAINING} for part in parts]
+    axes = [(grid.name, grid.axes) for grid in definition.grids]
+    tier_axes = [(name, change.axes) for name, change in tier.grids.items()]
+    return digest(json.dumps([settings, axes, tier_axes], sort_keys=True, default=str))
 
 
 def _refuse_names(runs: Sequence[Planned], source: str) -> None:
@@ -296,14 +326,7 @@ def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Val
             )
     theirs = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
     ours = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
-    return [(_flat(a), _flat(b)) for a, b in zip(product(*theirs), product(*ours), strict=True)]
-
-
-def _flat(point: Iterable[tuple[str, Any]]) -> Values:
-    flat: Values = {}
-    for axis, value in point:
-        flat |= {f"{axis}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {axis: value}
-    return flat
+    return [(flat(a), flat(b)) for a, b in zip(product(*theirs), product(*ours), strict=True)]
 
 
 def _published(
@@ -324,27 +347,3 @@ def _published(
 def _single(value: Any) -> Any:
     """Return the element of a list of one, because a published table has the element."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
-def _merge(into: Values, values: Mapping[str, Any]) -> None:
-    """Merge sections, and replace all other values."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            into[key] = into[key] if isinstance(into.get(key), dict) else {}
-            _merge(into[key], value)
-        else:
-            into[key] = deepcopy(value)
-
-
-def _nested(key: str, value: Any) -> Values:
-    *sections, name = key.split(".")
-    nested: Values = {name: value}
-    for section in reversed(sections):
-        nested = {section: nested}
-    return nested
-
-
-def _slug(key: str, value: Any) -> str:
-    """Return a part of a folder's name: words unchanged, numbers after the setting's name."""
-    text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-")
-    return text if isinstance(value, str) else f"{key.rpartition('.')[2]}{text}"

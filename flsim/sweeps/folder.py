@@ -6,6 +6,7 @@ configs/        the settings of each run
 corpus/         the corpus, if the tier makes one
 runs/           run folders
 logs/           the output of each run
+tuned.toml      the search that chose settings, if the tier names one
 """
 
 import platform
@@ -14,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, held, make_folder, new_file, write_json
@@ -24,11 +25,13 @@ from flsim.data.synthetic import make_synthetic
 from flsim.results.sweeps import FILE, RUNS
 from flsim.runs.config import dump
 from flsim.sweeps.definition import Definition, Planned, Tier
+from flsim.sweeps.tuned import Tuned
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
 CORPUS, CORPUS_SEED = "corpus", 0
 LOCK = ".sweeping"
-OURS = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs"}
+TUNED = "tuned.toml"
+OURS = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs", TUNED}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class SweepFolder:
     """A sweep on disk."""
 
     path: Path
+
+    file: ClassVar[str] = FILE
+    ours: ClassVar[set[str]] = OURS
+    what: ClassVar[str] = "sweep"  # the command too
 
     def run(self, name: str) -> Path:
         """Return the folder of a run."""
@@ -69,8 +76,8 @@ class SweepFolder:
         try:
             make_folder(self.path)
             names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-            if names - OURS and FILE not in names:
-                raise InputError(f"{self.path}: holds other things than a sweep; name a new folder with --out")
+            if names - self.ours and self.file not in names:
+                raise InputError(f"{self.path}: holds other things than a {self.what}; name a new folder with --out")
             (self.path / LOCK).touch()
         except OSError as error:
             raise InputError(
@@ -81,13 +88,21 @@ class SweepFolder:
                 stack.enter_context(held(self.path / LOCK))
             except BlockingIOError:
                 raise InputError(
-                    f"{self.path}: another `flsim sweep` is at work there; wait for it, or end it"
+                    f"{self.path}: another `flsim {self.what}` is at work there; wait for it, or end it"
                 ) from None
             except OSError:
                 pass  # a filesystem without locks
             yield
 
-    def write(self, source: Path, definition: Definition, tier: str, planned: Sequence[Planned], command: str) -> None:
+    def write(
+        self,
+        source: Path,
+        definition: Definition,
+        tier: str,
+        planned: Sequence[Planned],
+        command: str,
+        tuned: Tuned | None = None,
+    ) -> None:
         """Add runs to those of the sweep; the settings of existing runs must be the same.
 
         Raises:
@@ -120,6 +135,8 @@ class SweepFolder:
         if source.resolve() != (self.path / "sweep.toml").resolve():
             with new_file(self.path / "sweep.toml") as partial:
                 partial.write_bytes(source.read_bytes())
+        if tuned:
+            tuned.write(self.path / TUNED)
         about = definition.tiers[tier].about
         published = definition.published
         write_json(
@@ -136,6 +153,7 @@ class SweepFolder:
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
                 "sessions": known["sessions"] if known else [],
                 "runs": _in_order(runs, definition),
+                **({"tuned": tuned.note} if tuned else {}),
             },
         )
 
@@ -168,10 +186,10 @@ def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
     return path
 
 
-def open_corpus(tier: Tier, path: Path | str, folder: Path) -> Corpus:
-    """Open the corpus; make it first if it is the sweep's own and does not exist."""
+def open_corpus(tier: Tier, path: Path | str, folder: Path, seed: int = CORPUS_SEED) -> Corpus:
+    """Open the corpus; make it first, from a seed, if it is the sweep's own and does not exist."""
     if tier.corpus.synthetic is not None and path == (own := folder / CORPUS) and not own.exists():
-        make_synthetic(own, tier.corpus.synthetic, CORPUS_SEED)
+        make_synthetic(own, tier.corpus.synthetic, seed)
     return Corpus.open(path)
 
 

@@ -222,7 +222,7 @@ def test_the_papers_grid_has_90_canaries() -> None:
         ({"p_u": (float("nan"),)}, "p_u must be a probability"),
         ({"p_u": (0.1, 0.1)}, "p_u must list different"),
         ({"p_e": ()}, "p_e must list at least one"),
-        ({"count": 0}, "count must be at least 1, found 0"),
+        ({"count": -1}, "count must not be negative, found -1"),
         ({"length": 1}, "length must be at least 2"),
     ],
 )

@@ -11,11 +11,12 @@ import pytest
 from helpers import MakeCorpus
 
 from flsim.base.errors import InputError
-from flsim.canaries.planting import Overlay, plant
-from flsim.canaries.population import open_population, write_population
-from flsim.canaries.roster import LATER, SCHEMA, read_canaries, read_counts, read_roster, write_roster
-from flsim.canaries.spec import Canary
+from flsim.canaries.planting import Overlay, drawn_and_planted, plant
+from flsim.canaries.population import World, open_population, write_population
+from flsim.canaries.roster import COUNTS, LATER, SCHEMA, read_canaries, read_counts, read_roster, write_roster
+from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
+from flsim.data.records import Records
 
 PLAIN = (Canary("c0", (7, 8), 1.0, 0.5), Canary("c1", (9, 8), 0.5, 1.0))
 COPIES = tuple(replace(canary, p_u=np.nan, p_e=np.nan, copies=2) for canary in PLAIN)
@@ -90,3 +91,28 @@ def test_missing_values_are_refused(corpus: Corpus, tmp_path: Path) -> None:
         read_roster(path)
     with pytest.raises(ValueError, match="null"):
         read_canaries(tmp_path)
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+def test_without_canaries_a_population_is_the_corpus_and_its_roster_is_empty(
+    corpus: Corpus, tmp_path: Path, world: World
+) -> None:
+    (tmp_path / "planted").mkdir()
+    planting = drawn_and_planted(corpus, CanaryHParams(count=0), 0)
+    write_population(tmp_path / "planted", corpus, planting, world, 0)
+    population, canaries = open_population(tmp_path / "planted", corpus)
+    assert canaries == ()
+    roster = read_roster(tmp_path / "planted" / "roster.parquet")
+    assert list(roster) == ["canary", "tokens", "words", "p_u", "p_e", *COUNTS, "is_planted"]
+    assert len(roster) == 0
+    train = corpus.split("train")
+    held = [words_of(users[user]) for users in (population, train) for user in range(len(train))]
+    ours, theirs = held[: len(train)], held[len(train) :]
+    assert sorted(record for user in ours for record in user) == sorted(record for user in theirs for record in user)
+    if world == "non-iid":
+        assert ours == theirs
+
+
+def words_of(records: Records) -> list[tuple[int, ...]]:
+    """The records of a user, as tuples of words."""
+    return [tuple(records[index].tolist()) for index in range(len(records))]

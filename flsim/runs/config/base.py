@@ -256,6 +256,10 @@ class Config(ABC):
         """
 
     @abstractmethod
+    def lasting(self, rounds: int) -> Self:
+        """Return the settings of a run of so many rounds that is otherwise the same."""
+
+    @abstractmethod
     def planned(self, population: int, rounds: int) -> Entry:
         """Return the ledger's entry for `rounds` rounds on `population` users, in central training records."""
 

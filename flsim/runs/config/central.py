@@ -1,7 +1,7 @@
 """The configuration of a central run: SGD over records, or DP-SGD."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import numpy as np
 
@@ -213,6 +213,9 @@ class CentralConfig(Config):
 
     def rounds_over(self, train: Split) -> int:
         return self.training.steps_over(train.records, train.words)
+
+    def lasting(self, rounds: int) -> Self:
+        return replace(self, training=replace(self.training, steps=rounds, words=None))
 
     def planned(self, population: int, rounds: int) -> Entry:
         return Entry(self.sampler, population, self.training.batch_size, self.privacy.noise_multiplier, rounds)

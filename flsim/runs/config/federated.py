@@ -203,6 +203,9 @@ class FederatedConfig(Config):
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
         )
 
+    def lasting(self, rounds: int) -> Self:
+        return replace(self, training=replace(self.training, rounds=rounds, epochs=None))
+
     def with_shards(self, processes: int, users: int) -> Self:
         """Return the settings with numbers of shards and of shards in a branch: their own ones, or the default ones.
 

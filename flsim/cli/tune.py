@@ -1,0 +1,49 @@
+"""`flsim tune`: choose the settings of a sweep by utility alone, before the sweep is trained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flsim.cli.options import Address, AtOnce
+
+EPILOG = "Example: flsim tune experiments/tune-table1.toml --tier smoke --out runs/tune-table1-smoke"
+
+
+def tune(
+    file: Annotated[Path, typer.Argument(help="TOML file of a search, e.g. experiments/tune-table1.toml.")],
+    tier: Annotated[str, typer.Option(help="Tier of the sweep to choose settings for, e.g. paper.")] = "smoke",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the search, e.g. runs/tune-table1-smoke.", show_default="runs/FILE-TIER"),
+    ] = None,
+    address: Address = None,
+    at_once: AtOnce = None,
+) -> None:
+    """Choose settings of a sweep, such as learning rates, by perplexity on test users alone.
+
+    Each group of runs, such as a world of an optimizer, has the same trials on the same seeds, without canaries. The
+    better half of the trials trains on, until the last ones are whole. A best value at the edge of its range widens the
+    range.
+
+    Writes tuned.toml into the folder. A tier of the sweep names the file as tuned, and the seeds of the search are
+    refused there.
+
+    Repeat the command to continue an interrupted search.
+    """
+    from flsim.canaries.in_corpus import settled
+    from flsim.sweeps import tuning, tuning_folder
+    from server.tune import tune as search_all
+
+    content, at, sweep = tuning.load(file, tier)
+    folder = tuning_folder.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    path = tuning_folder.corpus_of_search(file, file.parent / content.sweep, at, sweep.tiers[tier], folder.path)
+    search = tuning.Search(file, content, at, sweep, tier, path)
+    groups = search.groups()
+    if not tuning_folder.is_made(search):
+        corpus = tuning_folder.open_corpus_of_search(search, folder.path)
+        settled(corpus, search.planned(groups[0].grid, {})[0].config.canaries)  # refuses a corpus that has canaries
+    with folder.hold_lock():
+        corpus = tuning_folder.open_corpus_of_search(search, folder.path)
+        tuned = search_all(folder, search, corpus.split("train"), corpus.digest, address, at_once)
+    typer.echo(tuning.to_text(tuned), nl=False)

@@ -1,0 +1,53 @@
+"""Settings of a sweep as nested tables, and the parts of names that are made of them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Strict:
+    """Base class of parts of a file, in which an unknown key is an error."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+def merge(into: Values, values: Mapping[str, Any]) -> None:
+    """Merge sections, and replace all other values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            into[key] = into[key] if isinstance(into.get(key), dict) else {}
+            merge(into[key], value)
+        else:
+            into[key] = deepcopy(value)
+
+
+def nested(key: str, value: Any) -> Values:
+    """Return the tables of a setting's key, such as ``local.learning_rate``, with its value."""
+    *sections, name = key.split(".")
+    tables: Values = {name: value}
+    for section in reversed(sections):
+        tables = {section: tables}
+    return tables
+
+
+def slug(key: str, value: Any) -> str:
+    """Return a part of a folder's name: words unchanged, numbers after the setting's name."""
+    text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-")
+    return text if isinstance(value, str) else f"{key.rpartition('.')[2]}{text}"
+
+
+def flat(point: Iterable[tuple[str, Any]]) -> Values:
+    """Return the values of axes, with those of a table under keys of their own."""
+    values: Values = {}
+    for axis, value in point:
+        values |= (
+            {f"{axis}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {axis: value}
+        )
+    return values

@@ -1,0 +1,151 @@
+"""The search for settings: halving and widening, against losses that are written out."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.sweeps.search import Outcome, Point, Range, Rule, Trial, open_sides, search, survivors
+
+RATE, MOMENTUM = "local.learning_rate", "local.momentum"
+EIGHT = {RATE: Range(0.1, 12.8)}  # 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8
+INF = math.inf
+
+
+def outcome(
+    rule: Rule,
+    ranges: Mapping[str, Range],
+    loss: Callable[[Point, int], float],
+    is_possible: Callable[[Point], bool] = lambda _: True,
+) -> tuple[Outcome, list[list[tuple[int, int]]]]:
+    """Return the outcome with these losses, and the (trial, rung) that each step asked for."""
+    steps, asked = search(rule, ranges, np.random.Generator(np.random.PCG64(0)), is_possible), []
+    wanted = next(steps)
+    while True:
+        asked.append([(trial.number, rung) for trial, rung in wanted])
+        try:
+            wanted = steps.send([loss(trial.values, rung) for trial, rung in wanted])
+        except StopIteration as end:
+            return end.value, asked
+
+
+def test_halving_is_that_of_a_written_out_example() -> None:
+    """Trial 6 starts best and ends worse than 3; trial 7 diverges; 0, 1, 2 and 7 go after the first rung, 4 and 5 then.
+
+    First rung 9 8 7 4 5 6 3 inf: the least four are 6, 3, 4, 5. Second: 3 has 2.0, 4 has 4.5, 5 has 5.5, 6 has 2.5:
+    the least two are 3 and 6. Third: 3 has 1.0 and 6 has 2.4.
+    """
+    table = [
+        [9.0, 8.0, 7.0, 4.0, 5.0, 6.0, 3.0, INF],
+        [INF, INF, INF, 2.0, 4.5, 5.5, 2.5, INF],
+        [INF, INF, INF, 1.0, INF, INF, 2.4, INF],
+    ]
+    place = {0.1 * 2**number: number for number in range(8)}
+    found, asked = outcome(Rule(), EIGHT, lambda point, rung: table[rung][place[round(point[RATE], 1)]])
+    assert asked == [[(number, 0) for number in range(8)], [(3, 1), (4, 1), (5, 1), (6, 1)], [(3, 2), (6, 2)]]
+    assert (found.best.number, found.best.values, found.best.losses) == (3, {RATE: 0.8}, [4.0, 2.0, 1.0])
+    assert [len(trial.losses) for trial in found.trials] == [1, 1, 1, 3, 2, 2, 3, 1]
+    assert found.widenings == 0
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([3.0, 1.0, 2.0], [1, 2]),  # of an odd number the larger half
+        ([1.0, 1.0, 1.0, 1.0], [0, 1]),  # of equals the earlier ones
+        ([INF, 5.0, INF, INF], [1]),  # none that diverged, even in the better half
+        ([INF, INF], []),
+    ],
+)
+def test_the_better_half_goes_on(losses: list[float], expected: list[int]) -> None:
+    trials = [Trial(number, {RATE: 1.0}, [loss]) for number, loss in enumerate(losses)]
+    assert [trial.number for trial in survivors(trials)] == expected
+
+
+def test_a_best_value_at_the_edge_widens_the_range_by_the_grids_own_steps() -> None:
+    """The least loss is at 51.2 = 0.1 * 2^9, two steps beyond; four further values are tried, halved as the first."""
+    found, asked = outcome(Rule(halving=(0.5, 1.0)), EIGHT, lambda point, _: abs(math.log2(point[RATE] / 51.2)))
+    assert [trial.values[RATE] for trial in found.trials[8:]] == [25.6, 51.2, 102.4, 204.8]
+    assert found.best.values == {RATE: 51.2}
+    assert found.widenings == 1
+    assert asked[2:] == [[(8, 0), (9, 0), (10, 0), (11, 0)], [(8, 1), (9, 1)]]
+
+
+def test_of_two_settings_only_the_one_at_its_edge_is_widened() -> None:
+    ranges = {RATE: Range(1.0, 8.0, points=4), MOMENTUM: Range(0.0, 1.0, "linear", points=3)}
+
+    def loss(point: Point, _: int) -> float:
+        return abs(math.log2(point[RATE] / 0.5)) + abs(point[MOMENTUM] - 0.5)
+
+    found, _ = outcome(Rule(trials=12, halving=(1.0,)), ranges, loss)
+    assert [trial.values for trial in found.trials[12:]] == [{RATE: 0.5, MOMENTUM: 0.5}, {RATE: 0.25, MOMENTUM: 0.5}]
+    assert found.best.values == {RATE: 0.5, MOMENTUM: 0.5}
+
+
+def test_a_random_search_stays_in_its_range_and_widens_by_half_of_it() -> None:
+    """Values are between 1 and 100, so half of the range's width is a factor 10."""
+    rule, ranges = Rule(method="random", trials=16, halving=(1.0,)), {RATE: Range(1.0, 100.0)}
+    found, _ = outcome(rule, ranges, lambda point, _: -min(point[RATE], 150.0) + point[RATE] / 1e6)
+    first = [trial.values[RATE] for trial in found.trials[:16]]
+    beyond = [trial.values[RATE] for trial in found.trials[16:24]]
+    assert min(first) >= 1.0
+    assert max(first) <= 100.0
+    assert sum(value < 10.0 for value in first) in range(3, 14)  # drawn evenly by logarithm: 8 expected of 16
+    assert max(first) < min(beyond)
+    assert max(beyond) <= 10 * max(first) * 1.001
+    best = found.best.values
+    assert open_sides([trial.values for trial in found.trials], best) == []
+
+
+def test_values_that_cannot_be_are_the_end_of_a_range() -> None:
+    found, _ = outcome(
+        Rule(halving=(1.0,)),
+        {MOMENTUM: Range(0.2, 0.9, "linear")},
+        lambda point, _: -point[MOMENTUM],
+        lambda point: point[MOMENTUM] < 1,
+    )
+    assert found.best.values == {MOMENTUM: 0.9}  # the next step would be 1
+    assert (found.widenings, len(found.trials)) == (0, 8)
+
+
+def test_what_has_no_best_inside_is_an_error() -> None:
+    with pytest.raises(RunFailed, match=r"all 8 trials diverged; search lower values of local\.learning_rate"):
+        outcome(Rule(), EIGHT, lambda _, __: INF)
+    with pytest.raises(RunFailed, match="at the edge after 2 widenings; search a range around it"):
+        outcome(Rule(widenings=2), EIGHT, lambda point, _: -point[RATE])
+
+
+def test_a_trial_that_diverges_at_the_end_is_worse_than_any_other() -> None:
+    """The best one until then is at 1.6, and 3.2 lives."""
+    found, _ = outcome(
+        Rule(halving=(0.5, 1.0)),
+        EIGHT,
+        lambda point, rung: INF if rung and point[RATE] == 1.6 else abs(math.log2(point[RATE] / 2)),
+    )
+    assert found.best.values == {RATE: 3.2}
+    assert INF in [trial.losses[-1] for trial in found.trials]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trials": 7}, "trials must be at least 8, found 7"),
+        ({"halving": (0.5,)}, r"ascending shares above 0 that end with 1, found \[0.5\]"),
+        ({"halving": (0.5, 0.5, 1.0)}, "ascending shares"),
+        ({"halving": ()}, "ascending shares"),
+        ({"widenings": -1}, "widenings must not be negative"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Rule(**change)  # type: ignore[arg-type]
+
+
+def test_ranges_that_cannot_be_are_refused() -> None:
+    for low, high, scale in ((1.0, 1.0, "log"), (0.0, 1.0, "log"), (2.0, 1.0, "linear"), (0.0, INF, "linear")):
+        with pytest.raises(InputError, match="low < high"):
+            Range(low, high, scale)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"must multiply to trials \(8\); set points"):
+        Rule().first_points({RATE: Range(0.1, 1.0, points=3)}, np.random.Generator(np.random.PCG64(0)))

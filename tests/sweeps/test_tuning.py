@@ -1,0 +1,302 @@
+"""Files of `flsim tune` and of its outcome: what they mean, and what is refused before anything is trained."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from flsim import cli
+from flsim.base.errors import InputError
+from flsim.data.corpus import Corpus
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.results.sweeps import read_sweep, tuned_notes
+from flsim.sweeps.definition import Planned, load, planned_runs, training_digest, tuned_of
+from flsim.sweeps.folder import SweepFolder
+from flsim.sweeps.search import Trial
+from flsim.sweeps.tuned import Tuned, TunedGroup, TunedTrial, read_tuned
+from flsim.sweeps.tuning import Search, shortened
+from flsim.sweeps.tuning import load as load_search
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "tune-table1.toml"
+RATE = "local.learning_rate"
+SMALL: dict[str, Any] = {"users": 12, "test_users": 2, "heldout_users": 0, "words_per_user": 60, "vocabulary_size": 50}
+SWEEP: dict[str, Any] = {
+    "title": "t",
+    "question": "q",
+    "base": {"evaluation": {"also": ["space"], "every": 2}, "canaries": {"p_u": [0.5]}},
+    "grids": [{"name": "a", "axes": {"data.world": ["iid", "non-iid"], "training.cohort": [2, 3]}}],
+    "tiers": {"smoke": {"about": "x", "corpus": {"synthetic": SMALL}, "seeds": [0, 1]}},
+}
+TUNE: dict[str, Any] = {
+    "sweep": "sweep.toml",
+    "by": ["data.world"],
+    "seeds": [7, 8],
+    "tiers": {"smoke": {"grids": {"a": {RATE: {"low": 0.1, "high": 12.8}}}}},
+}
+
+
+def merged(into: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """Return nested values with changes."""
+    parts = {
+        key: merged(into[key], value) if isinstance(value, dict) and isinstance(into.get(key), dict) else value
+        for key, value in change.items()
+    }
+    return into | parts
+
+
+def write_files(tmp_path: Path, tune: dict[str, Any] | None = None, sweep: dict[str, Any] | None = None) -> Path:
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(merged(SWEEP, sweep or {})))
+    (tmp_path / "tune.toml").write_text(tomli_w.dumps(merged(TUNE, tune or {})))
+    return tmp_path / "tune.toml"
+
+
+def search_of(path: Path) -> Search:
+    return Search(path, *load_search(path, "smoke"), "smoke", path.parent / "corpus")
+
+
+def outcome(path: Path, **changes: Any) -> Tuned:
+    """Write an outcome that chose 0.4 for IID and 3.2 for non-IID users."""
+    groups = tuple(
+        TunedGroup(
+            name=f"a-{world}",
+            grid="a",
+            axes={"data.world": world},
+            values={RATE: rate},
+            perplexity=30.0,
+            widenings=widenings,
+            trials=(TunedTrial({RATE: rate}, (40.0, 30.0)), TunedTrial({RATE: 12.8}, (math.inf,))),
+        )
+        for world, rate, widenings in (("iid", 0.4, 0), ("non-iid", 3.2, 1))
+    )
+    definition = load(path.parent / "sweep.toml")
+    values: dict[str, Any] = {
+        "title": "t",
+        "tier": "smoke",
+        "training": training_digest(definition, definition.tiers["smoke"]),
+        "search": "0123456789abcdef",
+        "objective": "perplexity on test users",
+        "method": "grid",
+        "trials": 8,
+        "halving": (0.5, 1.0),
+        "runs": 2,
+        "by": ("data.world",),
+        "seeds": (7, 8),
+        "corpus": "0" * 64,
+        "has_own_corpus": True,
+        "groups": groups,
+    }
+    tuned = Tuned(**(values | changes))
+    tuned.write(path)
+    return tuned
+
+
+def planned(tmp_path: Path, **options: Any) -> list[Planned]:
+    source = tmp_path / "sweep.toml"
+    definition = load(source)
+    return planned_runs(definition, definition.tiers["smoke"], tmp_path / "corpus", str(source), **options)
+
+
+def test_a_trial_has_the_runs_of_its_group_without_canaries(tmp_path: Path) -> None:
+    search = search_of(write_files(tmp_path))
+    first, second = search.groups()
+    assert [group.name for group in (first, second)] == ["a-iid", "a-non-iid"]
+    runs = search.runs_of(second, Trial(3, {RATE: 0.8}))
+    assert [(run.axes["training.cohort"], run.seed) for run in runs] == [(2, 7), (2, 8), (3, 7), (3, 8)]
+    assert runs[0].name == "t03-a-non-iid-cohort2-seed7"
+    for run in runs:
+        config = run.config
+        assert config.data.world == "non-iid"
+        assert config.local.learning_rate == 0.8  # type: ignore[attr-defined]
+        assert (config.canaries.count, config.evaluation.also, config.system.tracking) == (0, (), ())
+        assert config.canaries.p_u == (0.5,)
+        assert config.evaluation.every > config.training.rounds  # type: ignore[attr-defined]
+
+
+def test_a_share_of_a_run_is_the_run_at_that_length(tmp_path: Path) -> None:
+    write_files(tmp_path, sweep={"base": {"training": {"rounds": 10}}})
+    make_synthetic(tmp_path / "corpus", SyntheticHParams(**SMALL), 0)
+    search = search_of(tmp_path / "tune.toml")
+    train = Corpus.open(tmp_path / "corpus").split("train")
+    run = search.planned("a", {RATE: 0.8})[0]
+    for share, rounds in ((0.25, 3), (0.5, 5), (1.0, 10)):
+        config, at = shortened(run.config, share, train)
+        assert (at, config.rounds_over(train), config.digest) == (rounds, rounds, run.config.digest)
+
+
+def test_the_experiment_has_four_groups_of_one_run_with_equal_budgets() -> None:
+    search = search_of(EXPERIMENT)
+    groups = search.groups()
+    assert [group.name for group in groups] == ["sgd-iid", "sgd-non-iid", "fedavg-iid", "fedavg-non-iid"]
+    for group in groups:
+        runs = search.runs_of(group, Trial(0, {}))
+        assert [(run.seed, run.config.round_size) for run in runs] == [(1000, {"sgd": 32, "fedavg": 8}[group.grid])]
+
+
+@pytest.mark.parametrize(
+    ("tune", "sweep", "message"),
+    [
+        ({"trials": 4}, {}, "trials must be at least 8, found 4"),
+        ({"typo": 1}, {}, "typo"),
+        ({"seeds": []}, {}, "sweep, tiers and seeds are needed"),
+        ({"by": ["model.units"]}, {}, "model.units: no axis of"),
+        ({"tiers": {"smoke": {"at": {"training.cohort": [9]}}}}, {}, "leaves no run of"),
+        ({"tiers": {"smoke": {"corpus_seed": 0}}}, {}, "corpus_seed 0 makes the sweep's own corpus"),
+        ({"tiers": {"smoke": {"corpus": "nowhere"}}}, {}, "nowhere: no such corpus; name another one in"),
+        ({"tiers": {"smoke": {"grids": {"a": {RATE: {"low": 2.0, "high": 1.0}}}}}}, {}, "a range needs low < high"),
+        ({"tiers": {"smoke": {"grids": {"a": {"local.rat": {"low": 1.0, "high": 2.0}}}}}}, {}, "unknown key local.rat"),
+        (
+            {"tiers": {"smoke": {"grids": {"a": {"training.cohort": {"low": 1.0, "high": 2.0}}}}}},
+            {},
+            "--set training.cohort: ",
+        ),
+        ({"tiers": {"smoke": {"grids": {"a": {}}}}}, {"grids": [{"name": "b", "axes": {}}]}, "the sweep has b, and"),
+        ({}, {"base": {"local": {"schedule": "linear"}}}, "set halving = [1.0]"),
+        (
+            {"tiers": {"smoke": {"grids": {"b": {RATE: {"low": 0.1, "high": 1.0}}}}}},
+            {"grids": [*SWEEP["grids"], {"name": "b", "axes": {}}]},
+            "unequal budgets, in runs a trial: a-iid 4, a-non-iid 4, b 2",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tune: dict[str, Any],
+    sweep: dict[str, Any],
+    message: str,
+) -> None:
+    write_files(tmp_path, tune, sweep)
+    assert_refused(tmp_path, monkeypatch, capsys, ["tune", "tune.toml"], message)
+
+
+def assert_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["flsim", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    told = capsys.readouterr().err
+    assert (stop.value.code, told.count("\n")) == (2, 1), told
+    assert message in told
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_other_files_are_not_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path)
+    for arguments, message in (
+        (["tune", "sweep.toml"], "not a search, as it names no sweep"),
+        (["tune", "nowhere.toml"], "nowhere.toml: cannot be read"),
+        (["tune", "tune.toml", "--tier", "paper"], "has no tier 'paper'; choose one of smoke"),
+        (["sweep", "tune.toml"], "not a sweep, as it has no grids"),
+    ):
+        assert_refused(tmp_path, monkeypatch, capsys, arguments, message)
+
+
+def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    written = outcome(tmp_path / "tuned.toml")
+    read = read_tuned(tmp_path / "tuned.toml")
+    assert (read.groups, read.seeds, read.halving) == (written.groups, (7, 8), (0.5, 1.0))
+    assert read.groups[0].trials[1].has_diverged
+
+
+def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    without = [run.name for run in planned(tmp_path)]
+    write_files(tmp_path, sweep={"tiers": {"smoke": {"tuned": "tuned.toml"}}})
+    outcome(tmp_path / "tuned.toml")
+    runs = planned(tmp_path)
+    assert [run.name for run in runs] == without  # names stay as they are
+    rates = {(run.config.data.world, run.config.local.learning_rate) for run in runs}  # type: ignore[attr-defined]
+    assert rates == {("iid", 0.4), ("non-iid", 3.2)}
+    definition, folder = load(tmp_path / "sweep.toml"), SweepFolder(tmp_path / "out")
+    tuned = tuned_of(definition, definition.tiers["smoke"], str(tmp_path / "sweep.toml"))
+    with folder.hold_lock():
+        folder.write(tmp_path / "sweep.toml", definition, "smoke", runs, "flsim sweep", tuned)
+    (note,) = tuned_notes([folder.path])
+    assert note == read_sweep(folder.path).tuned
+    for part in (
+        "chosen by perplexity on test users alone, never by canaries (search 0123456789ab)",
+        "a-iid local.learning_rate 0.4; a-non-iid local.learning_rate 3.2.",
+        "the same budget: 8 trials (grid) of 2 runs, halved after 50% of training, on seeds 7, 8",
+        "and a corpus of their own.",
+        "Ranges were widened, with more trials, for a-non-iid.",
+    ):
+        assert part in note
+    assert read_tuned(folder.path / "tuned.toml").search == "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "message"),
+    [
+        (["--seeds", "8"], {}, "seed 7: tuned.toml was tuned on it, so it must not be reported; take other seeds"),
+        (["--set", f"{RATE}=1.0"], {}, f"--set {RATE}: tuned.toml has chosen it; remove `tuned` from the tier"),
+        ([], {"title": "another"}, "tuned.toml: tuned tier smoke of 'another', not this one; run `flsim tune`"),
+        ([], {"tier": "paper"}, "tuned.toml: tuned tier paper of 't', not this one"),
+        ([], {"training": "0"}, "tuned.toml: tuned other grids or settings of training than sweep.toml has"),
+        ([], {"groups": ()}, "tuned.toml: nothing was tuned for grid a with data.world iid, training.cohort 2"),
+    ],
+)
+def test_what_was_tuned_on_is_not_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    write_files(tmp_path, sweep={"tiers": {"smoke": {"tuned": "tuned.toml"}}})
+    outcome(tmp_path / "tuned.toml", **changes)
+    assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "sweep.toml", *arguments], message)
+
+
+def test_the_corpus_of_the_search_is_not_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path, sweep={"tiers": {"smoke": {"tuned": "tuned.toml"}}})
+    corpus = make_synthetic(tmp_path / "mine", SyntheticHParams(**SMALL), 1)
+    outcome(tmp_path / "tuned.toml", corpus=corpus.digest)
+    capsys.readouterr()  # what making a corpus prints
+    message = "tuned.toml was tuned on this corpus, so it must not be reported; take another"
+    assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "sweep.toml", "--corpus", "mine"], message)
+    read_tuned(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
+    shared = outcome(tmp_path / "tuned.toml", corpus=corpus.digest, has_own_corpus=False)
+    shared.refuse_corpus(corpus.digest, "the same corpus, by other seeds")
+
+
+def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
+    """Canaries and what is measured may change; rounds, settings of training and axes may not."""
+
+    def digest_with(change: dict[str, Any]) -> str:
+        write_files(tmp_path, sweep=change)
+        definition = load(tmp_path / "sweep.toml")
+        return training_digest(definition, definition.tiers["smoke"])
+
+    same = digest_with({})
+    assert digest_with({"base": {"canaries": {"p_u": [0.1]}}, "tiers": {"smoke": {"seeds": [5], "tuned": "x"}}}) == same
+    for change in (
+        {"base": {"training": {"rounds": 9}}},
+        {"tiers": {"smoke": {"set": {"model": {"units": 9}}}}},
+        {"tiers": {"smoke": {"grids": {"a": {"axes": {"training.cohort": [2, 4]}}}}}},
+    ):
+        assert digest_with(change) != same
+
+
+@pytest.mark.parametrize("text", ["", "title = 3", "x = 1"])
+def test_a_damaged_outcome_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"tuned\.toml: no such file, and a tier takes its settings from it"):
+        read_tuned(tmp_path / "tuned.toml")
+    (tmp_path / "tuned.toml").write_text(text)
+    with pytest.raises(InputError, match=r"tuned\.toml: "):
+        read_tuned(tmp_path / "tuned.toml")

@@ -1,0 +1,126 @@
+"""`flsim tune` for real: killed in the middle and gone on with; then a sweep takes what was chosen."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flsim.measures.utility import PERPLEXITY
+from flsim.results.store import read_run
+from flsim.runs.config import load
+from flsim.sweeps.tuned import read_tuned
+
+DEADLINE = 1_200.0  # a busy machine takes half a minute to start a run
+SWEEP = """
+title = "A rate"
+question = "?"
+
+[base]
+canaries = { p_u = [0.2], p_e = [0.5], count = 4, length = 3 }
+model = { embedding = 4, units = 6 }
+evaluation = { every = 1_000_000, references = 50 }
+
+[[grids]]
+name = "sgd"
+axes = { "training.batch_size" = [4] }
+set = { training = { kind = "central", steps = 60, learning_rate = 77 } }
+
+[tiers.smoke]
+about = "tiny"
+[tiers.smoke.corpus]
+synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 50 }
+"""
+TUNE = """
+sweep = "sweep.toml"
+seeds = [7]
+halving = [0.5, 1.0]
+[tiers.smoke]
+corpus_seed = 1
+[tiers.smoke.grids.sgd]
+"training.learning_rate" = { low = 0.01, high = 10_000 }
+"""
+
+
+def flsim(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "flsim", *arguments, "--out", "out"]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def measured(runs: Path) -> dict[Path, int]:
+    """When each measurement was stored."""
+    return {path: path.stat().st_mtime_ns for path in runs.glob("*/rows/*.parquet")}
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "tune.toml").write_text(TUNE)
+    runs = tmp_path / "out" / "runs"
+    first = flsim(tmp_path, "tune", "tune.toml")
+    until = time.monotonic() + DEADLINE
+    while not measured(runs):
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    before = measured(runs)
+    assert not (tmp_path / "out" / "tuned.toml").exists()
+
+    second = flsim(tmp_path, "tune", "tune.toml")
+    printed, told = second.communicate(timeout=DEADLINE)
+    assert second.returncode == 0, told
+    assert before.items() <= measured(runs).items()  # nothing that was measured was measured again
+    assert max(map(len, printed.splitlines())) <= 80
+    tuned = read_tuned(tmp_path / "out" / "tuned.toml")
+    (group,) = tuned.groups
+    assert group.widenings == 0
+    assert_halved([trial.perplexities for trial in group.trials])
+    whole = [trial for trial in group.trials if len(trial.perplexities) == 2]
+    least = min(trial.perplexities[1] for trial in whole)
+    assert group.perplexity == least
+    assert group.values in [trial.values for trial in whole if trial.perplexities[1] == least]
+    for number, trial in enumerate(group.trials):
+        (run,) = runs.glob(f"t{number:02d}-*")
+        config, results = load(run / "config.toml"), read_run(run)
+        assert config.training.learning_rate == trial.values["training.learning_rate"]  # type: ignore[attr-defined]
+        assert results.roster.empty
+        assert set(results.rows["canary"]) <= {""}
+        for round_, perplexity in zip((30, 60), trial.perplexities, strict=False):
+            assert results.of_model(PERPLEXITY.name, round_) == (
+                pytest.approx(perplexity, rel=1e-12) if math.isfinite(perplexity) else None
+            )
+        if not trial.has_diverged:  # each share was measured once
+            assert len((run / "evaluations.jsonl").read_text().splitlines()) == len(trial.perplexities)
+
+    assert_taken_by_a_sweep(tmp_path, group.values["training.learning_rate"])
+    (tmp_path / "tune.toml").write_text(TUNE.replace("10_000", "9_000"))
+    third = flsim(tmp_path, "tune", "tune.toml")
+    assert "holds another search than tune.toml is now; name another --out" in third.communicate()[1]
+    assert third.returncode == 2
+
+
+def assert_halved(perplexities: list[tuple[float, ...]]) -> None:
+    """The four with the least perplexity after half of the steps went on, if they were finite; the others did not."""
+    by_first = sorted(range(8), key=lambda number: (perplexities[number][0], number))
+    expected = {number for number in by_first[:4] if math.isfinite(perplexities[number][0])}
+    assert {number for number in range(8) if len(perplexities[number]) == 2} == expected
+    assert len(expected) >= 2
+    assert any(math.isinf(values[0]) for values in perplexities)  # a rate of 10,000 diverges
+
+
+def assert_taken_by_a_sweep(tmp_path: Path, rate: float) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP.replace('about = "tiny"', 'about = "tiny"\ntuned = "out/tuned.toml"'))
+    command = [sys.executable, "-m", "flsim", "sweep", "sweep.toml", "--out", "swept"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "swept" / "runs").iterdir()
+    assert load(run / "config.toml").training.learning_rate == rate  # type: ignore[attr-defined]
+    assert f"training.learning_rate {rate:g}" in " ".join(done.stdout.split())
+    assert "Settings were chosen by perplexity on test users alone" in done.stdout
+    assert "chosen by perplexity" in (tmp_path / "swept" / "report.html").read_text()
