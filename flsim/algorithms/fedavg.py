@@ -35,8 +35,10 @@ class FedAvgHParams(ServerOptimizerHParams):
         algorithm: Federated algorithm; see docs/algorithms.md.
         rounds: Number of rounds to train. Unit: rounds.
         cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
-        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper. "poisson" takes each of N
-            users with probability cohort / N, independently. Your own: see docs/privacy.md.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper's Algorithm 1. "poisson"
+            takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
+            from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
+            mechanism "dp" is refused. Your own: see docs/privacy.md.
     """
 
     rounds: int = 8_000

@@ -30,7 +30,7 @@ from flsim.models.language_model import Params
 from flsim.privacy import noise, report
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.sampling import check_cohort, draw_cohort, shard_ranges
+from flsim.privacy.sampling import check_cohort, draw_cohort, refuse_unaccounted, sampler_class, shard_ranges
 from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import refuse_failing, refuse_low_precision
@@ -107,7 +107,8 @@ class FederatedTraining:
 
     Raises:
         InputError: the population has no such cohort, there are more shards than users, or the model lacks the
-            precision; or a user's own optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
+            precision; or a sampler may draw a user twice, where the algorithm or mechanism "dp" does not allow it; or a
+            user's own optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
     """
 
     users: UsersByRound
@@ -143,7 +144,19 @@ class FederatedTraining:
             )
         if method.has_own_steps and self.local.precision != "float32":
             raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to it")
+        self._refuse_repeats()
         self._refuse_own_privacy()
+
+    def _refuse_repeats(self) -> None:
+        """Refuse a sampler that may draw a user twice where that cannot be accounted, or users keep states."""
+        sampler, method = self.algorithm.sampler, self.method
+        if self.privacy.mechanism == "dp":
+            refuse_unaccounted(sampler)
+        if method.user_slots and sampler_class(sampler).has_repeats:
+            raise InputError(
+                f"training.algorithm {method.label}: a user keeps one state a round, and training.sampler {sampler} "
+                f'may draw a user twice; set training.sampler to "fixed-size"'
+            )
 
     def _refuse_own_privacy(self) -> None:
         """Try a user's own sampler and noise before training."""
