@@ -114,13 +114,13 @@ def drawn_extremes(canaries: Sequence[Canary], users: int, records: int, draws: 
 
 def _extremes_beside_published(planting: Planting, train: Split) -> dict[str, dict[str, Any]]:
     """Return, for each extreme, its value here, the range of 99% of drawings, and the published value."""
-    here = extremes(planting.sharers, planting.insertions)
+    planted = extremes(planting.sharers, planting.insertions)
     drawn = drawn_extremes(planting.canaries, len(train), train.records)
     ranges = np.quantile(drawn, [0.005, 0.995], axis=1, method="closest_observation").T.astype(np.int64)
     is_published_size = len(train) == PAPER_USERS
     return {
         name: {"here": value, "range": range_, "published": published if is_published_size else None}
-        for (name, published), value, range_ in zip(PUBLISHED.items(), here.tolist(), ranges.tolist(), strict=True)
+        for (name, published), value, range_ in zip(PUBLISHED.items(), planted.tolist(), ranges.tolist(), strict=True)
     }
 
 
