@@ -94,7 +94,8 @@ class FedAvg:
         cohort: users per round; the expected number if the sampler is "poisson".
         algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
         sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
-            or one's own as ``path/to/file.py:NAME``, see docs/privacy.md.
+            "with-replacement" draws `cohort` times from all users, and counts a user drawn twice twice; or one's own
+            as ``path/to/file.py:NAME``, see docs/privacy.md.
         local: settings of local training.
         server: the server's optimizer; by default the average update is the step.
         privacy: clip norm and noise; by default neither.

@@ -4,6 +4,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from flsim.privacy import noise
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.sampling import SAMPLERS
+from flsim.training.clip import global_norm
 from flsim.training.divergence import refuse_absurd_loss
 from flsim.training.state import Moments, State
 from flsim.training.update import UpdateSum
@@ -35,8 +37,10 @@ class FedAvgHParams(ServerOptimizerHParams):
         algorithm: Federated algorithm; see docs/algorithms.md.
         rounds: Number of rounds to train. Unit: rounds.
         cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
-        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper. "poisson" takes each of N
-            users with probability cohort / N, independently. Your own: see docs/privacy.md.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper's Algorithm 1. "poisson"
+            takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
+            from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
+            mechanism "dp" is refused. Your own: see docs/privacy.md.
     """
 
     rounds: int = 8_000
@@ -73,6 +77,26 @@ def init(
     return State(0, params, moments, _values(privacy.clip if privacy else None))
 
 
+@dataclass(frozen=True)
+class ServerStep:
+    """The server's step of a round, by its size; norms are over all parameters.
+
+    Attributes:
+        mean_norm: norm of the averaged update that the server optimizer got, noise included; None if none was averaged.
+        step_norm: norm of the change of the model.
+        rms: root mean square of the averaged update's entries, to choose the constants of adaptive optimizers from.
+    """
+
+    mean_norm: float | None
+    step_norm: float
+    rms: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the effective step: the step's norm over the averaged update's; None where the latter is 0."""
+        return self.step_norm / self.mean_norm if self.mean_norm else None
+
+
 def apply(
     state: State,
     total: UpdateSum,
@@ -83,7 +107,21 @@ def apply(
     vocabulary_size: int,
     rounds: int | None = None,
 ) -> State:
-    """Return the next state from the sum over a round's users: average, add noise, step, and record it in the ledger.
+    """Return the next state from the sum over a round's users; see `step`."""
+    return step(state, total, hparams, privacy, seed, population, vocabulary_size, rounds)[0]
+
+
+def step(
+    state: State,
+    total: UpdateSum,
+    hparams: FedAvgHParams,
+    privacy: PrivacyHParams,
+    seed: int,
+    population: int,
+    vocabulary_size: int,
+    rounds: int | None = None,
+) -> tuple[State, ServerStep]:
+    """Average the sum over a round's users, add noise, step, record it in the ledger; return the next state and step.
 
     Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; without examples the model
     stays. With clip it is (sum of clipped delta_k) / qN, also for an empty cohort.
@@ -126,7 +164,15 @@ def apply(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
     ledger = state.ledger.record(hparams.releases(privacy, population, rounds=1))
-    return State(state.round + 1, params, moments, _values(clip), ledger)
+    return State(state.round + 1, params, moments, _values(clip), ledger), _server_step(state.params, params, mean)
+
+
+def _server_step(before: Params, after: Params, mean: Params | None) -> ServerStep:
+    step_norm = global_norm({name: value.double() - before[name].double() for name, value in after.items()})
+    if mean is None:
+        return ServerStep(None, step_norm, None)
+    mean_norm = global_norm(mean)
+    return ServerStep(mean_norm, step_norm, mean_norm / math.sqrt(sum(value.numel() for value in mean.values())))
 
 
 def _values(clip: float | None) -> dict[str, float]:

@@ -20,7 +20,7 @@ def holders(users: Population) -> Ints:
 
 
 def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: int) -> Meetings:
-    """Return (round from 1, canary, user), int64 [n] each, for every sharer in every cohort."""
+    """Return (round from 1, canary, user), int64 [n] each, for every sharer in every cohort, once where drawn twice."""
     pairs = np.unique(np.stack([holders(users), users.overlay.canaries.astype(np.int64)]), axis=1)
     user, canary = pairs
     present = np.zeros(len(users), bool)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flsim.algorithms import fedavg, server_optimizers
 from flsim.algorithms.algorithm import Algorithm, train_users, zero_of
 from flsim.algorithms.built_in import algorithm_named
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.fedavg import FedAvgHParams, ServerStep
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, ShardReply, ShardWork, TreeSum
 from flsim.algorithms.user_states import UserStates
@@ -30,7 +30,7 @@ from flsim.models.language_model import Params
 from flsim.privacy import noise, report
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.sampling import check_cohort, draw_cohort, shard_ranges
+from flsim.privacy.sampling import check_cohort, draw_cohort, refuse_unaccounted, sampler_class, shard_ranges
 from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import refuse_failing, refuse_low_precision
@@ -74,12 +74,14 @@ class Round:
         total: the sum over the round's users.
         clip: the bound at which their updates were clipped; None without clip.
         work: the work on each shard with users in the cohort, in shard order.
+        step: the size of the server's step.
     """
 
     state: State
     total: UpdateSum
     clip: float | None
     work: Sequence[ShardWork]
+    step: ServerStep
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class FederatedTraining:
 
     Raises:
         InputError: the population has no such cohort, there are more shards than users, or the model lacks the
-            precision; or a user's own optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
+            precision; or a sampler may draw a user twice, where the algorithm or mechanism "dp" does not allow it; or a
+            user's own optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
     """
 
     users: UsersByRound
@@ -143,7 +146,19 @@ class FederatedTraining:
             )
         if method.has_own_steps and self.local.precision != "float32":
             raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to it")
+        self._refuse_repeats()
         self._refuse_own_privacy()
+
+    def _refuse_repeats(self) -> None:
+        """Refuse a sampler that may draw a user twice where that cannot be accounted, or users keep states."""
+        sampler, method = self.algorithm.sampler, self.method
+        if self.privacy.mechanism == "dp":
+            refuse_unaccounted(sampler)
+        if method.user_slots and sampler_class(sampler).has_repeats:
+            raise InputError(
+                f"training.algorithm {method.label}: a user keeps one state a round, and training.sampler {sampler} "
+                f'may draw a user twice; set training.sampler to "fixed-size"'
+            )
 
     def _refuse_own_privacy(self) -> None:
         """Try a user's own sampler and noise before training."""
@@ -180,18 +195,18 @@ class FederatedTraining:
             if len(users := cohort[(first <= cohort) & (cohort < last)])
         ]
 
-    def apply(self, state: State, total: UpdateSum) -> State:
-        """Return the state after a round with this sum over its users; raise `Diverged` like `fedavg.apply`."""
+    def step(self, state: State, total: UpdateSum) -> tuple[State, ServerStep]:
+        """Return the state after a round with this sum over its users, and the step; raise `Diverged`."""
         users, size = len(self.users), self.users.layout.vocabulary_size
-        return fedavg.apply(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
+        return fedavg.step(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
         """Train from a state to the end of round `until`; `send` turns requests into replies, in any order."""
         while state.round < until:
             requests = self.requests(state)
             (total, work), clip = self.sum_of(requests, send(requests), state), state.clip
-            state = self.apply(state, total)
-            yield Round(state, total, clip, work)
+            state, step = self.step(state, total)
+            yield Round(state, total, clip, work, step)
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
         """Train in this process; yield the last state, and those after which `is_wanted` of the round is true."""

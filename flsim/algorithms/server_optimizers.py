@@ -139,8 +139,9 @@ class ServerOptimizerHParams:
         server_momentum: Momentum beta of the server optimizer, beta_1 of "adam" and "yogi"; Reddi et al. set it to 0
             for "adagrad". Unit: none.
         server_beta2: Decay beta_2 of the second moment in "adam" and "yogi". Unit: none.
-        server_tau: Degree of adaptivity tau of "adam", "yogi" and "adagrad"; a smaller one is more adaptive. Unit:
-            none.
+        server_tau: Degree of adaptivity tau of "adam", "yogi" and "adagrad"; a smaller one is more adaptive. One far
+            above the entries of the mean update makes them plain averaging at a small rate; docs/optimizers.md has a
+            rule. Unit: none.
         server_schedule: Schedule of the server's learning rate over the rounds of the run: it stays ("constant"), or
             falls towards 0 along a line ("linear") or half a cosine ("cosine").
 

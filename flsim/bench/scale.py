@@ -7,18 +7,21 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.canaries.planting import Planting, draw_canaries, plant
 from flsim.canaries.population import Population, World, open_population, write_population
-from flsim.canaries.spec import CanaryHParams
-from flsim.data.corpus import Corpus
+from flsim.canaries.spec import Canary, CanaryHParams
+from flsim.data.corpus import Corpus, Split
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 
 PAPER_USERS = 392_000
@@ -26,6 +29,14 @@ COHORT = 5_000
 ROUNDS = 7
 SAMPLE_EVERY = 0.25  # seconds; a sample walks the pages that are mapped, which holds up a process that maps more
 WORLDS: tuple[World, ...] = ("non-iid", "iid")
+DRAWS = 10_000  # of all sharers and insertions, for the range of their extremes
+# Fewest and most over the 90 canaries, at 392,000 users: Thakkar et al. (2020), section 4.1, "Canary Insertion".
+PUBLISHED = {
+    "fewest sharers of a canary": 4,
+    "most sharers of a canary": 103,
+    "fewest insertions of a canary": 13,
+    "most insertions of a canary": 24_500,
+}
 
 
 def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
@@ -38,7 +49,7 @@ def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
         users: number of training users.
 
     Returns:
-        Counts, bytes on disk, and the seconds and peak memory in bytes of each step.
+        Counts, extremes of what was planted, bytes on disk, and the seconds and peak memory in bytes of each step.
 
     Raises:
         InputError: as for `PeakMemory`.
@@ -62,6 +73,7 @@ def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
             "words": train.words,
             "canaries": len(canaries),
             "insertions": len(planting.overlay.records),
+            "planted": _extremes_beside_published(planting, train),
             "cohort": min(COHORT, users),
             "bytes": {name: _bytes(folder / name) for name in ("corpus", *WORLDS)},
             "steps": steps,
@@ -75,12 +87,54 @@ def describe(measured: dict[str, Any]) -> str:
         f"{measured['users']:,} users, {measured['records']:,} records, {measured['words']:,} words; "
         f"{measured['canaries']} canaries replace {measured['insertions']:,} records",
         f"on disk: {size}",
+        *_planted_to_text(measured),
         f"{'':<42} {'seconds':>9} {'own memory':>12} {'mapped files':>13}",
     ]
     for name, step in measured["steps"].items():
         own, mapped = (f"{step[f'peak_{kind}_bytes'] / 1e6:,.0f} MB" for kind in ("anonymous", "file"))
         lines.append(f"{name:<42} {step['seconds']:>9.3f} {own:>12} {mapped:>13}")
     return "\n".join(lines)
+
+
+def extremes(sharers: NDArray[np.int64], insertions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the four numbers that `PUBLISHED` names, int64 [4, ...], over the last axis, which is of canaries."""
+    return np.stack([sharers.min(-1), sharers.max(-1), insertions.min(-1), insertions.max(-1)])
+
+
+def drawn_extremes(canaries: Sequence[Canary], users: int, records: int, draws: int = DRAWS) -> NDArray[np.int64]:
+    """Draw the extremes of the paper's law, int64 [4, draws]: sharers are binomial, and so are their insertions.
+
+    Users are taken to have equally many records. Two canaries are taken not to claim one record.
+    """
+    rng = stream(0, "benchmark extremes")
+    p_u, p_e = (np.array([getattr(canary, name) for canary in canaries]) for name in ("p_u", "p_e"))
+    sharers = rng.binomial(users, p_u, (draws, len(canaries)))
+    return extremes(sharers, rng.binomial(np.rint(sharers * (records / users)).astype(np.int64), p_e))
+
+
+def _extremes_beside_published(planting: Planting, train: Split) -> dict[str, dict[str, Any]]:
+    """Return, for each extreme, its value here, the range of 99% of drawings, and the published value."""
+    planted = extremes(planting.sharers, planting.insertions)
+    drawn = drawn_extremes(planting.canaries, len(train), train.records)
+    ranges = np.quantile(drawn, [0.005, 0.995], axis=1, method="closest_observation").T.astype(np.int64)
+    is_published_size = len(train) == PAPER_USERS
+    return {
+        name: {"here": value, "range": range_, "published": published if is_published_size else None}
+        for (name, published), value, range_ in zip(PUBLISHED.items(), planted.tolist(), ranges.tolist(), strict=True)
+    }
+
+
+def _planted_to_text(measured: dict[str, Any]) -> list[str]:
+    planted = measured["planted"]
+    has_published = any(row["published"] is not None for row in planted.values())
+    lines = [f"{'planted':<42} {'here':>9} {'99% of drawings':>18}" + f" {'published':>12} within" * has_published]
+    for name, row in planted.items():
+        low, high = row["range"]
+        line = f"{name:<42} {row['here']:>9,} {f'{low:,} to {high:,}':>18}"
+        if row["published"] is not None:
+            line += f" {row['published']:>12,} {'yes' if low <= row['published'] <= high else 'no'}"
+        lines.append(line)
+    return lines
 
 
 def _bench_world(folder: Path, corpus: Corpus, planting: Planting, world: World, steps: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flsim.privacy.table import Line
 
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Read each user below as a record."
-BOTH = "both"  # the built-in samplers
+BOTH = "both"  # the built-in samplers that accountants support
 PLAN = "A plan, in place of RUN"
 EPILOG = """Example: flsim privacy runs/dp
 
@@ -110,7 +110,8 @@ def _planned(
     from flsim.privacy.table import calibrated, report
 
     lines = []
-    for name in SAMPLERS if sampler == BOTH else [sampler]:
+    accounted = [name for name, kind in SAMPLERS.items() if not kind.has_repeats]
+    for name in accounted if sampler == BOTH else [sampler]:
         entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
         lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
     _warn(delta, users, "user")

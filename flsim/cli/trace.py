@@ -38,6 +38,7 @@ def trace(
     from flsim.results.plots import refuse_other_than_figure
     from flsim.results.store import read_run
     from flsim.results.trace_plot import plot_trace
+    from flsim.runs import roundlog
     from flsim.runs.folder import Run
     from flsim.runs.participation import participation
 
@@ -51,4 +52,6 @@ def trace(
     if as_json:
         typer.echo(traces.to_json(table))
     else:
-        typer.echo(traces.to_csv(table) if as_csv else traces.to_text(table, results), nl=False)
+        steps = [line["effective_step"] for line in roundlog.read(run) if line.get("effective_step") is not None]
+        text = traces.to_text(table, results) + traces.steps_to_text(steps)
+        typer.echo(traces.to_csv(table) if as_csv else text, nl=False)

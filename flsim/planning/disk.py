@@ -12,8 +12,8 @@ from flsim.runs.config import Config
 
 # Measured on runs of experiments/table1.toml, tier smoke; small beside checkpoints.
 CHECKPOINT_HEADER = 900
-ROUND, STEPS = 285, 150  # a line of rounds.jsonl, of federated and of central training
-TRACKED, TRACKED_EVALUATION = 450, 700  # of tensorboard/, for such a line and for an evaluation
+ROUND, STEPS = 340, 150  # a line of rounds.jsonl, of federated and of central training
+TRACKED, TRACKED_EVALUATION = 540, 700  # of tensorboard/, for such a line and for an evaluation
 ROWS, ROWS_CANARY = 3_500, 30
 ROSTER, ROSTER_CANARY = 6_000, 60
 REST = 6_000  # settings, status, log

@@ -49,8 +49,8 @@ class Users:
         )
 
 
-# Of published experiments, by the file with their numbers: Thakkar et al. (2020), section 4.1: users of about 2,000
-# words each, in about 237 sentences of theirs (p_e x records of Table 5's copies), and 10,000 words.
+# Of published experiments, by the file with their numbers. Thakkar et al. (2020), section 4.1: 392,000 users of about
+# 2,000 words each, and 10,000 words. Its "93K examples" in total can only be 93 million, 237 a user.
 PUBLISHED = {"thakkar2020.csv": Users(392_000, 392_000 * 237, 392_000 * 2_000, 10_000)}
 
 

@@ -68,6 +68,10 @@ CONVENTIONS = (
     Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
     Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
 )
+REFUSED = (  # asked of the accountants too, so that the reason comes from them
+    Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
+    Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
+)
 
 
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
@@ -77,7 +81,7 @@ def conventions_of(sampler: str) -> tuple[Convention, ...]:
         InputError: a user's own sampler failed.
     """
     if not is_own(sampler):
-        return tuple(convention for convention in CONVENTIONS if convention.sampler == sampler)
+        return tuple(convention for convention in (*CONVENTIONS, *REFUSED) if convention.sampler == sampler)
     name, relation = short_name(sampler), sampler_class(sampler).relation
     about = name, relation, SENSITIVITY[relation]
     return (

@@ -31,15 +31,20 @@ class Sampler(ABC):
         label: the sampler's part of the name of a table's row; "" for none. For a user's own it is the NAME.
         relation: what neighbours differ in, for which `event` holds: one user's data ("replace-one"), or the presence
             of one user ("add-or-remove-one").
+        has_repeats: whether a cohort may hold a user more than once. Each time counts as a user of its own in the sum.
     """
 
     cohort: int
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"
+    has_repeats: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
-        """Return the users of a round (from 0), in ascending order: int64 [users], each in [0, population)."""
+        """Return the users of a round (from 0), in ascending order: int64 [users], each in [0, population).
+
+        Numbers differ unless the sampler `has_repeats`.
+        """
 
     def sizes(self, population: int) -> tuple[int, int]:  # noqa: ARG002 (for others)
         """Return the fewest and the most users that a cohort may have; `cohort` of them unless overridden."""
@@ -92,7 +97,32 @@ class Poisson(Sampler):
         return PoissonSampledDpEvent(self.cohort / population, mechanism)
 
 
-SAMPLERS: dict[str, type[Sampler]] = {"fixed-size": FixedSize, "poisson": Poisson}
+class WithReplacement(Sampler):
+    """A fixed number of draws, each uniform over all users, so that a cohort may hold a user more than once.
+
+    Thakkar et al. (2020), footnote 1: "our experiments use sampling with replacement instead of without replacement".
+    """
+
+    label = "with replacement"
+    relation = "replace-one"
+    has_repeats = True
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return `cohort` users, with repeats."""
+        return np.sort(stream(seed, "cohort-with-replacement", round_).integers(population, size=self.cohort))
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
+        """Return sampling with replacement, which no accountant of dp_accounting supports."""
+        from dp_accounting import SampledWithReplacementDpEvent
+
+        return SampledWithReplacementDpEvent(population, self.cohort, mechanism)
+
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "fixed-size": FixedSize,
+    "poisson": Poisson,
+    "with-replacement": WithReplacement,
+}
 
 
 def sampler_class(name: str) -> type[Sampler]:
@@ -136,18 +166,21 @@ def draw_cohort(
     with calling_own(sampler, "draw(seed, round_, population) and sizes(population)", failure):
         drawn = kind(size)
         cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
-    if is_own(sampler) and not (_are_users(cohort, population) and fewest <= len(cohort) <= most):
+    are_users = _are_users(cohort, population, kind.has_repeats)
+    if is_own(sampler) and not (are_users and fewest <= len(cohort) <= most):
+        numbers = "numbers" if kind.has_repeats else "different numbers"
         raise failure(
-            f"{sampler}: round {round_ + 1} drew no cohort of {fewest:,} to {most:,} users; return different numbers "
+            f"{sampler}: round {round_ + 1} drew no cohort of {fewest:,} to {most:,} users; return {numbers} "
             f"from 0 to {population - 1:,} in ascending order, int64, as many as sizes promises"
         )
     return cohort
 
 
-def _are_users(cohort: object, population: int) -> bool:
+def _are_users(cohort: object, population: int, has_repeats: bool) -> bool:
     if not isinstance(cohort, np.ndarray) or cohort.dtype != np.int64 or cohort.ndim != 1:
         return False
-    return bool((np.diff(cohort, prepend=-1, append=population) > 0).all())
+    is_inside = not len(cohort) or (cohort[0] >= 0 and cohort[-1] < population)
+    return bool(is_inside and (np.diff(cohort) >= (0 if has_repeats else 1)).all())
 
 
 def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent") -> "DpEvent":
@@ -163,6 +196,16 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     if event is None:
         raise InputError(f'{sampler}: states no privacy event; define event, or take privacy.mechanism "clip"')
     return event
+
+
+def refuse_unaccounted(sampler: str) -> None:
+    """Raise InputError for a built-in sampler that no accountant supports, without executing a user's code."""
+    if not is_own(sampler) and SAMPLERS[sampler].has_repeats:
+        raise InputError(
+            f'training.sampler "{sampler}": a user may be drawn several times in a round, which no accountant of '
+            f'dp_accounting supports, so that no epsilon could be stated; take "fixed-size" or "poisson", or set '
+            f'privacy.mechanism to "clip"'
+        )
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:

@@ -6,8 +6,8 @@
     sharers, insertions      users that have it, and records that are it; blank for runs that do not say
     round                    completed rounds of the evaluated model; of central training, steps
 
-Then come a column for each quantity of canaries, under its name, and, where it was asked for, ``written``: the phrase
-that ends in the likeliest continuation that a beam search finds after the known words.
+Then come a column for each quantity of canaries, under its name, blank where it is unknown, and, where it was asked
+for, ``written``: the phrase that ends in the likeliest continuation that a beam search finds after the known words.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def canary_table(
     types = dict(TYPES)
     kept = []
     for quantity in quantities_of([run]):
-        values = run.of_canaries(quantity.name, at) if quantity.of_canaries and not quantity.is_partial else None
+        values = run.of_canaries(quantity.name, at, quantity.is_partial) if quantity.of_canaries else None
         if values is not None:
             kept.append(quantity)
             table[quantity.name], types[quantity.name] = values.to_numpy(), KINDS[quantity.kind]
@@ -120,7 +120,7 @@ def _column(table: pd.DataFrame, quantity: Quantity) -> Column:
     values = table[quantity.name]
     note = f"{quantity.heading}: {quantity.description[:1].lower()}{quantity.description[1:]}"
     if quantity.is_flag:
-        cells = ["" if pd.isna(value) else "yes" if value else "no" for value in values]
+        cells = ["unknown" if pd.isna(value) else "yes" if value else "no" for value in values]
     else:
         cells = formatted(values, quantity.format, quantity.scale)
     is_extra = quantity.name in QUANTITIES and not quantity.is_ranked and not quantity.is_flag

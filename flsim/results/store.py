@@ -130,8 +130,13 @@ class RunResults:
         target = epoch * (self.rounds_per_epoch or 0.0)
         return target - _tolerance(target) > last
 
-    def of_canaries(self, metric: str, round: int) -> "pd.Series[float] | None":
+    def of_canaries(self, metric: str, round: int, is_partial: bool = False) -> "pd.Series[float] | None":
         """Return a metric of every canary, indexed by its id in the roster's order; None if it was not measured.
+
+        Args:
+            metric: name of the metric.
+            round: number of completed rounds of the evaluated model.
+            is_partial: whether canaries may lack a value, which is then NaN.
 
         Raises:
             InputError: the metric was measured for some canaries only, so that counts and means would mislead.
@@ -141,12 +146,12 @@ class RunResults:
             return None
         values = pd.Series(at["value"].to_numpy(), index=at["canary"].tolist(), dtype="float64")
         missing = [canary for canary in self.roster["canary"] if canary not in values.index]
-        if missing:
+        if missing and not is_partial:
             raise InputError(
                 f"run {self.name}, round {round}: {metric} of {len(missing)} canaries is missing, the first "
                 f"{missing[0]}; evaluate that checkpoint again"
             )
-        return values.loc[self.roster["canary"].tolist()]
+        return values.reindex(self.roster["canary"].tolist())
 
     def of_model(self, metric: str, round: int) -> float | None:
         """Return a metric of the model; None if it was not measured."""

@@ -123,6 +123,15 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     return "\n\n".join([*blocks, legend + LEGEND])
 
 
+def steps_to_text(steps: Sequence[float]) -> str:
+    """Return a line about the server's effective steps, one for each round; empty where none is known."""
+    if not steps:
+        return ""
+    low, middle, high = (f"{value:.3g}" for value in (min(steps), float(np.median(steps)), max(steps)))
+    text = f"median {middle} over {len(steps):,} rounds, from {low} to {high}"
+    return note(f"effective step: norm of the server's step over that of the mean update, {text}", WIDTH)
+
+
 def _explained(quantity: Quantity, run: RunResults) -> str:
     """Return a line that explains the column of a number, with the number's largest possible value."""
     if not quantity.is_standard:

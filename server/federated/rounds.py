@@ -107,6 +107,8 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                 run.log_round(
                     round=state.round,
                     **_about(total, round_.clip),
+                    mean_rms=_brief(round_.step.rms),
+                    effective_step=_brief(round_.step.ratio),
                     epsilon=spent if evaluated and spent else None,
                     seconds=round(now - began, 3),
                     overhead=round(now - began - _training_seconds(round_.work), 3),
@@ -167,6 +169,11 @@ def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
         "left_out": total.left_out,
         "clipped": total.clipped / total.users if clip is not None and total.users else None,
     }
+
+
+def _brief(value: float | None) -> float | None:
+    """Return six significant digits, which is what float32 parameters have."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _training_seconds(work: Sequence[ShardWork]) -> float:

@@ -17,6 +17,7 @@ from flsim.models.language_model import Params
 from flsim.privacy import noise as process
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
+from flsim.training.clip import global_norm
 from flsim.training.state import State
 from flsim.training.update import UpdateSum
 
@@ -196,3 +197,45 @@ def test_an_optimizer_whose_state_overflows_fails_the_round() -> None:
     huge = {name: torch.full_like(value, 1e30, dtype=torch.float64) for name, value in state.params.items()}
     with pytest.raises(Diverged, match="round 1: the averaged model overflows"):
         step(state, [UpdateSum.of_user(huge, 1, 1.0, 1)], NONE, training)
+
+
+@pytest.mark.parametrize(("rate", "privacy"), [(1.0, NONE), (0.25, NONE), (0.25, CLIP), (1.0, DP)])
+def test_the_effective_step_of_plain_averaging_is_the_rate(rate: float, privacy: PrivacyHParams) -> None:
+    training = replace(TRAINING, server_learning_rate=rate)
+    state = state_of(training, privacy)
+    total = summed(state, users_of(state, 20, privacy.clip))
+    after, taken = fedavg.step(state, total, training, privacy, 0, POPULATION, vocabulary_size=12)
+    assert taken.ratio == pytest.approx(rate, rel=1e-5)
+    assert taken.step_norm == pytest.approx(global_norm(moved(state, after)), rel=1e-12)
+    entries = torch.cat([value.flatten() for value in moved(state, after).values()]) / rate
+    assert taken.rms == pytest.approx(float(entries.square().mean().sqrt()), rel=1e-5)
+
+
+@pytest.mark.parametrize("tau", [1e-3, 1e-12])
+def test_the_effective_step_of_adam_depends_on_tau(tau: float) -> None:
+    """Reddi et al. (2021), Algorithm 2, by hand: m = D / 10 and v = 0.99 tau^2 + D^2 / 100 after one round, so that the
+    step is eta D / (10 (sqrt(v) + tau)). It is eta / (20 tau) of D where tau is far larger than D; else eta's size."""
+    training = replace(TRAINING, server_optimizer="adam", server_learning_rate=1e-4, server_tau=tau)
+    state = state_of(training)
+    state = replace(state, params={name: value.double() for name, value in state.params.items()})  # no rounding
+    small = [
+        replace(user, delta={name: 1e-4 * d for name, d in user.delta.items()}) for user in users_of(state, 20, None)
+    ]
+    total = summed(state, small)
+    after, taken = fedavg.step(state, total, training, NONE, 0, POPULATION, vocabulary_size=12)
+    mean = torch.cat([value.flatten() for value in total.delta.values()]) / total.weight
+    by_hand = 1e-4 * 0.1 * mean / ((0.99 * tau**2 + 0.01 * mean**2).sqrt() + tau)
+    assert taken.mean_norm == pytest.approx(float(mean.norm()), rel=1e-9)
+    assert taken.ratio == pytest.approx(float(by_hand.norm() / mean.norm()), rel=1e-6)
+    assert taken.step_norm == pytest.approx(global_norm(moved(state, after)), rel=1e-12)
+    if tau == 1e-3:
+        assert float(mean.abs().max()) < tau / 5
+        assert taken.ratio == pytest.approx(1e-4 / (20 * tau), rel=0.02)
+    else:
+        assert taken.step_norm == pytest.approx(1e-4 * len(mean) ** 0.5, rel=1e-3)
+
+
+def test_a_round_without_examples_has_no_effective_step() -> None:
+    state = state_of()
+    _, taken = fedavg.step(state, summed(state, []), TRAINING, NONE, 0, POPULATION, vocabulary_size=12)
+    assert (taken.ratio, taken.mean_norm, taken.rms, taken.step_norm) == (None, None, None, 0.0)

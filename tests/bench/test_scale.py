@@ -3,11 +3,15 @@
 import json
 import mmap
 import tempfile
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from flsim.bench.scale import bench_scale, describe
+from flsim.bench.scale import PAPER_USERS, PUBLISHED, bench_scale, describe, drawn_extremes
+from flsim.canaries.spec import Canary
 
 
 def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -33,3 +37,25 @@ def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     text = describe(measured)
     assert all(name in text for name in steps)
     assert max(map(len, text.splitlines())) <= 120
+    planted = measured["planted"]
+    assert planted["fewest sharers of a canary"]["here"] == 0
+    assert planted["most insertions of a canary"]["here"] <= measured["insertions"]
+    assert all(row["published"] is None for row in planted.values())
+    assert "published" not in text
+
+
+def test_published_extremes_are_within_the_law_at_the_papers_size() -> None:
+    """392,000 users with 237 records each. The range of the most sharers is that of the largest of 30 binomials."""
+    canaries = [
+        Canary(f"c{index}", (1, 2, 3, 4, 5), p_u, p_e)
+        for index, (p_u, p_e) in enumerate(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))
+        for _ in range(10)
+    ]
+    drawn = drawn_extremes(canaries, PAPER_USERS, 237 * PAPER_USERS)
+    low, high = np.quantile(drawn, [0.005, 0.995], axis=1)
+    published = np.array(list(PUBLISHED.values()))
+    assert (low <= published).all()
+    assert (published <= high).all()
+    law = stats.binom(PAPER_USERS, 1 / 5_000)  # of the 30 canaries with most sharers
+    assert law.ppf(0.005 ** (1 / 30)) == pytest.approx(low[1], abs=1)
+    assert law.ppf(0.995 ** (1 / 30)) == pytest.approx(high[1], abs=2)

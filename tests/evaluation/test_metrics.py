@@ -3,8 +3,10 @@
 import math
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
+from memorization import oracle
 from torch import Tensor
 
 from flsim.base.errors import InputError
@@ -12,9 +14,11 @@ from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
 from flsim.measures.built_in import ALSO
+from flsim.memorization import shortest_path
 from flsim.memorization.exposure import exposure
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
+from flsim.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 
@@ -102,6 +106,36 @@ def test_a_limit_leaves_open_what_was_not_proven(model: CIFGLanguageModel, canar
     assert "path" not in found["c1"]
     assert found["c1"]["path_nodes"] == 1
     assert found["c0"]["path"] == 0  # something likelier was found, whatever else there is
+
+
+def test_path_at_every_limit_of_nodes_is_true_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer before the search is greedy, as a wider beam would leave few searches open in so small a space."""
+    monkeypatch.setattr(shortest_path, "BEAMS", 1)
+    words, prefix = torch.tensor(list(product(range(1, 5), repeat=4))), torch.tensor([oracle.LAYOUT.bos, 1])
+    is_decided = list[bool]()
+    less_likely_answers = 0
+    for seed in range(4):
+        model = oracle.random_model(seed, 2.0)
+        scores = np.array(oracle.Oracle(model).scores(tuple(prefix.tolist()), list(map(tuple, words.tolist()))))
+        order = scores.argsort()
+        for rank in (0, 1):
+            phrase = words[order[rank]].tolist()
+            canary, known = Canary("c", (1, *phrase), 0.1, 1.0), None
+            for limit in range(1, 200):
+                hparams = EvaluationHParams(references=5, also=("path",), nodes=limit)
+                [(_, found)] = measure_canaries(model, [canary], oracle.LAYOUT, hparams, SEED, torch.device("cpu"))
+                is_decided.append("path" in found)
+                assert "path" in found or known is None  # more nodes leave nothing open that fewer decide
+                known = found.get("path")
+                assert known in (None, float(rank == 0))
+                within = shortest_path.ShortestPathHParams(nodes=limit)
+                best = shortest_path.shortest_path(model, prefix, Template.words(oracle.LAYOUT, 4), within)
+                less_likely_answers += rank == 0 and best.scores[0] > scores[order[0]] + 1e-9
+                if found["path_nodes"] < limit:  # the search ended by itself
+                    break
+            assert known is not None
+    assert 0 < sum(is_decided) < len(is_decided)
+    assert less_likely_answers > 0
 
 
 def test_contexts_are_ranks_of_whole_records(

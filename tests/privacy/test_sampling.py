@@ -1,17 +1,24 @@
-"""Cohorts are a pure function of (seed, round, population): so many users without replacement, or each by chance."""
+"""Cohorts are a pure function of (seed, round, population): users without or with replacement, or each by chance."""
 
 import math
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SampledWithReplacementDpEvent,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.sampling import SAMPLERS, cohort_event, draw_cohort, shard_ranges
+from flsim.privacy.table import report
 
 
 @given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))
@@ -50,14 +57,15 @@ def test_impossible_cohorts_are_refused(size: int) -> None:
 
 @given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_draws_distinct_users_in_order_and_the_same_again(
+def test_every_sampler_draws_users_in_order_and_the_same_again(
     sampler: str, population: int, data: st.DataObject, seed: int, round_: int
 ) -> None:
     size = data.draw(st.integers(1, population))
     cohort = draw_cohort(seed, round_, population, size, sampler)
     assert cohort.dtype == np.int64
     assert set(cohort.tolist()) <= set(range(population))
-    assert cohort.tolist() == sorted(set(cohort.tolist()))
+    has_repeats = SAMPLERS[sampler].has_repeats
+    assert cohort.tolist() == sorted(cohort.tolist() if has_repeats else set(cohort.tolist()))
     np.testing.assert_array_equal(cohort, draw_cohort(seed, round_, population, size, sampler))
     fewest, most = SAMPLERS[sampler](size).sizes(population)
     assert fewest <= len(cohort) <= most
@@ -102,10 +110,43 @@ def test_poisson_rounds_and_seeds_draw_differently() -> None:
     assert len(draws) == 25
 
 
+def test_draws_with_replacement_are_multinomial() -> None:
+    """20,000 rounds of 5 draws of 20 users. A user is drawn Binomial(5, 1/20) times, with the variance of that; and all
+    five draws differ with probability 20 x 19 x 18 x 17 x 16 / 20^5. Each check rejects falsely once in 10,000."""
+    rounds, law = 20_000, stats.binom(5, 1 / 20)
+    drawn = np.stack([draw_cohort(1, round_, 20, 5, "with-replacement") for round_ in range(rounds)])
+    times = np.stack([(drawn == user).sum(1) for user in range(20)])
+    assert stats.chi2(19).sf(((times.sum(1) - rounds / 4) ** 2 / (rounds / 4)).sum()) > 1e-4
+    counts = np.bincount(times[0], minlength=6)
+    expected = rounds * law.pmf(range(3))
+    tail = np.append(expected, rounds - expected.sum())
+    observed = np.append(counts[:3], counts[3:].sum())
+    assert stats.chi2(3).sf(((observed - tail) ** 2 / tail).sum()) > 1e-4
+    differ = stats.binom(rounds, 20 * 19 * 18 * 17 * 16 / 20**5)
+    different = (np.diff(drawn) > 0).all(1).sum()
+    assert differ.ppf(0.5e-4) <= different <= differ.isf(0.5e-4)
+
+
+def test_a_cohort_with_replacement_may_hold_one_user_only() -> None:
+    draws = [draw_cohort(0, round_, 3, 3, "with-replacement").tolist() for round_ in range(200)]
+    assert [2, 2, 2] in draws
+    assert [0, 1, 2] in draws
+
+
+def test_sampling_with_replacement_is_refused_by_every_accountant() -> None:
+    """dp_accounting has the event and no bound for it; see docs/decisions.md."""
+    ledger = Ledger((Entry("with-replacement", 1_000, 10, 1.0, 5),))
+    for line in report(ledger, 1e-5):
+        assert line.epsilon is None
+        assert "refuses SampledWithReplacementDpEvent" in str(line.note)
+    assert [line.convention.accountant for line in report(ledger, 1e-5)] == ["rdp", "pld"]
+
+
 def test_a_draw_says_what_it_is_for_privacy() -> None:
     noise = GaussianDpEvent(1.5)
     assert cohort_event("fixed-size", 1_000, 10, noise) == SampledWithoutReplacementDpEvent(1_000, 10, noise)
     assert cohort_event("poisson", 1_000, 10, noise) == PoissonSampledDpEvent(0.01, noise)
+    assert cohort_event("with-replacement", 1_000, 10, noise) == SampledWithReplacementDpEvent(1_000, 10, noise)
 
 
 @pytest.mark.parametrize("size", [0, 11, -1])
@@ -120,7 +161,10 @@ def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: str, size: 
 
 
 def test_an_unknown_sampler_is_refused() -> None:
-    with pytest.raises(InputError, match="sampler must be one of fixed-size, poisson, found 'shuffled'; name your own"):
+    with pytest.raises(
+        InputError,
+        match="sampler must be one of fixed-size, poisson, with-replacement, found 'shuffled'; name your own",
+    ):
         draw_cohort(0, 0, 10, 5, "shuffled")
 
 

@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from flsim.base.errors import Diverged, InputError
+from flsim.results.canary_table import canary_table, to_markdown
 from flsim.results.rows import SCHEMA, Row, write_rows
 from flsim.results.store import read_run
+from flsim.results.tables import memorization_table
 
 MakeRun = Callable[..., Path]
 
@@ -205,3 +207,15 @@ def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
         run.of_canaries("rs", 10)
     with pytest.raises(InputError, match="round 7 was not evaluated; choose one of 10"):
         run.evaluation(7)
+
+
+def test_an_unknown_path_is_listed_as_unknown_and_never_as_no(make_run: MakeRun) -> None:
+    measured = [1.0, 0.0, 1.0]  # of the first canaries; the search left the other six open
+    run = read_run(make_run({10: {"rs": NINE, "bs": NINE, "path": measured}}))
+    table = canary_table(run)
+    assert table["path"].isna().tolist() == [False] * 3 + [True] * 6
+    assert table["path"].dropna().astype(float).tolist() == measured
+    text = to_markdown(table)
+    assert text.count("| unknown ") == 6
+    assert max(map(len, text.splitlines())) <= 80
+    assert not {"path", "path_share"} & set(memorization_table([run]).columns)

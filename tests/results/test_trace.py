@@ -19,7 +19,7 @@ from flsim.measures.quantity import Quantity
 from flsim.results.plots import refuse_other_than_figure
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
-from flsim.results.trace import to_csv, to_json, to_text, trace
+from flsim.results.trace import steps_to_text, to_csv, to_json, to_text, trace
 from flsim.results.trace_plot import draw_trace, plot_trace
 
 MakeRun = Callable[..., Path]
@@ -137,6 +137,13 @@ def read_run_at(run: RunResults, round_: int) -> RunResults:
     """The same, evaluated at one late round."""
     rows = run.rows[run.rows["round"] == 10].assign(round=round_)
     return RunResults("r", "s", "completed", None, round_, round_, rows, run.roster)
+
+
+def test_effective_steps_are_one_line_or_two_and_none_without_rounds() -> None:
+    text = steps_to_text([0.05, 0.1, 0.0501, 0.0502, 12345.678])
+    assert max(map(len, text.splitlines())) <= 80
+    assert "median 0.0502 over 5 rounds, from 0.05 to 1.23e+04" in " ".join(text.split())
+    assert steps_to_text([]) == ""
 
 
 def test_what_there_is_not_is_refused(run: RunResults, make_run: MakeRun) -> None:

@@ -93,9 +93,8 @@ class Steps:
         notes = list(dict.fromkeys(source_format.lost for source_format in formats if source_format.lost))
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        warnings += canonical.warnings(
-            {source_format.name for source_format in formats}, self.split_users, self.split_records
-        )
+        format_names = {source_format.name for source_format in formats}
+        warnings += canonical.warnings(format_names, self.split_users, self.split_records)
         warnings += supplied.warnings if supplied else []
         for line in (*notes, *warnings):
             say(line)
@@ -106,6 +105,13 @@ class Steps:
         made.mkdir()
         with CorpusWriter(made, vocabulary, self.layout) as writer:
             oov_words = self.write(writer, vocabulary, buckets)
+            train = writer.splits["train"]
+            balanced = canonical.balanced_warnings(
+                format_names, self.hparams.words_per_user, self.split_users, train.users, train.records
+            )
+            for line in balanced:
+                say(line)
+            warnings += balanced
             writer.finish(
                 dropped=dict(self.dropped),
                 sources=[

@@ -140,6 +140,8 @@ class FederatedConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
+        if self.privacy.mechanism == "dp":
+            sampling.refuse_unaccounted(self.training.sampler)
         architecture = self.model.architecture
         refuse_precision(self.system.engine, self.local, architecture, declared(architecture))
 
@@ -184,7 +186,7 @@ class FederatedConfig(Config):
         if is_own(self.training.sampler):
             raise InputError(
                 f"training.sampler {short_name(self.training.sampler)} is in a file of one's own, and no such file is "
-                f"executed to show results; who took part when is known of {' and '.join(sampling.SAMPLERS)} alone"
+                f"executed to show results; who took part when is known of {', '.join(sampling.SAMPLERS)} alone"
             )
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
 

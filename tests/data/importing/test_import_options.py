@@ -13,6 +13,7 @@ from helpers import Flsim
 from flsim.base.errors import InputError
 from flsim.bench import writers
 from flsim.data.corpus import Corpus
+from flsim.data.formats import canonical
 from flsim.data.formats.canonical import USERS
 from flsim.data.formats.pfl import PFL
 from flsim.data.importing.balance import split_of
@@ -106,6 +107,25 @@ def test_warnings_and_losses_are_said_and_kept(tmp_path: Path, capsys: pytest.Ca
     assert any(f"2 users in train, but Stack Overflow as published has {USERS['train']:,}" in w for w in said)
     assert len(corpus.manifest["warnings"]) == 6
     assert set(corpus.manifest["warnings"]) < set(said)
+
+
+def test_all_of_the_published_users_that_give_other_balanced_users_are_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two train users of 50 words stand for all of Stack Overflow; cut at 25 words they are four, with 20 records."""
+    rows = [("train", f"user{n // 10}", "a b c d e") for n in range(20)]
+    writers.write_tff_sqlite(tmp_path / "so.sqlite", rows)
+    monkeypatch.setattr(canonical, "USERS", {"train": 2})
+    monkeypatch.setattr(canonical, "RECORDS", {"train": 20})
+    monkeypatch.setattr(canonical, "BALANCED_WORDS", 25)
+    settings = hparams(vocabulary_size=7, words_per_user=25)
+    corpus = import_corpus([tmp_path / "so.sqlite"], tmp_path / "corpus", settings)
+    (warning,) = corpus.manifest["warnings"]
+    assert warning.startswith("4 balanced train users with 20 records, 5 a user, but Thakkar et al. (2020) have about")
+    assert warning in capsys.readouterr().err.splitlines()
+    monkeypatch.setattr(canonical, "BALANCED_USERS", 4)
+    monkeypatch.setattr(canonical, "BALANCED_RECORDS", 20)
+    assert import_corpus([tmp_path / "so.sqlite"], tmp_path / "like", settings).manifest["warnings"] == []
 
 
 def test_what_is_known_to_be_rare_is_no_word_of_the_vocabulary(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
@@ -71,6 +72,21 @@ def test_it_equals_the_local_engine(
     for round_ in range(2):  # the second meets the buffers of the first
         found = engine.train(start_of(model), population, range(len(users)), seed, round_, clip)
         assert_equal(found, train_cohort(model, population, range(len(users)), hparams, seed, round_, clip), 1e-10)
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_user_that_was_drawn_twice_counts_twice(variant: Variant, clip: float | None) -> None:
+    """Cohorts with replacement: the sum is that of their users one at a time, by the local engine. float64, 1e-10."""
+    users, cohort = [[[1, 2, 3], [4]], [[5, 6, 1, 1]], [], [[7], [3]]], [0, 0, 1, 2, 2, 3, 3, 3]
+    model, population, hparams = model_of(0), InMemory(LAYOUT, users), LocalHParams(batch_size=2, learning_rate=0.5)
+    alone = [train_cohort(model, population, [user], hparams, 0, 0, clip) for user in cohort]
+    expected = reduce(UpdateSum.merge, alone)
+    assert expected.users == 8
+    assert_equal(train_cohort(model, population, cohort, hparams, 0, 0, clip), expected, 1e-10)
+    for micro_cohort in (1, 3, 8):
+        engine = CohortEngine(start_of(model), LAYOUT, hparams, micro_cohort, variant=variant)
+        assert_equal(engine.train(start_of(model), population, cohort, 0, 0, clip), expected, 1e-10)
 
 
 def test_the_global_parameters_stay_as_they_are() -> None:

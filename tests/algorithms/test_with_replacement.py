@@ -1,0 +1,106 @@
+"""Cohorts with replacement in whole runs: by hand, killed and resumed, traced, and refused where it must be."""
+
+import numpy as np
+import pytest
+from helpers import Experiment, assert_same, killed_and_whole
+
+import flsim
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.base.errors import InputError
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
+from server.verify import verify
+
+SAMPLER = "training.sampler=with-replacement"
+MODEL = flsim.Model(3, 5)
+PRIVATE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=1")
+
+
+@pytest.fixture
+def users(experiment: Experiment) -> flsim.Planted:
+    return flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+
+
+def federated(method: flsim.FedAvg, users: flsim.Planted, seed: int = 0) -> FederatedTraining:
+    training = method.training_of(users, MODEL, 1, seed, "cpu")
+    assert isinstance(training, FederatedTraining)
+    return training
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_round_averages_over_draws(users: flsim.Planted, shards: int) -> None:
+    """24 draws of 24 users: each user's clipped update counts as often as it was drawn, and 24 divides the sum."""
+    method = flsim.FedAvg(cohort=24, sampler="with-replacement", privacy=PrivacyHParams("clip", clip=0.05))
+    alone = flsim.FedAvg(cohort=24, privacy=PrivacyHParams("clip", clip=0.05))
+    training = federated(method, users, 3)
+    state = training.first_state()
+    drawn, times = np.unique(training.cohort(0), return_counts=True)
+    assert times.sum() == 24
+    assert times.max() > 1
+    engine = federated(alone, users, 3).engine_here()
+    (after,) = flsim.simulate(
+        users, MODEL, flsim.FedAvg(24, sampler="with-replacement", privacy=method.privacy, shards=shards), 1, seed=3
+    )
+    records = training.users.at(0)
+    sums = [engine.train(state.params, records, [user], 3, 0, 0.05).delta for user in drawn.tolist()]
+    for name, value in state.params.items():
+        mean = sum(int(count) * part[name] for count, part in zip(times, sums, strict=True)) / 24
+        np.testing.assert_allclose(after.params[name].double(), value.double() + mean, rtol=0, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bits(experiment: Experiment) -> None:
+    """On two client processes and shards; a round is verified, and a table and a trace know the sampler."""
+    settings = ("training.rounds=12", "training.cohort=20", "system.shards=2", SAMPLER)
+    killed, whole = killed_and_whole(experiment, *settings, workers=2)
+    assert_same(killed, whole)
+    run = Run.open(whole)
+    drawn = [run.federated.training_of(run.users, run.rounds).cohort(round_) for round_ in range(12)]
+    assert {len(cohort) for cohort in drawn} == {20}
+    assert all(len(set(cohort.tolist())) < 20 for cohort in drawn)  # 20 draws of 24 users, once in 300,000 otherwise
+    assert verify(run, 12).differs is None
+    assert "b_u=20, with replacement" in experiment.flsim("table", whole).stdout
+    experiment.flsim("trace", whole)
+
+
+def test_noise_cannot_be_accounted_and_is_refused(experiment: Experiment, users: flsim.Planted) -> None:
+    for command in ("run", "plan"):
+        refused = experiment.call(
+            command, experiment.config, *(part for one in (SAMPLER, *PRIVATE) for part in ("--set", one)), check=False
+        )
+        assert refused.returncode == 2
+        assert "drawn several times in a round, which no accountant of dp_accounting supports" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    private = PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0)
+    with pytest.raises(InputError, match="no accountant of dp_accounting supports"):
+        next(flsim.simulate(users, MODEL, flsim.FedAvg(5, sampler="with-replacement", privacy=private), 1))
+
+
+def test_users_that_keep_states_are_not_drawn_twice(users: flsim.Planted) -> None:
+    with pytest.raises(InputError, match=r"SCAFFOLD: a user keeps one state a round, .* with-replacement may draw"):
+        next(flsim.simulate(users, MODEL, flsim.FedAvg(5, algorithm="scaffold", sampler="with-replacement"), 1))
+
+
+def test_a_sampler_of_ones_own_may_repeat_users_if_it_says_so(experiment: Experiment, users: flsim.Planted) -> None:
+    own = experiment.folder / "twice.py"
+    text = (
+        "import numpy as np\n"
+        "from flsim.privacy.sampling import Sampler\n"
+        "class Twice(Sampler):\n"
+        "    has_repeats = True\n"
+        "    def draw(self, seed, round_, population):\n"
+        "        return np.repeat(np.arange(self.cohort // 2), 2)\n"
+    )
+    own.write_text(text)
+    method = flsim.FedAvg(cohort=6, sampler=f"{own}:Twice")
+    assert federated(method, users).cohort(0).tolist() == [0, 0, 1, 1, 2, 2]
+    other = experiment.folder / "silent.py"
+    other.write_text(text.replace("    has_repeats = True\n", ""))
+    with pytest.raises(InputError, match="return different numbers from 0 to 23 in ascending order"):
+        federated(flsim.FedAvg(cohort=6, sampler=f"{other}:Twice"), users)
+
+
+def test_only_runs_with_the_sampler_have_another_digest(experiment: Experiment) -> None:
+    plain, drawn = load_config(experiment.config), load_config(experiment.config, (SAMPLER,))
+    assert plain.digest != drawn.digest
