@@ -11,6 +11,7 @@ from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
+from flsim.results.display_columns import text_of_count
 from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
@@ -196,14 +197,14 @@ def _counted(settings: Sequence[Setting], metric: str) -> str:
     share = _mean([_share(setting, metric) for setting in settings])
     counts = {setting.canaries for setting in settings}
     if len(counts) > 1:
-        return f"{share:.0%} of the canaries"
+        return f"{share:.0%} of the planted canaries"
     memorized = _mean([setting.mean(metric) for setting in settings])
-    return f"{number(memorized).removesuffix('.0')} of {counts.pop()} canaries ({share:.0%})"
+    return f"{number(memorized).removesuffix('.0')} of {text_of_count(counts.pop())} planted canaries ({share:.0%})"
 
 
 def _share(setting: Setting, metric: str) -> float | None:
     memorized = setting.mean(metric)
-    return None if memorized is None else memorized / setting.canaries
+    return memorized / setting.canaries if memorized is not None and setting.canaries else None
 
 
 def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:

@@ -22,7 +22,8 @@ Published = dict[RunResults, Mapping[str, Any]]
 STANDARD = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
 # Columns that are a sentence of the note where all rows have the same.
 SAME = {
-    "canaries": "{:,} canaries are planted",
+    "canaries": "{:,.4g} canaries are planted, and counts and means are of them",
+    "false_positive_rate": "A canary that was never planted comes first by chance with probability {:.2g}, 1/(|R| + 1)",
     "references": "|R| = {:,}",
     "sound_convention": "ε, sound: by the convention {}",
     "delta": "δ = {:.3g}",

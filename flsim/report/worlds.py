@@ -15,6 +15,7 @@ from flsim.report.svg import image
 from flsim.results.columns import DIFFERENCE, prefix_of
 from flsim.results.compare import signed
 from flsim.results.compare_pairs import STANDARD, compare_pairs, p_of, quantities_in_pairs
+from flsim.results.display_columns import text_of_count
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
@@ -79,7 +80,7 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
         headings += [Heading(Markup("{}, IID&nbsp;/ non").format(flag.heading))]
         headings += [Heading(Markup("<em>published</em>"))] if has_published and flag.name in COUNTED_OF else []
         headings += [Heading("p")]
-    note = f"{NOTE} {NAMES} count canaries of {_listed(frame['canaries'])}"
+    note = f"{NOTE} {NAMES} count canaries of {_listed(frame['canaries'])} planted"
     note += f", published ones of {_listed(frame['published_canaries_a'])}." if has_published else "."
     scale = f"from {number(low)} to {number(high)} bits"
     headings += [Heading(_less(PRIMARY)), left(scale), Heading("p")]
@@ -146,8 +147,8 @@ def _p(row: Mapping[Any, Any], name: str) -> Cell:
     return Markup("{} <small>({})</small>").format(number(row[name], "{:.2g}"), number(row[f"{name}_holm"], "{:.2g}"))
 
 
-def _listed(values: "pd.Series[int]") -> str:
-    return " or ".join(f"{value:,}" for value in sorted(set(values.dropna()))) or "–"
+def _listed(values: "pd.Series[float]") -> str:
+    return " or ".join(text_of_count(value) for value in sorted(set(values.dropna()))) or "–"
 
 
 def _has(row: Mapping[Any, Any], name: str) -> bool:

@@ -8,6 +8,7 @@ from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats, layout
 from flsim.results.compare_pairs import STANDARD, p_of, quantities_in_pairs
 from flsim.results.compare_text import counts_text, difference_columns, p_texts
+from flsim.results.display_columns import text_of_count
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 from flsim.results.published import COUNTED_OF, PREFIX
@@ -93,7 +94,7 @@ def _utility_note() -> str:
 def _legend(table: pd.DataFrame) -> str:
     counts = table["canaries"].dropna().unique()
     primary, names = next(iter(STANDARD)), [flag.heading for flag in flags(STANDARD)]
-    of_all = f" of {counts[0]}" if len(counts) == 1 else ""
+    of_all = f" of {text_of_count(counts[0])} planted" if len(counts) == 1 else ""
     text = LEGEND.format(primary.heading, primary.title.lower(), ", ".join(names), of_all)
     text += SEEDS_LEGEND.format(primary.heading, " and ".join(names)) if (table["unit"] == "seeds").any() else ""
     text += CANARIES_LEGEND if (table["unit"] == "canaries").any() else ""

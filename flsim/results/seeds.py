@@ -48,7 +48,10 @@ class Spread:
 
 
 def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
-    """Return the mean and intervals of float64 [canaries] values for each seed, of equal length."""
+    """Return the mean of the seeds' means, and intervals, of float64 [canaries] values for each seed.
+
+    Seeds may have different numbers of planted canaries, and count alike.
+    """
     means = np.array([seed_values.mean() for seed_values in values])
     return Spread(float(means.mean()), t_interval(means), t_interval(np.concatenate(values)))
 
