@@ -39,7 +39,7 @@ PRIVACY: dict[str, Form] = {
 }
 # Columns in the sentences around a table, or elsewhere in the report.
 ELSEWHERE = {
-    *("setting", "series", "runs", "run", "seeds", "given", "left_out", "reason"),
+    *("setting", "series", "runs", "run", "seeds", "given", "diverged", "left_out", "reason"),
     *(f"{PREFIX}{name}" for name in ("table", "data", "setting", "canaries", "delta")),
     *AGAINST,
 }

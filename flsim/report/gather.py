@@ -139,6 +139,11 @@ class Setting:
         return float(np.mean([len(run.results.planted) for run in runs]))
 
     @property
+    def diverged(self) -> int:
+        """Return how many runs diverged, which is an outcome of the setting."""
+        return sum(run.results.status == "diverged" for run in self.runs)
+
+    @property
     def seeds(self) -> str:
         return f"{len(self.shown_runs)} seed{'s' * (len(self.shown_runs) != 1)}"
 
@@ -190,6 +195,20 @@ class Line:
     def in_world(self, world: str) -> Setting | None:
         """Return the setting of a world, or None."""
         return next((setting for setting in self.settings if setting.world == world), None)
+
+    @property
+    def paired(self) -> list[Setting]:
+        """Return the IID and the non-IID setting with the seeds that both show, if any; a comparison is over these.
+
+        Where a seed diverged in one world, its run in the other world is left out as well.
+        """
+        both = [setting for world in WORLDS if (setting := self.in_world(world))]
+        seeds = [{run.results.seed for run, _ in setting.shown_runs} for setting in both]
+        common = set.intersection(*seeds) - {None} if len(both) == len(WORLDS) else set()
+        if not common:
+            return both
+        kept = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
+        return [Setting(setting.label, setting.world, runs) for setting, runs in zip(both, kept, strict=True)]
 
     @property
     def is_pair(self) -> bool:

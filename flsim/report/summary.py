@@ -96,7 +96,20 @@ def _compared(gathered: Gathered, pairs: Sequence[Line]) -> list[str]:
     over = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else plural(seeds[0], "seed")
     whole = "These are means" if len(pairs) > 1 else "That is"
     sentences.append(f"{whole} over {plural(len(pairs), 'setting')} trained in both worlds, with {over} each.")
-    return sentences
+    return sentences + _diverged(gathered)
+
+
+def _diverged(gathered: Gathered) -> list[str]:
+    """Return a sentence on how many runs diverged in each world, which is an outcome too; none if none did."""
+    lines = [line for line in gathered.lines if line.in_world("iid") and line.in_world("non-iid")]
+    words = []
+    for world, name in WORLDS.items():
+        settings = [setting for line in lines if (setting := line.in_world(world))]
+        total = sum(len(setting.runs) for setting in settings)
+        words.append(f"{sum(setting.diverged for setting in settings)} of {total} {name} runs")
+    if not any(setting.diverged for line in lines for setting in line.settings):
+        return []
+    return [f"Divergence is an outcome too: {listed(words)} diverged; such a seed is dropped from both worlds' means."]
 
 
 def _at_ceiling(settings: Sequence[Setting]) -> list[str]:
@@ -118,7 +131,7 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
     """Return a sentence on the number of settings in which each world memorizes more."""
     if len(pairs) < 2:
         return []
-    rs = [[(setting.mean(FIRST.name) or 0.0) for setting in line.settings] for line in pairs]
+    rs = [[(setting.mean(FIRST.name) or 0.0) for setting in line.paired] for line in pairs]
     more, less = sum(a > b for a, b in rs), sum(a < b for a, b in rs)
     equal = len(rs) - more - less
     counts = ((more, "more with IID data"), (less, "more with non-IID data"), (equal, "equally many"))
@@ -208,8 +221,9 @@ def _share(setting: Setting, metric: str) -> float | None:
 
 
 def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:
-    """Return the IID settings and the non-IID ones; empty if there is no pair."""
-    by_world = [[setting for line in pairs if (setting := line.in_world(world))] for world in WORLDS]
+    """Return the IID settings and the non-IID ones, with the seeds of both; empty if there is no pair."""
+    paired = [line.paired for line in pairs]
+    by_world = [[settings[place] for settings in paired] for place in range(len(WORLDS))]
     return by_world if pairs else []
 
 

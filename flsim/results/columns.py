@@ -46,7 +46,7 @@ TAKEN = (
     *("folder", "sweep", "grid", "world", "seed", "is_final"),
     *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
     *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
-    *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b"),
+    *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
     *(*PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *AGAINST, "diverged"),
     *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
 )

@@ -5,6 +5,7 @@ The frame:
     row                        the common settings of the two
     setting_a, setting_b       the settings as in a table
     seeds                      number of seeds with a run of both
+    diverged_a, diverged_b     runs that diverged: an outcome. A seed that diverged on one side is in no other column
     unit                       the independent unit: "seeds", or for one seed "canaries"
     canaries                   compared canaries of a seed, those planted in either run: mean over seeds
     epochs_a, epochs_b         number of epochs that the models read, means over seeds
@@ -68,6 +69,7 @@ STANDARD = panels_first(compared_in([]))
 COLUMNS = {
     **dict.fromkeys(("row", "setting_a", "setting_b"), "string"),
     "seeds": "Int64",
+    **dict.fromkeys(("diverged_a", "diverged_b"), "Int64"),
     "unit": "string",
     "canaries": "Float64",
     **dict.fromkeys(("epochs_a", "epochs_b"), "Float64"),
@@ -104,6 +106,7 @@ def _row(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoch: f
     why = [f"{run.name} (not begun)" for run in (*pair.a, *pair.b) if run.results is None]
     published = {"a": pair.a[0].published or {}, "b": pair.b[0].published or {}}
     for side in "ab":
+        row[f"diverged_{side}"] = sum(run.status == "diverged" for run in begun[side])
         row[f"setting_{side}"] = begun[side][0].setting if begun[side] else None
         if published["a"] != published["b"]:  # the same run of two sweeps stands for one published row
             row |= {f"{PREFIX}{name}_{side}": published[side].get(name) for name in COUNTED_OF}

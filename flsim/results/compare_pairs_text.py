@@ -15,6 +15,10 @@ from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.sweep_pairs import Pair
 
 N = "n: seeds with both."
+DIVERGED = (
+    "Div.: runs that diverged, a/b: an outcome to compare. A seed that diverged on one side is dropped from both, and "
+    "no other column has it."
+)
 LEGEND = """{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half
 its 95% interval (t). {}: memorized canaries{}, a/b.
 p: corrected for the number of rows (Holm), each column by itself.
@@ -55,6 +59,8 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
     """Return the columns that label a row, and units of columns that stay together."""
     template = "{:.1f}" if (table["seeds"] > 1).any() else "{:.0f}"
     labels = [Column("Setting", names, is_number=False), Column("n", text_of(table["seeds"]), note=N)]
+    if (table[["diverged_a", "diverged_b"]] > 0).any(axis=None):
+        labels.append(Column("Div.", counts_text(table, "diverged", "{}"), note=DIVERGED))
     quantities = quantities_in_pairs(table)
     units = []
     for quantity in quantities:

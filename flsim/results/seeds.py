@@ -30,6 +30,11 @@ class Sample:
     def setting(self) -> str:
         return self.runs[0].setting
 
+    @property
+    def diverged(self) -> int:
+        """Return how many runs diverged, which is an outcome of the setting and not a gap in its data."""
+        return sum(run.status == "diverged" for run in self.runs)
+
 
 @dataclass(frozen=True)
 class Spread:

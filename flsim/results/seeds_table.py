@@ -4,6 +4,7 @@ Every format shows the same frame:
 
     setting, series, runs    the training, the series' digest, and the names of the averaged runs
     seeds, given             number of averaged runs, and number of all runs
+    diverged                 number of runs that diverged: an outcome, in no mean
     round, epochs            of the evaluated models: the common round, blank without one, and the mean of epochs
     rs, rs_sd, bs, bs_sd     canaries memorized by Random Sampling and by Beam Search: mean and deviation over seeds
     rs_share_low, _high, ... exact 95% interval of the share of all canaries of all seeds pooled: too narrow, as below
@@ -54,6 +55,7 @@ COLUMNS = {
     "runs": "string",
     "seeds": "Int64",
     "given": "Int64",
+    "diverged": "Int64",
     "round": "Int64",
     "epochs": "Float64",
     **{name: "Float64" for flag in flags(STANDARD) for name in (flag.name, f"{flag.name}_sd")},
@@ -72,6 +74,10 @@ TYPES = COLUMNS | {
 }
 
 MEANS = "n: seeds{}. {}: means over seeds; SD: standard deviation over seeds."
+DIVERGED = (
+    "Div.: runs that diverged, an outcome. Means are over the other seeds, so rows with different seeds do not "
+    "compare; paired means, as of IID less Non-IID, drop both runs of such a seed."
+)
 OVER_SEEDS = "CI_s: half the 95% interval of {}, Student's t over seeds: valid for other seeds."
 OVER_CANARIES = "CI_c: the same over all seeds' canaries, treated as independent: valid for these models only."
 
@@ -113,6 +119,7 @@ def _row(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
         "runs": ", ".join(run.name for run in averaged) or None,
         "seeds": len(series.taken),
         "given": len(series.runs),
+        "diverged": series.diverged,
         "canaries": float(np.mean([len(run.planted) for run in averaged or series.runs])),
         "left_out": "; ".join(f"{name} ({why})" for name, why in series.left_out.items()) or None,
     }
@@ -218,6 +225,8 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     quantities = select_for(columns.quantities_in(table), "table")
     measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
     labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "", ", ".join(map(_name, STANDARD))))]
+    if (table["diverged"] > 0).any():
+        labels.append(Column("Div.", text_of(table["diverged"]), note=DIVERGED))
     progress = [unit for unit in [display_columns.progress(table)[0]] if unit]
     memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{:.1f}")]
     means = [
