@@ -148,7 +148,8 @@ def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:
     """Return the settings for a file, without empty ones, so that existing digests stay stable."""
-    return {name: value for name, value in asdict(hparams).items() if value != ()}
+    listed = {name: value for name, value in asdict(hparams).items() if value != ()}
+    return listed if hparams.controls else {name: value for name, value in listed.items() if name != "controls"}
 
 
 def _as_text(value: object) -> str:

@@ -4,6 +4,7 @@ Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of
 fixed number of copies of each canary, as in Carlini et al., "The Secret Sharer" (2018), section 6.5.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,6 +121,9 @@ def _counts(
 def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Canary, ...]:
     """Draw distinct phrases that occur nowhere in the corpus, in any split; a phrase that occurs is drawn again.
 
+    Controls come last, and where two phrases are equal the later one is drawn again. So the planted canaries are the
+    same with and without controls.
+
     Raises:
         InputError: canaries are longer than records can be, or the vocabulary is too small for that many.
     """
@@ -129,7 +133,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
             f"canaries of {hparams.length} words would be cut: records of this corpus hold {layout.record_words}; "
             f"set canaries.length to at most that"
         )
-    planned = configurations(hparams)
+    planted = configurations(hparams)
+    planned = planted + [(math.nan, math.nan, 0)] * hparams.controls
     too_few = InputError(
         f"no {len(planned)} different phrases of {hparams.length} words found that the corpus does not contain; "
         f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
@@ -146,9 +151,9 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
         first = {phrase: i for i, phrase in reversed([*enumerate(phrases)])}
         rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or first[phrase] != i]
         if not rejected:
-            digits = len(str(len(phrases) - 1))
+            digits = len(str(len(planted) - 1))  # controls come last and leave the other canaries' ids as they are
             return tuple(
-                Canary(f"c{index:0{digits}d}", phrase, *configuration)
+                Canary(f"c{index:0{digits}d}", phrase, *configuration, is_planted=index < len(planted))
                 for index, (phrase, configuration) in enumerate(zip(phrases, planned, strict=True))
             )
         for i in rejected:
@@ -191,10 +196,12 @@ def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Plan
         InputError: there are more canaries than an overlay can tell apart, about more copies than records, or see
             `draw_canaries`.
     """
-    train, canaries = corpus.split("train"), len(configurations(hparams))
+    train, canaries = corpus.split("train"), len(configurations(hparams)) + hparams.controls
     copies = 0 if hparams.insertions else expected_copies(hparams, train.records)  # `plant` counts exact numbers
     if canaries > MOST:
-        raise InputError(f"{canaries:,} canaries; a run has at most {MOST:,}: set a smaller canaries.count")
+        raise InputError(
+            f"{canaries:,} canaries; a run has at most {MOST:,}: set a smaller canaries.count or canaries.controls"
+        )
     if copies > train.records:
         raise InputError(
             f"{canaries:,} canaries would replace about {copies:,.0f} records, and the training users have "
@@ -213,9 +220,8 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     Raises:
         InputError: there are more copies than records.
     """
-    copies = [canary.copies for canary in canaries]
-    if any(number is not None for number in copies):
-        return _plant_copies(split, canaries, np.array(copies, np.int64), seed)
+    if any(canary.copies for canary in canaries):  # controls have none
+        return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
     claims: list[NDArray[np.int64]] = []
     planned_sharers = []
     for index, canary in enumerate(canaries):

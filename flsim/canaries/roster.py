@@ -95,6 +95,21 @@ def read_counts(folder: Path) -> dict[str, NDArray[np.int64]]:
     return {name: np.array(counts[name], np.int64) for name in COUNTS}
 
 
+def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
+    """Return whether each canary of a roster was planted: at least one record was drawn for it, and it is no control.
+
+    By Poisson sampling a canary of a small corpus can be drawn for no record. A canary whose copies a defence removed
+    since was planted; without it, a share would hide what the defence did. Rosters of the first versions, which do not
+    say how many records were drawn, count all their canaries as planted.
+    """
+    drawn = pd.Series(data=True, index=roster.index)
+    if "is_planted" in roster:
+        drawn &= roster["is_planted"].astype(bool)
+    if "planned_insertions" in roster and roster["planned_insertions"].notna().all():
+        drawn &= roster["planned_insertions"] > 0
+    return drawn
+
+
 def read_roster(path: Path) -> pd.DataFrame:
     """Return a roster as a table with the columns of `SCHEMA` that the file has, and always ``is_planted``.
 

@@ -26,6 +26,8 @@ class CanaryHParams:
         length: Number of words in a canary. Unit: words.
         insertions: In place of p_u and p_e: exact numbers of records that a canary replaces, drawn uniformly from the
             records of all users. Each number is a configuration. Unit: records.
+        controls: Number of further canaries that are never planted, but measured like the others: the null control of a
+            test for memorization, e.g. 50. They change neither the other canaries nor their records. Unit: canaries.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -36,6 +38,7 @@ class CanaryHParams:
     count: int = 10
     length: int = 5
     insertions: tuple[int, ...] = ()
+    controls: int = 0
 
     def __post_init__(self) -> None:
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
@@ -53,8 +56,9 @@ class CanaryHParams:
         default = type(self)
         if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
             raise InputError("insertions and p_u, p_e both say how often canaries occur; remove one or the other")
-        if self.count < 0:
-            raise InputError(f"count must not be negative, found {self.count}")
+        for name in ("count", "controls"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative, found {getattr(self, name)}")
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
 
@@ -93,7 +97,7 @@ def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout
 
 
 def configurations(hparams: CanaryHParams) -> list[tuple[float, float, int | None]]:
-    """Return p_u, p_e and copies of every canary, in the order of their ids."""
+    """Return p_u, p_e and copies of every canary that is planted, in the order of their ids."""
     distinct: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
     distinct = distinct or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
     return [configuration for configuration in distinct for _ in range(hparams.count)]

@@ -42,7 +42,7 @@ EXPOSURE = Quantity(
     is_standard=True,
     is_primary=True,
     places=(*EVERYWHERE, "screen"),
-    note="mean exposure of all canaries.",
+    note="mean exposure of the planted canaries.",
 )
 MEMORIZED = Quantity(
     name="rs",

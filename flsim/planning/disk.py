@@ -65,7 +65,7 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
         evaluations: number of evaluated checkpoints.
     """
     one = checkpoint_bytes(config, vocabulary)
-    canaries = len(configurations(config.canaries))
+    canaries = len(configurations(config.canaries)) + config.canaries.controls
     planted = ROSTER + ROSTER_CANARY * canaries + round(10 * expected_copies(config.canaries, records))
     if config.data.world == "iid":
         planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)

@@ -133,7 +133,7 @@ def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) ->
         tuple(_row(name, runs, users, train) for name, runs in rows.items()),
         tuple(dict.fromkeys(canaries for settings in hparams for canaries in canaries_of(settings, users))),
         max(expected_copies(settings, users.records) for settings in hparams) / max(users.records, 1),
-        max(len(configurations(settings)) for settings in hparams),
+        max(len(configurations(settings)) for settings in hparams),  # those that are compared
     )
 
 

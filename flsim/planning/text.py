@@ -202,18 +202,32 @@ def _epsilon(value: float | None, is_of_sampler: bool) -> str:
 def _power(plan: Plan) -> str:
     power = plan.power
     seeds, canaries = count(power.seeds, "seed"), f"{power.canaries:,} canar{'y' if power.canaries == 1 else 'ies'}"
-    text = f"With {canaries} and {seeds} a mean difference in exposure between two runs, such as twins, "
+    is_one = power.seeds == 1
+    text = (
+        "One seed is tested over its canaries: about one pair of models, and not about other seeds. "
+        if is_one
+        else "Several seeds are tested over seeds: about the settings, and not about one pair of models. "
+    )
+    text += f"With {canaries} and {seeds} a mean difference in exposure between two runs, such as twins, "
     text += "is not found" if power.bits is None else f"of {power.bits:.2g} bits is found with 80% power"
     text += f" (a canary has at most {power.most_bits:.1f} bits)"
     if power.counts is not None:
-        text += f"; one in {MEMORIZED.heading}, by McNemar's test, where it is {share(power.counts)} of canaries"
+        text += f"; one in {MEMORIZED.heading} of one pair of models, by McNemar's test over canaries, "
+        text += f"where it is {share(power.counts)} of canaries"
     effect = f"{power.effect:g} {'bit' if power.effect == 1 else 'bits'}"
-    text += f". A difference of {effect} is found with {share(power.found)} power; with 80% by "
+    text += f". A difference of {effect} is found with {share(power.found)} power. To find it with 80% takes "
     more = "no number of" if power.canaries_needed is None else f"{power.canaries_needed:,}"
     seeds_more = "no number of" if power.seeds_needed is None else f"{power.seeds_needed:,}"
+    text += f"{more} canaries"
+    # One seed's test and the one over seeds answer two questions, so their numbers are no alternatives.
+    text += (
+        f". The same difference between settings, over seeds, takes {seeds_more} seeds of {canaries}."
+        if is_one
+        else f" in each of {seeds}, or {seeds_more} seeds of {canaries}."
+    )
     return _heading("Statistical power") + note(
-        f"{text}{more} canaries and {seeds}, or {canaries} and {seeds_more} seeds. Differences are assumed to spread "
-        f"as the demo's do, by {SD_CANARIES:.1f} bits over canaries and {SD_SEEDS:.1f} between seeds."
+        f"{text} Differences are assumed to spread as the demo's do, by {SD_CANARIES:.1f} bits over canaries and "
+        f"{SD_SEEDS:.1f} between seeds."
     )
 
 

@@ -10,12 +10,21 @@ from markupsafe import Markup
 from flsim.measures.quantity import flags, numbers, of_model, select_for
 from flsim.report.blocks import Cell, number
 from flsim.results.against_published import AGAINST
-from flsim.results.columns import columns_of, columns_over_seeds, is_in, mean_of, prefix_of, quantities_in
+from flsim.results.columns import (
+    FALSE_POSITIVE,
+    columns_of,
+    columns_over_seeds,
+    is_in,
+    mean_of,
+    prefix_of,
+    quantities_in,
+)
+from flsim.results.display_columns import text_of_count
 from flsim.results.published import BESIDE, FORMS, PREFIX, has_counts
 
-Form = tuple[str, str, float]  # heading, format ("count" of canaries) and factor
+Form = tuple[str, str, float]  # heading, format ("count" of memorized canaries, or "canaries") and factor
 TRAINED: dict[str, Form] = {"round": ("Round", "{:,.0f}", 1), "epochs": ("Epochs", "{:.3g}", 1)}
-PLANTED: dict[str, Form] = {"canaries": ("of", "{:.0f}", 1)}
+PLANTED: dict[str, Form] = {"canaries": ("planted", "canaries", 1), "controls": ("never planted", "{:,.0f}", 1)}
 PRIVACY: dict[str, Form] = {
     "epsilon_paper": ("ε, paper’s", "{:.3g}", 1),
     "epsilon_sound": ("ε, sound", "{:.4g}", 1),
@@ -30,7 +39,7 @@ PRIVACY: dict[str, Form] = {
 }
 # Columns in the sentences around a table, or elsewhere in the report.
 ELSEWHERE = {
-    *("setting", "series", "runs", "run", "seeds", "given", "left_out", "reason"),
+    *("setting", "series", "runs", "run", "seeds", "given", "diverged", "left_out", "reason"),
     *(f"{PREFIX}{name}" for name in ("table", "data", "setting", "canaries", "delta")),
     *AGAINST,
 }
@@ -56,6 +65,9 @@ class Cells:
             forms[flag.name] = (flag.heading, "count", 1)
             forms[f"{flag.name}_lowest"] = (f"{flag.heading} lowest", "{}", 1)
         forms |= PLANTED
+        for flag in flags(self.quantities):
+            forms[f"{flag.name}_controls"] = (f"{flag.heading} of these", "{:,.0f}", 1)
+        forms[FALSE_POSITIVE] = ("by chance", "{:.2g}", 1)
         for quantity in numbers(self.quantities):
             heading = quantity.title if quantity.beside else quantity.phrase
             forms[mean_of(quantity)] = (heading, _finer(quantity.format), quantity.scale)
@@ -104,7 +116,7 @@ class Cells:
         spread = "" if deviation is None or pd.isna(deviation) else f" ± {_number(deviation * scale, template)}"
         if template == "count" and has_counts(row):
             canaries = row[f"{PREFIX}canaries" if plain != name else "canaries"]
-            share = number(value / canaries, "{:.0%}")
+            share, canaries = number(value / canaries, "{:.0%}"), text_of_count(canaries)
             size = row.get(f"{plain}_size") if plain != name else None
             judged = "" if size is None or pd.isna(size) else f"; {size}"
             return Markup("{} <small>{}{} of {}{}</small>").format(
@@ -131,4 +143,4 @@ def _finer(template: str) -> str:
 
 def _number(value: Any, template: str) -> str:
     """Return a number as text; a mean of counts has a decimal."""
-    return number(value).removesuffix(".0") if template == "count" else number(value, template)
+    return number(value).removesuffix(".0") if template in {"count", "canaries"} else number(value, template)

@@ -27,6 +27,8 @@ class Configuration:
     def label(self) -> str:
         if not math.isnan(self.p_u):
             return f"p_u {user_share(self.p_u)}, p_e {percent(self.p_e)}"
+        if self.copies == 0:
+            return "controls, never planted"
         return "all canaries" if self.copies is None else f"{self.copies:,} cop{'y' if self.copies == 1 else 'ies'}"
 
 

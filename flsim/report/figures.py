@@ -161,13 +161,13 @@ def traces(gathered: Gathered) -> list[Block]:
 
 
 def _traced(run: RunView, index: int, in_epochs: bool) -> list[tuple[Cell, Markup]]:
-    bits, rs = run.of_canaries(PRIMARY.name), run.of_canaries(FLAG.name)
+    bits, rs = run.of_planted(PRIMARY.name), run.of_planted(FLAG.name)
     kept = bits.index[:: -math.ceil(len(bits) / POINTS)][::-1]
     xs = [(run.results.epochs_of(round_) or 0.0) if in_epochs else float(round_) for round_ in kept]
     ceiling = _ceiling([run])
     top = max(float(bits.to_numpy().max()), ceiling or 1.0)
     panels: list[tuple[Cell, Markup]] = []
-    for place, (configuration, rows) in enumerate(by_configuration(run.results.roster).items()):
+    for place, (configuration, rows) in enumerate(by_configuration(run.results.planted).items()):
         panel = Panel(Axis(0, max(xs), most=3, is_whole=not in_epochs), Axis(0, 1.03 * top, "bits", most=3), SMALL)
         if ceiling is not None:
             panel.rule(y=ceiling)

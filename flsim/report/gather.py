@@ -55,7 +55,7 @@ class RunView:
     def _over_rounds(self) -> "dict[str, pd.Series[float]]":
         series: dict[str, pd.Series[float]] = {}
         for quantity in select_for(quantities_of([self.results]), "report"):
-            if quantity.of_canaries and len(values := self.of_canaries(quantity.name)):
+            if quantity.of_canaries and (values := self.of_planted(quantity.name)).size:
                 series[quantity.name] = (
                     (values == 1).sum(axis=1).astype("float64") if quantity.is_flag else values.mean(axis=1)
                 )
@@ -64,8 +64,13 @@ class RunView:
             series[str(metric)] = values_of_model.set_index("round")["value"].sort_index()
         return series
 
+    def of_planted(self, metric: str) -> pd.DataFrame:
+        """Return the columns of `of_canaries` of the planted canaries."""
+        values = self.of_canaries(metric)
+        return values[self.results.planted["canary"].tolist()] if len(values) else values
+
     def over_rounds(self, metric: str) -> "pd.Series[float]":
-        """Return by round the count of a flag, the mean over canaries, or a finite metric of the model."""
+        """Return by round the count of a flag, the mean over planted canaries, or a finite metric of the model."""
         return self._over_rounds.get(metric, pd.Series(dtype="float64"))
 
     @property
@@ -128,20 +133,27 @@ class Setting:
         return any(run.results.status != "completed" for run, _ in self.shown_runs)
 
     @property
-    def canaries(self) -> int:
-        return len(self.runs[0].results.roster)
+    def canaries(self) -> float:
+        """Return the number of planted canaries of a run, as a mean over the shown runs."""
+        runs = [run for run, _ in self.shown_runs] or self.runs
+        return float(np.mean([len(run.results.planted) for run in runs]))
+
+    @property
+    def diverged(self) -> int:
+        """Return how many runs diverged, which is an outcome of the setting."""
+        return sum(run.results.status == "diverged" for run in self.runs)
 
     @property
     def seeds(self) -> str:
         return f"{len(self.shown_runs)} seed{'s' * (len(self.shown_runs) != 1)}"
 
     def last(self, metric: str) -> pd.DataFrame:
-        """Return the canaries of all shown runs at their last round, as roster and ``value``; may be empty."""
+        """Return the planted canaries of all shown runs at their last round, as roster and ``value``; may be empty."""
         parts = []
         for run, round_ in self.shown_runs:
-            measured = run.of_canaries(metric)
+            measured = run.of_planted(metric)
             if round_ in measured.index:
-                parts.append(run.results.roster.assign(value=measured.loc[round_].to_numpy()))
+                parts.append(run.results.planted.assign(value=measured.loc[round_].to_numpy()))
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     def mean(self, metric: str) -> float | None:
@@ -152,7 +164,7 @@ class Setting:
         return float(np.mean(measured)) if measured else None
 
     def share(self, metric: str) -> float | None:
-        """Return the share of canaries that are memorized at the last round."""
+        """Return the share of planted canaries that are memorized at the last round."""
         last = self.last(metric)
         return None if last.empty else float((last["value"] == 1).mean())
 
@@ -183,6 +195,20 @@ class Line:
     def in_world(self, world: str) -> Setting | None:
         """Return the setting of a world, or None."""
         return next((setting for setting in self.settings if setting.world == world), None)
+
+    @property
+    def paired(self) -> list[Setting]:
+        """Return the IID and the non-IID setting with the seeds that both show, if any; a comparison is over these.
+
+        Where a seed diverged in one world, its run in the other world is left out as well.
+        """
+        both = [setting for world in WORLDS if (setting := self.in_world(world))]
+        seeds = [{run.results.seed for run, _ in setting.shown_runs} for setting in both]
+        common = set.intersection(*seeds) - {None} if len(both) == len(WORLDS) else set()
+        if not common:
+            return both
+        kept = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
+        return [Setting(setting.label, setting.world, runs) for setting, runs in zip(both, kept, strict=True)]
 
     @property
     def is_pair(self) -> bool:

@@ -38,7 +38,7 @@ def configurations(gathered: Gathered) -> list[Block]:
 
 
 def _is_grid(setting: Setting) -> bool:
-    roster = setting.runs[0].results.roster
+    roster = setting.runs[0].results.planted
     return not bool(roster["p_u"].isna().any() or roster["p_e"].isna().any())
 
 

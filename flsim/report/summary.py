@@ -11,6 +11,7 @@ from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
+from flsim.results.display_columns import text_of_count
 from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
@@ -95,7 +96,20 @@ def _compared(gathered: Gathered, pairs: Sequence[Line]) -> list[str]:
     over = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else plural(seeds[0], "seed")
     whole = "These are means" if len(pairs) > 1 else "That is"
     sentences.append(f"{whole} over {plural(len(pairs), 'setting')} trained in both worlds, with {over} each.")
-    return sentences
+    return sentences + _diverged(gathered)
+
+
+def _diverged(gathered: Gathered) -> list[str]:
+    """Return a sentence on how many runs diverged in each world, which is an outcome too; none if none did."""
+    lines = [line for line in gathered.lines if line.in_world("iid") and line.in_world("non-iid")]
+    words = []
+    for world, name in WORLDS.items():
+        settings = [setting for line in lines if (setting := line.in_world(world))]
+        total = sum(len(setting.runs) for setting in settings)
+        words.append(f"{sum(setting.diverged for setting in settings)} of {total} {name} runs")
+    if not any(setting.diverged for line in lines for setting in line.settings):
+        return []
+    return [f"Divergence is an outcome too: {listed(words)} diverged; such a seed is dropped from both worlds' means."]
 
 
 def _at_ceiling(settings: Sequence[Setting]) -> list[str]:
@@ -117,7 +131,7 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
     """Return a sentence on the number of settings in which each world memorizes more."""
     if len(pairs) < 2:
         return []
-    rs = [[(setting.mean(FIRST.name) or 0.0) for setting in line.settings] for line in pairs]
+    rs = [[(setting.mean(FIRST.name) or 0.0) for setting in line.paired] for line in pairs]
     more, less = sum(a > b for a, b in rs), sum(a < b for a, b in rs)
     equal = len(rs) - more - less
     counts = ((more, "more with IID data"), (less, "more with non-IID data"), (equal, "equally many"))
@@ -196,19 +210,20 @@ def _counted(settings: Sequence[Setting], metric: str) -> str:
     share = _mean([_share(setting, metric) for setting in settings])
     counts = {setting.canaries for setting in settings}
     if len(counts) > 1:
-        return f"{share:.0%} of the canaries"
+        return f"{share:.0%} of the planted canaries"
     memorized = _mean([setting.mean(metric) for setting in settings])
-    return f"{number(memorized).removesuffix('.0')} of {counts.pop()} canaries ({share:.0%})"
+    return f"{number(memorized).removesuffix('.0')} of {text_of_count(counts.pop())} planted canaries ({share:.0%})"
 
 
 def _share(setting: Setting, metric: str) -> float | None:
     memorized = setting.mean(metric)
-    return None if memorized is None else memorized / setting.canaries
+    return memorized / setting.canaries if memorized is not None and setting.canaries else None
 
 
 def _worlds(pairs: Sequence[Line]) -> list[list[Setting]]:
-    """Return the IID settings and the non-IID ones; empty if there is no pair."""
-    by_world = [[setting for line in pairs if (setting := line.in_world(world))] for world in WORLDS]
+    """Return the IID settings and the non-IID ones, with the seeds of both; empty if there is no pair."""
+    paired = [line.paired for line in pairs]
+    by_world = [[settings[place] for settings in paired] for place in range(len(WORLDS))]
     return by_world if pairs else []
 
 

@@ -22,7 +22,8 @@ Published = dict[RunResults, Mapping[str, Any]]
 STANDARD = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
 # Columns that are a sentence of the note where all rows have the same.
 SAME = {
-    "canaries": "{:,} canaries are planted",
+    "canaries": "{:,.4g} canaries are planted, and counts and means are of them",
+    "false_positive_rate": "A canary that was never planted comes first by chance with probability {:.2g}, 1/(|R| + 1)",
     "references": "|R| = {:,}",
     "sound_convention": "ε, sound: by the convention {}",
     "delta": "δ = {:.3g}",
@@ -80,16 +81,24 @@ def _settings(gathered: Gathered, published: Published) -> tuple[Table, pd.DataF
             frames.append(seeds_table(taken[:1], published=published))
     own = {quantity.name: quantity for setting_frame in frames for quantity in quantities_in(setting_frame)}
     frame = _against(described(pd.concat(frames, ignore_index=True), own.values()))
+    has_diverged = any(setting.diverged for setting in gathered.settings)
     names: list[list[Cell]] = [
-        [setting.label, f"{len(setting.shown_runs)}/{len(setting.runs)}"] for setting in gathered.settings
+        [setting.label, f"{len(setting.shown_runs)}/{len(setting.runs)}", *[str(setting.diverged)] * has_diverged]
+        for setting in gathered.settings
     ]
     is_mean = any(len(setting.shown_runs) > 1 for setting in gathered.settings)
     exposure = "seeds and canaries, with its 95% interval over seeds (Student’s t)" if is_mean else "canaries"
     note = (
         f"{_flags()} {PRIMARY.title}: mean over {exposure}. Seeds: those that are averaged, of all; "
-        "diverged runs are left out, and unfinished ones if another is completed."
+        "diverged runs are counted apart, and unfinished ones left out if another is completed."
     )
-    headings = [left("Setting"), Heading("Seeds")]
+    note += (
+        " Where a seed diverged, means are over the other seeds: rows of different seeds do not compare, and the "
+        "paired table drops both runs of such a seed."
+        if has_diverged
+        else ""
+    )
+    headings = [left("Setting"), Heading("Seeds"), *[Heading("Diverged")] * has_diverged]
     caption = "What was memorized, by setting" + ": means over seeds, ± their standard deviation" * is_mean
     return _framed(frame, headings, names, caption, note), frame
 

@@ -15,6 +15,7 @@ from flsim.report.svg import image
 from flsim.results.columns import DIFFERENCE, prefix_of
 from flsim.results.compare import signed
 from flsim.results.compare_pairs import STANDARD, compare_pairs, p_of, quantities_in_pairs
+from flsim.results.display_columns import text_of_count
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
@@ -26,7 +27,8 @@ NOTE = (
     "means over them; the 95% interval and p of exposure are Student’s t over the seeds’ mean differences; p of "
     f"{NAMES} is exact, exchanging the worlds within seeds (Fisher), and at least 2/2ⁿ with n seeds. With one seed, "
     "marked †, they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about "
-    "other seeds. In brackets: p corrected for the number of rows (Holm)."
+    "other seeds. A seed that diverged in one world is dropped from both. In brackets: p corrected for the number of "
+    "rows (Holm)."
 )
 
 
@@ -59,11 +61,12 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
     low, high = min([0.0, *finite]), max([0.0, *finite])
     quantities = quantities_in_pairs(frame)
     has_published = bool(frame[[f"{PREFIX}{COUNTED_OF[0]}_{side}" for side in "ab"]].notna().all(axis=1).any())
+    has_diverged = bool((frame[["diverged_a", "diverged_b"]] > 0).any(axis=None))
     records: Sequence[Mapping[Any, Any]] = frame.to_dict("records")
     rows = [
         [
             line.label,
-            *_cells(row, quantities, has_published),
+            *_cells(row, quantities, has_published, has_diverged),
             _whisker(f"difference-{index}", row, low, high, line.label),
             _p(row, "p"),
             *(
@@ -75,11 +78,12 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
         for index, ((line, _, _), row) in enumerate(zip(lines, records, strict=True))
     ]
     headings = [left("Setting"), Heading("Seeds")]
+    headings += [Heading(Markup("Diverged, IID&nbsp;/ non"))] * has_diverged
     for flag in flags(quantities):
         headings += [Heading(Markup("{}, IID&nbsp;/ non").format(flag.heading))]
         headings += [Heading(Markup("<em>published</em>"))] if has_published and flag.name in COUNTED_OF else []
         headings += [Heading("p")]
-    note = f"{NOTE} {NAMES} count canaries of {_listed(frame['canaries'])}"
+    note = f"{NOTE} {NAMES} count canaries of {_listed(frame['canaries'])} planted"
     note += f", published ones of {_listed(frame['published_canaries_a'])}." if has_published else "."
     scale = f"from {number(low)} to {number(high)} bits"
     headings += [Heading(_less(PRIMARY)), left(scale), Heading("p")]
@@ -115,9 +119,11 @@ def _less(quantity: Quantity) -> str:
     return f"{quantity.title}, IID less non{unit}"
 
 
-def _cells(row: Mapping[Any, Any], quantities: Sequence[Quantity], has_published: bool) -> list[Cell]:
+def _cells(
+    row: Mapping[Any, Any], quantities: Sequence[Quantity], has_published: bool, has_diverged: bool
+) -> list[Cell]:
     mark = " †" if row["unit"] == "canaries" else ""
-    cells: list[Cell] = [f"{number(row['seeds'], '{:d}')}{mark}"]
+    cells: list[Cell] = [f"{number(row['seeds'], '{:d}')}{mark}", *[_both(row, "diverged")] * has_diverged]
     for flag in flags(quantities):
         cells.append(_both(row, flag.name))
         if has_published and flag.name in COUNTED_OF:
@@ -146,8 +152,8 @@ def _p(row: Mapping[Any, Any], name: str) -> Cell:
     return Markup("{} <small>({})</small>").format(number(row[name], "{:.2g}"), number(row[f"{name}_holm"], "{:.2g}"))
 
 
-def _listed(values: "pd.Series[int]") -> str:
-    return " or ".join(f"{value:,}" for value in sorted(set(values.dropna()))) or "–"
+def _listed(values: "pd.Series[float]") -> str:
+    return " or ".join(text_of_count(value) for value in sorted(set(values.dropna()))) or "–"
 
 
 def _has(row: Mapping[Any, Any], name: str) -> bool:

@@ -24,6 +24,7 @@ RECORD_PRIVACY = {
     "record_convention": "string",
     "record_delta": "Float64",
 }
+FALSE_POSITIVE = "false_positive_rate"
 OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
 COUNTS = {
     "a": "Int64",
@@ -40,12 +41,12 @@ DIFFERENCE = ("mean_difference", "ci_low", "ci_high")  # of a number, a less b, 
 PAIRED = (*DIFFERENCE, "low", "high", "p_t", "p_t_holm", "p_wilcoxon")  # and COUNTS: what comparisons say of it
 # Columns beside those of measures, in any table or frame of results.
 TAKEN = (
-    *("setting", "run", "round", "epochs", "canaries", "references", "status", "reason"),
+    *("setting", "run", "round", "epochs", "canaries", "controls", "references", "status", "reason", FALSE_POSITIVE),
     *("series", "runs", "seeds", "given", "left_out", *OVER_SEEDS),
     *("folder", "sweep", "grid", "world", "seed", "is_final"),
     *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
     *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
-    *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b"),
+    *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
     *(*PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *AGAINST, "diverged"),
     *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
 )
@@ -77,6 +78,16 @@ def columns_over_seeds(quantity: Quantity) -> dict[str, str]:
     return dict.fromkeys((mean_of(quantity), *over_seeds(quantity)), "Float64")
 
 
+def columns_of_controls(flags: Iterable[Quantity]) -> dict[str, str]:
+    """Return the columns of canaries that were never planted, with their types; tables have them where there are any.
+
+    These are their number, the number of them with each flag, and the probability that Random Sampling shows one of
+    them as memorized.
+    """
+    counts = {f"{flag.name}_controls": "Int64" for flag in flags}
+    return {"controls": "Int64", **counts, FALSE_POSITIVE: "Float64"}
+
+
 def mean_of(quantity: Quantity) -> str:
     """Return the column of a number's mean over canaries."""
     return f"mean_{quantity.name}"
@@ -94,7 +105,7 @@ def prefix_of(quantity: Quantity) -> str:
 
 def names_of(quantity: Quantity) -> list[str]:
     """Return all names that a quantity takes in tables and comparisons, its own first."""
-    pairs = (f"{quantity.column}_{name}" for name in (*COUNTS, *PAIRED))
+    pairs = (f"{quantity.column}_{name}" for name in (*COUNTS, *PAIRED, "controls"))
     columns = (*columns_of(quantity), *columns_over_seeds(quantity))
     return list(dict.fromkeys((quantity.name, quantity.column, *columns, *pairs)))
 
@@ -157,6 +168,26 @@ def frame(
 def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
     """Return the exact 95% interval of a share of canaries; see `flsim.results.agreement.share_interval`."""
     return dict(zip((f"{metric}_share_low", f"{metric}_share_high"), share_interval(memorized, canaries), strict=True))
+
+
+def controls(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
+    """Return the cells of `columns_of_controls` over runs at an evaluated round each; empty if all were planted.
+
+    A phrase that was never planted is drawn like the |R| references, so it is as likely as they are to come first:
+    with probability 1 / (|R| + 1), and less where it ties.
+    """
+    number = sum(len(run.controls) for run, _ in runs)
+    if not number:
+        return {}
+    cells: dict[str, Any] = {"controls": number}
+    for flag in flags:
+        values = [run.of_controls(flag.name, at) for run, at in runs]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            cells[f"{flag.name}_controls"] = sum(int((value == 1).sum()) for value in known)
+    references = {run.references(at) for run, at in runs}
+    size = references.pop() if len(references) == 1 else None
+    return cells | {FALSE_POSITIVE: None if size is None else 1 / (size + 1)}
 
 
 def privacy(run: RunResults, at: int) -> dict[str, Any]:

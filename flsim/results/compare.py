@@ -58,6 +58,7 @@ class PairedNumbers:
             f"  a: {self.a}, round {self.round_a}\n"
             f"  b: {self.b}, round {self.round_b}\n"
             f"  mean of a - b: {mean}{unit} (95% CI {low} to {high})\n"
+            f"  over the canaries of this one pair of models, not over seeds:\n"
             f"  p = {self.p_wilcoxon:.2g} (Wilcoxon signed-rank), p = {self.p_t:.2g} (paired t), two-sided"
         )
 

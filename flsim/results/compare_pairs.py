@@ -5,8 +5,9 @@ The frame:
     row                        the common settings of the two
     setting_a, setting_b       the settings as in a table
     seeds                      number of seeds with a run of both
+    diverged_a, diverged_b     runs that diverged: an outcome. A seed that diverged on one side is in no other column
     unit                       the independent unit: "seeds", or for one seed "canaries"
-    canaries                   planted canaries, of each run
+    canaries                   compared canaries of a seed, those planted in either run: mean over seeds
     epochs_a, epochs_b         number of epochs that the models read, means over seeds
     mean_difference            exposure in a less that in b, bits
     ci_low, ci_high, p         its 95% interval and p, from Student's t over `unit`
@@ -68,8 +69,9 @@ STANDARD = panels_first(compared_in([]))
 COLUMNS = {
     **dict.fromkeys(("row", "setting_a", "setting_b"), "string"),
     "seeds": "Int64",
+    **dict.fromkeys(("diverged_a", "diverged_b"), "Int64"),
     "unit": "string",
-    "canaries": "Int64",
+    "canaries": "Float64",
     **dict.fromkeys(("epochs_a", "epochs_b"), "Float64"),
     **{name: "Float64" for quantity in STANDARD for name in columns_of(quantity)},
     **{f"{PREFIX}{metric}_{side}": "Int64" for metric in COUNTED_OF for side in "ab"},
@@ -104,6 +106,7 @@ def _row(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoch: f
     why = [f"{run.name} (not begun)" for run in (*pair.a, *pair.b) if run.results is None]
     published = {"a": pair.a[0].published or {}, "b": pair.b[0].published or {}}
     for side in "ab":
+        row[f"diverged_{side}"] = sum(run.status == "diverged" for run in begun[side])
         row[f"setting_{side}"] = begun[side][0].setting if begun[side] else None
         if published["a"] != published["b"]:  # the same run of two sweeps stands for one published row
             row |= {f"{PREFIX}{name}_{side}": published[side].get(name) for name in COUNTED_OF}
@@ -128,10 +131,11 @@ def _compared(
     epoch: float | None,
 ) -> dict[str, Any]:
     pairs = pairs_of_seeds(a, b)
+    canaries = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs]
     row: dict[str, Any] = {
         "seeds": len(pairs),
         "unit": "seeds" if len(pairs) > 1 else "canaries",
-        "canaries": len(pairs[0][1].roster),
+        "canaries": float(np.mean([len(pair.canaries) for pair in canaries])),
     }
     for name, runs in (("a", [run for _, run, _ in pairs]), ("b", [run for _, _, run in pairs])):
         points = [run.at(round, epoch) for run in runs]
@@ -139,7 +143,6 @@ def _compared(
         for quantity in of_model(quantities):
             measured = [run.of_model(quantity.name, at) for run, at in zip(runs, points, strict=True)]
             row[f"{quantity.name}_{name}"] = _mean(measured)
-    canaries = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs]
     for quantity in numbers(quantities):
         if all(quantity in pair.quantities for pair in canaries):
             row |= _difference(pairs, quantity, round, epoch)

@@ -8,12 +8,17 @@ from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats, layout
 from flsim.results.compare_pairs import STANDARD, p_of, quantities_in_pairs
 from flsim.results.compare_text import counts_text, difference_columns, p_texts
+from flsim.results.display_columns import text_of_count
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.sweep_pairs import Pair
 
 N = "n: seeds with both."
+DIVERGED = (
+    "Div.: runs that diverged, a/b: an outcome to compare. A seed that diverged on one side is dropped from both, and "
+    "no other column has it."
+)
 LEGEND = """{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half
 its 95% interval (t). {}: memorized canaries{}, a/b.
 p: corrected for the number of rows (Holm), each column by itself.
@@ -54,6 +59,8 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
     """Return the columns that label a row, and units of columns that stay together."""
     template = "{:.1f}" if (table["seeds"] > 1).any() else "{:.0f}"
     labels = [Column("Setting", names, is_number=False), Column("n", text_of(table["seeds"]), note=N)]
+    if (table[["diverged_a", "diverged_b"]] > 0).any(axis=None):
+        labels.append(Column("Div.", counts_text(table, "diverged", "{}"), note=DIVERGED))
     quantities = quantities_in_pairs(table)
     units = []
     for quantity in quantities:
@@ -93,7 +100,7 @@ def _utility_note() -> str:
 def _legend(table: pd.DataFrame) -> str:
     counts = table["canaries"].dropna().unique()
     primary, names = next(iter(STANDARD)), [flag.heading for flag in flags(STANDARD)]
-    of_all = f" of {counts[0]}" if len(counts) == 1 else ""
+    of_all = f" of {text_of_count(counts[0])} planted" if len(counts) == 1 else ""
     text = LEGEND.format(primary.heading, primary.title.lower(), ", ".join(names), of_all)
     text += SEEDS_LEGEND.format(primary.heading, " and ".join(names)) if (table["unit"] == "seeds").any() else ""
     text += CANARIES_LEGEND if (table["unit"] == "canaries").any() else ""

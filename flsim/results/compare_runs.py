@@ -3,7 +3,7 @@
 The frame has a row for all canaries and one for each configuration:
 
     configuration                 "all", or (p_u, p_e) or a number of copies
-    p_u, p_e, copies, n           the configuration's settings, and n, its number of canaries
+    p_u, p_e, copies, n           the configuration's settings, and n, its number of canaries planted in either run
     mean_difference, ci_low, _high  exposure in a less that in b, bits, with its 95% interval (Student's t)
     p_wilcoxon, p_t               p of no difference; p_t_holm: p_t corrected for the number of configurations
     rs_a, rs_b                    memorized canaries; rs_only_a, rs_only_b: memorized by one model only
@@ -88,12 +88,14 @@ class RunsCompared:
         quantities: the compared quantities, of canaries and of the model.
         models: a row of `flsim.results.tables.memorization_table` for each run.
         table: one row for all canaries and one for each configuration, as the module describes.
+        never_planted: number of canaries that neither run planted; they are in no row.
     """
 
     numbers: Sequence[PairedNumbers]
     quantities: Sequence[Quantity]
     models: pd.DataFrame
     table: pd.DataFrame
+    never_planted: int = 0
 
 
 def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> RunsCompared:
@@ -116,7 +118,8 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
     table = pd.DataFrame(rows, columns=list(types)).astype(types)
     table = described(table, compared)
     over_all = [paired_exposure(a, b, round, epoch, quantity) for quantity in numbers(pair.quantities)]
-    return RunsCompared(over_all, compared_in([a, b]), memorization_table([a, b], round, epoch), table)
+    models = memorization_table([a, b], round, epoch)
+    return RunsCompared(over_all, compared_in([a, b]), models, table, pair.never_planted)
 
 
 def _name(configuration: Mapping[Any, Any]) -> str:
@@ -151,7 +154,7 @@ def to_markdown(compared: RunsCompared, width: int = 80) -> str:
     return "\n".join(
         [
             "\n".join(map(str, compared.numbers)) + "\n",
-            layout.markdown(*_both(compared), LEGEND + _warnings(compared.models, width), width),
+            layout.markdown(*_both(compared), LEGEND + _warnings(compared, width), width),
             layout.markdown(*_configurations(compared), _legend(compared.quantities) + SCOPE, width),
         ]
     )
@@ -214,8 +217,12 @@ def _configurations(compared: RunsCompared, has_all: bool = False) -> tuple[list
     return labels, units
 
 
-def _warnings(models: pd.DataFrame, width: int) -> str:
-    text = ""
+def _warnings(compared: RunsCompared, width: int) -> str:
+    text, models = "", compared.models
+    if compared.never_planted:
+        number = compared.never_planted
+        which = "1 canary, planted in neither run, is" if number == 1 else f"{number} canaries, planted in neither, are"
+        text += formats.note(f"{which} in no number.", width)
     for name, status in zip(models["run"], models["status"], strict=True):
         if status != "completed":
             text += formats.note(f"Run {name} is {status}: this is not its final model.", width)

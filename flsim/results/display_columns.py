@@ -10,6 +10,7 @@ from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats
 from flsim.results.against_published import AGAINST, COUNTED, agreements, has_shares, measured, source_of
+from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
@@ -17,8 +18,10 @@ from flsim.results.layout import Column
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
+CONTROLS = "Controls: canaries that were never planted, and how many of them {} show as memorized."
+FALSE_POSITIVE = " {} shows each with a probability of 1 / (|R| + 1), here {}."
 COPIES = " Copies: the fewest with a memorized canary, where their number was set."
-SHARE = "{}: shares of {} canaries."
+SHARE = "{}: shares of {} planted canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
 PAPER = "Paper: the published value of the column to its left."
 MARKS = {"same": "=", "lower": "<", "higher": ">"}
@@ -53,17 +56,17 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
         for low, high in zip(table[f"{flag.name}_share_low"], table[f"{flag.name}_share_high"], strict=True)
     ]
     interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
-    counts = sorted(set(table["canaries"]))
+    counts = sorted({text_of_count(count) for count in table["canaries"]})
     note = "" if flag.is_standard else f"{name}: {flag.outcome} canaries; {flag.sentence}"
     if not has_shares(table):
-        out_of = [f"/{count}" if len(counts) > 1 else "" for count in table["canaries"]]
+        out_of = [f"/{text_of_count(count)}" if len(counts) > 1 else "" for count in table["canaries"]]
         cells = [cell and cell + rest for cell, rest in zip(formatted(table[flag.name], template), out_of, strict=True)]
         heading = f"{name} /{counts[0]}" if len(counts) == 1 else name
         return [[Column(heading, cells, note=note), interval, *_lowest(table, flag, "Lowest")]]
     source = source_of(table, flag.name)
     share, theirs = measured(table, flag.name)[0], measured(table, source)[1]
     standard = ", ".join(f"{quantity.heading} %" for quantity in flags(QUANTITIES.values()) if quantity.is_standard)
-    note = note or SHARE.format(standard, " or ".join(map(str, counts)))
+    note = note or SHARE.format(standard, " or ".join(counts))
     unit = [
         Column(f"{name} %", formatted(share, "{:.1f}", 100), note=note),
         interval,
@@ -72,6 +75,27 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     ]
     lowest = _lowest(table, flag, f"{name} lowest")
     return [unit, lowest] if lowest else [unit]
+
+
+def text_of_count(count: float) -> str:
+    """Return a number of canaries, or a mean of such numbers over seeds, as text."""
+    return f"{count:,.1f}".removesuffix(".0")
+
+
+def controls(table: pd.DataFrame) -> list[list[Column]]:
+    """Return the unit of canaries that were never planted, such as ``"1/0 of 12"``; empty where there are none."""
+    if "controls" not in table:
+        return []
+    standard = [quantity for quantity in flags(QUANTITIES.values()) if quantity.is_standard]
+    counts = [text_of(table[f"{flag.name}_controls"]) for flag in standard]
+    cells = [
+        f"{'/'.join(row)} of {number}" if number else ""
+        for number, *row in zip(text_of(table["controls"]), *counts, strict=True)
+    ]
+    note = CONTROLS.format(" / ".join(flag.heading for flag in standard))
+    ranked = " and ".join(flag.heading for flag in standard if flag.is_ranked)
+    rates = _listed(table[FALSE_POSITIVE_RATE], "{:.2g}")
+    return [[Column("Controls", cells, note=note + (FALSE_POSITIVE.format(ranked, rates) if rates else ""))]]
 
 
 def _lowest(table: pd.DataFrame, flag: Quantity, heading: str) -> list[Column]:

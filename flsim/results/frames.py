@@ -19,6 +19,7 @@ A run that is not evaluated yet, or that diverged, has one row without measureme
     folder, run, world, seed, is_final, round, epochs    as above
     canary, words            id and words of the canary
     p_u, p_e                 the probabilities by which it was planted; blank if a number of copies was set
+    is_planted               whether it was planted; others are the null control, and in no count of the frame of runs
     sharers, insertions      number of users that hold it, and number of records that do
     log_perplexity           nats
     rank, exposure           rank among the references; bits
@@ -37,6 +38,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.canaries.roster import is_drawn
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity
 from flsim.results.columns import described, quantities_of
@@ -73,6 +75,7 @@ CANARY = {
     "words": "string",
     "p_u": "Float64",
     "p_e": "Float64",
+    "is_planted": "boolean",
     "sharers": "Int64",
     "insertions": "Int64",
     **{quantity.name: type_of(quantity) for quantity in QUANTITIES.values() if "canaries" in quantity.places},
@@ -193,6 +196,6 @@ def _canaries(listed: list[_ListedRun]) -> pd.DataFrame:
             values = {quantity.name: run.results.of_canaries(quantity.name, round_) for quantity in quantities}
             measured = {name: None if value is None else value.to_numpy() for name, value in values.items()}
             at = {"run": run.results.name, "round": round_, "epochs": run.results.epochs_of(round_), "words": words}
-            columns = run.about(round_) | at | measured
+            columns = run.about(round_) | at | measured | {"is_planted": is_drawn(roster)}
             tables.append(roster.assign(**columns).reindex(columns=list(types)))
     return described(pd.concat([table.astype(types) for table in tables], ignore_index=True), quantities)

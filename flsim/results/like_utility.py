@@ -30,7 +30,7 @@ class LikeUtility:
         seeds: seeds with a run of both, ascending.
         perplexities: the lowest perplexity that both runs of each seed reached.
         rounds: when a and b first reached it, for each seed; between two evaluations, a fraction of a round.
-        differences: mean over canaries of a - b, for each seed, in the number's unit.
+        differences: mean over the canaries that either run planted of a - b, for each seed, in the number's unit.
         mean_difference: mean over seeds.
         ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
         p: two-sided p-value of the t test that it is zero; NaN below two seeds.
@@ -68,7 +68,8 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
     for (_, run_a, run_b), perplexity in zip(pairs, perplexities, strict=True):
         (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity, quantity) for run in (run_a, run_b))
         rounds.append((round_a, round_b))
-        differences.append(float((of_a - of_b).mean()))
+        planted = sorted({*run_a.planted["canary"], *run_b.planted["canary"]})
+        differences.append(float((of_a - of_b)[planted].mean()))
     rounded = np.round(differences, ROUNDING)
     return LikeUtility(
         tuple(seed for seed, _, _ in pairs),

@@ -17,14 +17,16 @@ class PairedCanaries:
 
     Attributes:
         round_a, round_b: the evaluated rounds.
-        canaries: a row per canary, indexed by its id, with p_u, p_e and copies (the planned number, if p_u is not set),
-            and NAME_a and NAME_b of each compared quantity that was measured.
+        canaries: a row per canary that was planted in either run, indexed by its id, with p_u, p_e and copies (the
+            planned number, if p_u is not set), and NAME_a and NAME_b of each compared quantity that was measured.
+        never_planted: number of canaries that were planted in neither run, and are in no statistic.
         quantities: the quantities that were measured in both runs, the primary one first.
     """
 
     round_a: int
     round_b: int
     canaries: pd.DataFrame
+    never_planted: int
     quantities: Sequence[Quantity]
 
 
@@ -40,8 +42,8 @@ def paired_canaries(
         epoch: the number of epochs to compare at, in place of `round`.
 
     Raises:
-        InputError: there are fewer than two canaries, the runs have other canaries or another |R|, one diverged or was
-            not evaluated there, or both a round and an epoch are given.
+        InputError: there are fewer than two planted canaries, the runs have other canaries or another |R|, one diverged
+            or was not evaluated there, or both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)
@@ -68,7 +70,13 @@ def paired_canaries(
                     f"run {run.name}, round {at}: {quantity.name} was not measured; evaluate that checkpoint again"
                 )
     in_both = [quantity for quantity in compared if {f"{quantity.name}_a", f"{quantity.name}_b"} <= {*canaries}]
-    return PairedCanaries(round_a, round_b, canaries, in_both)
+    planted = canaries.index.isin({*a.planted["canary"], *b.planted["canary"]})
+    if planted.sum() < 2:
+        raise InputError(
+            f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted, and fewer "
+            f"than two have no spread; plant more, e.g. with a larger canaries.p_u"
+        )
+    return PairedCanaries(round_a, round_b, canaries[planted], int((~planted).sum()), in_both)
 
 
 def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:

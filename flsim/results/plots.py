@@ -92,7 +92,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     panels = dict(zip(quantities, grid, strict=False))
     for empty in grid[len(quantities) :]:
         empty.set_axis_off()
-    counts = sorted({len(run.roster) for run in runs})
+    counts = sorted({len(run.planted) for run in runs})
     of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
     for quantity, panel in panels.items():
         panel.set(title=plain(_title(quantity)), ylabel=plain(_unit(quantity, of_all)))
@@ -195,8 +195,8 @@ def _measured(run: RunResults, quantity: Quantity, round_: int) -> NDArray[np.fl
     if not quantity.of_canaries:
         value = run.of_model(quantity.name, round_)
         return None if value is None or not math.isfinite(value) else np.array([value * quantity.scale])
-    values = run.of_canaries(quantity.name, round_)
-    if values is None:
+    values = run.of_planted(quantity.name, round_)
+    if values is None or values.empty:
         return None
     return np.array([(values == 1).sum()] if quantity.is_flag else values * quantity.scale, dtype="float64")
 

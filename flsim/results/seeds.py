@@ -30,6 +30,11 @@ class Sample:
     def setting(self) -> str:
         return self.runs[0].setting
 
+    @property
+    def diverged(self) -> int:
+        """Return how many runs diverged, which is an outcome of the setting and not a gap in its data."""
+        return sum(run.status == "diverged" for run in self.runs)
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -48,7 +53,10 @@ class Spread:
 
 
 def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
-    """Return the mean and intervals of float64 [canaries] values for each seed, of equal length."""
+    """Return the mean of the seeds' means, and intervals, of float64 [canaries] values for each seed.
+
+    Seeds may have different numbers of planted canaries, and count alike.
+    """
     means = np.array([seed_values.mean() for seed_values in values])
     return Spread(float(means.mean()), t_interval(means), t_interval(np.concatenate(values)))
 

@@ -4,10 +4,11 @@ Every format shows the same frame:
 
     setting, series, runs    the training, the series' digest, and the names of the averaged runs
     seeds, given             number of averaged runs, and number of all runs
+    diverged                 number of runs that diverged: an outcome, in no mean
     round, epochs            of the evaluated models: the common round, blank without one, and the mean of epochs
     rs, rs_sd, bs, bs_sd     canaries memorized by Random Sampling and by Beam Search: mean and deviation over seeds
     rs_share_low, _high, ... exact 95% interval of the share of all canaries of all seeds pooled: too narrow, as below
-    canaries                 planted canaries, of each run
+    canaries                 planted canaries of a run, which all counts, shares and means are of: mean over seeds
     mean_exposure            mean over seeds and canaries, bits
     seeds_low, seeds_high    its 95% interval from Student's t over the seeds' means, for the mean over all seeds
     canaries_low, _high      its 95% interval over all canaries of all seeds pooled, which it treats as independent:
@@ -19,6 +20,8 @@ Every format shows the same frame:
 If they were measured (`also`), there are the columns of further measures, as in a table of runs. For "space" this is
 
     mean_space_exposure      mean of the exposure over the whole space, bits, with the same intervals
+
+If some canary was never planted, there are the columns of controls of a table of runs, over all seeds pooled.
 
 If some run has noise, there are the columns of epsilon of a table of runs, from the run with the largest epsilon. If
 some run is not averaged, there is
@@ -44,7 +47,7 @@ from flsim.results.layout import Column
 from flsim.results.published import PUBLISHED, cells_of
 from flsim.results.seeds import Sample, by_series, sample, spread
 from flsim.results.store import RunResults
-from flsim.results.tables import OPTIONAL, STANDARD
+from flsim.results.tables import CONTROLS, OPTIONAL, STANDARD
 
 COLUMNS = {
     "setting": "string",
@@ -52,17 +55,18 @@ COLUMNS = {
     "runs": "string",
     "seeds": "Int64",
     "given": "Int64",
+    "diverged": "Int64",
     "round": "Int64",
     "epochs": "Float64",
     **{name: "Float64" for flag in flags(STANDARD) for name in (flag.name, f"{flag.name}_sd")},
     **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_over_seeds(flag)},
-    "canaries": "Int64",
+    "canaries": "Float64",
     **{name: kind for number in numbers(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
     **{name: kind for number in of_model(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
     "references": "Int64",
 }
 LEFT_OUT = {"left_out": "string"}
-GROUPS = (columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, PUBLISHED)
+GROUPS = (CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, PUBLISHED)
 TYPES = COLUMNS | {
     name: kind
     for group in (*map(columns.columns_over_seeds, OPTIONAL), *GROUPS, AGAINST)
@@ -70,6 +74,10 @@ TYPES = COLUMNS | {
 }
 
 MEANS = "n: seeds{}. {}: means over seeds; SD: standard deviation over seeds."
+DIVERGED = (
+    "Div.: runs that diverged, an outcome. Means are over the other seeds, so rows with different seeds do not "
+    "compare; paired means, as of IID less Non-IID, drop both runs of such a seed."
+)
 OVER_SEEDS = "CI_s: half the 95% interval of {}, Student's t over seeds: valid for other seeds."
 OVER_CANARIES = "CI_c: the same over all seeds' canaries, treated as independent: valid for these models only."
 
@@ -98,18 +106,21 @@ def seeds_table(
         for series_sample in series
     ]
     optional = [quantity for quantity in quantities if not quantity.is_standard]
-    table = columns.frame(rows, COLUMNS, (*map(columns.columns_over_seeds, optional), *GROUPS))
+    controls = columns.columns_of_controls(flags(optional))
+    table = columns.frame(rows, COLUMNS, (*map(columns.columns_over_seeds, optional), *GROUPS, controls))
     return columns.described(table, optional)
 
 
 def _row(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
+    averaged = [run for run, _ in series.taken]
     row: dict[str, Any] = {
         "setting": series.setting,
         "series": series.runs[0].series,
-        "runs": ", ".join(run.name for run, _ in series.taken) or None,
+        "runs": ", ".join(run.name for run in averaged) or None,
         "seeds": len(series.taken),
         "given": len(series.runs),
-        "canaries": len(series.runs[0].roster),
+        "diverged": series.diverged,
+        "canaries": float(np.mean([len(run.planted) for run in averaged or series.runs])),
         "left_out": "; ".join(f"{name} ({why})" for name, why in series.left_out.items()) or None,
     }
     if not series.taken:
@@ -120,7 +131,7 @@ def _row(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     row["references"] = series.taken[0][0].references(series.taken[0][1])
     for quantity in quantities:
         row |= _cells(series, quantity)
-    return row | _privacy(series)
+    return row | columns.controls(series.taken, flags(quantities)) | _privacy(series)
 
 
 def _cells(series: Sample, quantity: Quantity) -> dict[str, Any]:
@@ -143,9 +154,9 @@ def _cells(series: Sample, quantity: Quantity) -> dict[str, Any]:
 
 
 def _of_canaries(series: Sample, metric: str) -> list[NDArray[np.floating[Any]]]:
-    """Return the values of each run's canaries; empty if some run has none."""
-    measured = [run.of_canaries(metric, round_) for run, round_ in series.taken]
-    known = [values.to_numpy() for values in measured if values is not None]
+    """Return the values of each run's planted canaries; empty if some run has none."""
+    measured = [run.of_planted(metric, round_) for run, round_ in series.taken]
+    known = [values.to_numpy() for values in measured if values is not None and not values.empty]
     return known if len(known) == len(measured) else []
 
 
@@ -178,6 +189,7 @@ def _deviation(values: Sequence[float | None]) -> float | None:
 def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
     """Return exactly the table that `flsim.results.formats.to_csv` wrote; `own` describes a user's own measures."""
     types = {name: kind for quantity in own for name, kind in columns.columns_over_seeds(quantity).items()}
+    types |= columns.columns_of_controls(flags(own))
     return columns.described(formats.from_csv(text, TYPES | types), own)
 
 
@@ -213,6 +225,8 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     quantities = select_for(columns.quantities_in(table), "table")
     measured = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
     labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "", ", ".join(map(_name, STANDARD))))]
+    if (table["diverged"] > 0).any():
+        labels.append(Column("Div.", text_of(table["diverged"]), note=DIVERGED))
     progress = [unit for unit in [display_columns.progress(table)[0]] if unit]
     memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{:.1f}")]
     means = [
@@ -226,6 +240,7 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
         if not number.beside
     ]
     utility = display_columns.utility(table, of_model(measured), has_deviations=True)
+    memorized += display_columns.controls(table)
     return labels, [*progress, *memorized, *means, *utility, *display_columns.epsilons(table)]
 
 

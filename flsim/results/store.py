@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.canaries.roster import read_roster
+from flsim.canaries.roster import is_drawn, read_roster
 from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
 from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, read_rows_of, rows_in
@@ -33,7 +33,7 @@ class RunResults:
         round: number of completed rounds.
         rounds: number of rounds to train.
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.
-        roster: a row per planted canary, with at least its id, words and configuration.
+        roster: a row per canary, planted or not, with at least its id, words and configuration.
         failures: reasons by checkpoint that could not be evaluated.
         rounds_per_epoch: number of rounds (central training: steps) that read as many records as there are; None for an
             older run that does not store it.
@@ -65,6 +65,16 @@ class RunResults:
     def setting(self) -> str:
         """Return the name of the run's row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
         return setting_of(self.world, self.label)
+
+    @property
+    def planted(self) -> pd.DataFrame:
+        """Rows of the roster of canaries that were planted; see `flsim.canaries.roster.is_drawn`."""
+        return self.roster[is_drawn(self.roster).to_numpy()]
+
+    @property
+    def controls(self) -> pd.DataFrame:
+        """Rows of the roster of canaries that were never planted, the null control of the planted ones."""
+        return self.roster[~is_drawn(self.roster).to_numpy()]
 
     def references(self, round: int) -> float | None:
         """Return the |R| of an evaluation; None if it is not stored."""
@@ -133,6 +143,8 @@ class RunResults:
     def of_canaries(self, metric: str, round: int, is_partial: bool = False) -> "pd.Series[float] | None":
         """Return a metric of every canary, indexed by its id in the roster's order; None if it was not measured.
 
+        Shares and means are over the planted ones, `of_planted`.
+
         Args:
             metric: name of the metric.
             round: number of completed rounds of the evaluated model.
@@ -152,6 +164,16 @@ class RunResults:
                 f"{missing[0]}; evaluate that checkpoint again"
             )
         return values.reindex(self.roster["canary"].tolist())
+
+    def of_planted(self, metric: str, round: int) -> "pd.Series[float] | None":
+        """Return a metric of the planted canaries, as `of_canaries` does."""
+        values = self.of_canaries(metric, round)
+        return None if values is None else values.loc[self.planted["canary"].tolist()]
+
+    def of_controls(self, metric: str, round: int) -> "pd.Series[float] | None":
+        """Return a metric of the canaries that were never planted, as `of_canaries` does."""
+        values = self.of_canaries(metric, round)
+        return None if values is None else values.loc[self.controls["canary"].tolist()]
 
     def of_model(self, metric: str, round: int) -> float | None:
         """Return a metric of the model; None if it was not measured."""

@@ -9,7 +9,7 @@ A run is a row. Every format shows the same frame:
     rs_share_low, _high, ... exact 95% interval of the share of canaries, which it treats as independent
     rs_lowest, bs_lowest     least (p_u, p_e) with a memorized canary, by expected insertions; "-" if there is none;
                              if a number of copies was set, the fewest copies
-    canaries                 planted canaries
+    canaries                 planted canaries, which all counts, shares and means are of
     mean_exposure            mean over canaries, bits
     exposure_low, _high      its 95% confidence interval over canaries, Student's t
     accuracy, perplexity     Recall@1, a fraction, and perplexity on test text
@@ -22,6 +22,12 @@ names of its quantities. Those of "space" are
 
     mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
     space_low, space_high    its 95% confidence interval over canaries, Student's t
+
+If some canary was never planted, because no record was drawn for it or because it is a control:
+
+    controls                 number of such canaries, the null control: no count, share or mean holds them
+    rs_controls, bs_controls those of them that RS and BS show as memorized: false positives
+    false_positive_rate      probability that RS shows one of them as memorized, 1 / (|R| + 1)
 
 If some run has noise on users' updates:
 
@@ -75,7 +81,8 @@ COLUMNS = {
     "status": "string",
 }
 REASON = {"reason": "string"}
-GROUPS = (columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED)
+CONTROLS = columns.columns_of_controls(flags(STANDARD))
+GROUPS = (CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED)
 TYPES = COLUMNS | {
     name: kind for group in (*map(columns.columns_of, OPTIONAL), *GROUPS, AGAINST) for name, kind in group.items()
 }
@@ -115,14 +122,15 @@ def memorization_table(
         for run in runs
     ]
     optional = [quantity for quantity in select_for(quantities, "table") if not quantity.is_standard]
-    table = columns.frame(rows, COLUMNS, (*map(columns.columns_of, optional), *GROUPS))
+    controls = columns.columns_of_controls(flags(optional))
+    table = columns.frame(rows, COLUMNS, (*map(columns.columns_of, optional), *GROUPS, controls))
     return columns.described(table, optional)
 
 
 def _measured(
     run: RunResults, quantities: Sequence[Quantity], round: int | None, epoch: float | None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"canaries": len(run.roster)}
+    row: dict[str, Any] = {"canaries": len(run.planted)}
     # The last finite evaluation of a model that then diverged would pass for a result.
     if run.status == "diverged" or not run.evaluated:
         return row
@@ -135,6 +143,7 @@ def _measured(
         "round": at,
         "epochs": run.epochs_of(at),
         "references": run.references(at),
+        **columns.controls([(run, at)], flags(quantities)),
         **columns.privacy(run, at),
     }
 
@@ -144,12 +153,12 @@ def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
     name = quantity.name
     if not quantity.of_canaries:
         return {name: run.of_model(name, at)}
-    values = run.of_canaries(name, at)
-    if values is None:
+    values = run.of_planted(name, at)
+    if values is None or values.empty:
         return {}
     if quantity.is_flag:
         count = int((values == 1).sum())
-        best = lowest(run.roster[(values == 1).to_numpy()])
+        best = lowest(run.planted[(values == 1).to_numpy()])
         return {name: count, **columns.shares(name, count, len(values)), f"{name}_lowest": best}
     cells = (float(values.mean()), *t_interval(values.to_numpy()))
     return dict(zip(columns.columns_of(quantity), cells, strict=True))
@@ -192,6 +201,7 @@ def user_share(p_u: float) -> str:
 def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
     """Return exactly the table that `to_csv` wrote; `own` describes a user's own measures."""
     types = {name: kind for quantity in own for name, kind in columns.columns_of(quantity).items()}
+    types |= columns.columns_of_controls(flags(own))
     return columns.described(formats.from_csv(text, TYPES | types), own)
 
 
@@ -262,6 +272,7 @@ def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     status = [[Column("Status", text_of(table["status"]), is_number=False, is_late=True)]] if unfinished else []
     progress = [unit for unit in [display_columns.progress(table, unfinished)[0]] if unit]
     utility = display_columns.utility(table, of_model(measured))
+    memorized += display_columns.controls(table)
     return labels, [*progress, *status, *memorized, *means, *utility, *display_columns.epsilons(table)]
 
 

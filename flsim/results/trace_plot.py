@@ -49,7 +49,9 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     and has a ring if Beam Search does.
     """
     traced = run.roster[run.roster["canary"].isin(table["canary"])]
-    of_copies = ["planned_insertions"] if traced["p_u"].isna().any() else []
+    of_copies = ["number"] if traced["p_u"].isna().any() else []
+    if of_copies:  # canaries of probabilities have none of their own, and can stand beside controls
+        traced = traced.assign(number=traced["planned_insertions"].where(traced["p_u"].isna()))
     groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
     own = [
         quantity
@@ -77,7 +79,7 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
                 panel.set_yticks([0, 1], ["no", "yes"])
             panels[quantity].append(panel)
         strip = _axes(figure, x, y, strip_height)
-        title = copies(*number) if number else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
+        title = copies(int(number[0])) if math.isnan(p_u) else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
         panels[PRIMARY][-1].set_title(title, loc="left", fontsize=10)
         for place, canary in enumerate(group["canary"]):
             rows_of_canary = table[table["canary"] == canary]

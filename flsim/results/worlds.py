@@ -29,6 +29,7 @@ class PairedOverSeeds:
         a, b: the settings.
         seeds: seeds with a run of both, ascending.
         unpaired: seeds with a run of only one of them.
+        diverged_a, diverged_b: seeds whose run diverged. No difference has them, so both runs of such a seed are out.
         differences: a - b of each seed, bits; positive if a exposes canaries more.
         mean_difference: mean over seeds, bits.
         ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
@@ -48,14 +49,19 @@ class PairedOverSeeds:
     p: float
     agreeing: int
     quantity: Quantity = PRIMARY
+    diverged_a: tuple[int, ...] = ()
+    diverged_b: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         sign = signed(self.quantity)
         mean = f"{self.mean_difference:{sign}}"
         if len(self.seeds) > 1:
             mean += f" ({self.ci_low:{sign}} to {self.ci_high:{sign}}), p = {self.p:.2g}"
+        else:
+            mean += " (one seed: no interval)"
         mean += f", {self.agreeing} of {len(self.seeds)} seeds"
-        return mean + (f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else "")
+        mean += f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else ""
+        return mean + _dropped((self.a, self.diverged_a), (self.b, self.diverged_b))
 
 
 def paired_over_seeds(
@@ -69,6 +75,7 @@ def paired_over_seeds(
 
     Seeds are the independent unit here. Canaries of one model rise and fall together, so a test over all seeds'
     canaries pooled would report differences that do not exist. The t test treats the seeds' mean differences as normal.
+    A seed that diverged in one series is dropped from both, so that neither keeps its survivors alone.
 
     Args:
         a: runs of one series, one per seed.
@@ -78,9 +85,15 @@ def paired_over_seeds(
         quantity: the compared number.
 
     Raises:
-        InputError: no seed has a run of both, a seed has two runs or is unknown, or `paired_exposure` refuses two runs.
+        InputError: no seed has a run of both that did not diverge, a seed has two runs or is unknown, or
+            `paired_exposure` refuses two runs.
     """
-    pairs = pairs_of_seeds(a, b)
+    lost_a, lost_b = ({*_of_seeds([run for run in runs if run.status == "diverged"])} for runs in (a, b))
+    kept = [[run for run in runs if run.seed not in lost_a | lost_b] for runs in (a, b)]
+    if not all(kept):
+        settings = _dropped((a[0].setting, sorted(lost_a)), (b[0].setting, sorted(lost_b)))
+        raise InputError(f"no seed is left{settings}; lower the learning rate of both")
+    pairs = pairs_of_seeds(*kept)
     seeds = [seed for seed, _, _ in pairs]
     means = [paired_exposure(run_a, run_b, round, epoch, quantity).mean_difference for _, run_a, run_b in pairs]
     differences = np.round(means, ROUNDING)
@@ -89,7 +102,7 @@ def paired_over_seeds(
         a=a[0].setting,
         b=b[0].setting,
         seeds=tuple(seeds),
-        unpaired=tuple(sorted({run.seed for run in (*a, *b) if run.seed is not None} - {*seeds})),
+        unpaired=tuple(sorted({run.seed for run in (*a, *b) if run.seed is not None} - {*seeds} - lost_a - lost_b)),
         differences=tuple(differences.tolist()),
         mean_difference=mean,
         ci_low=low,
@@ -97,7 +110,15 @@ def paired_over_seeds(
         p=p,
         agreeing=int((np.sign(differences) == np.sign(mean)).sum()),
         quantity=quantity,
+        diverged_a=tuple(sorted(lost_a)),
+        diverged_b=tuple(sorted(lost_b)),
     )
+
+
+def _dropped(*diverged: tuple[str, Sequence[int]]) -> str:
+    """Return words about seeds that diverged in a setting; empty where none did."""
+    words = [f"{', '.join(map(str, seeds))} in {setting}" for setting, seeds in diverged if seeds]
+    return f"; diverged, so dropped from both: seed {' and seed '.join(words)}" if words else ""
 
 
 def t_test_over_seeds(differences: NDArray[np.float64]) -> tuple[float, float, float, float]:
@@ -125,7 +146,8 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     """Return a line for each two series whose settings differ only in the world; empty if there are none.
 
     There is a line for exposure, and one for each number of canaries of a user's own measures. The compared runs are
-    those that a table over seeds averages. Series that cannot be compared have a line with the reason.
+    those that a table over seeds averages, and seeds that diverged are named. Series that cannot be compared have a
+    line with the reason.
 
     Raises:
         InputError: as for `flsim.results.seeds_table.seeds_table`.
@@ -135,7 +157,8 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
         series, first = sample(group, round, epoch), group[0]
         if first.world is not None:
             worlds = twins.setdefault(first.label, {world: [] for world in WORLDS})
-            worlds[first.world].append([run for run, _ in series.taken])
+            diverged = [run for run in group if run.status == "diverged"]
+            worlds[first.world].append([run for run, _ in series.taken] + diverged)
     text = ""
     for quantity in numbers(compared_in(runs)):
         lines = [

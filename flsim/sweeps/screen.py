@@ -143,7 +143,7 @@ def _results_in_short(run: Path, _when: int) -> str:
         if results.status == "diverged":
             return f"at {results.round:,}"
         last = results.evaluation()
-        measured = {quantity: results.of_canaries(quantity.name, last) for quantity in ON_SCREEN}
+        measured = {quantity: results.of_planted(quantity.name, last) for quantity in ON_SCREEN}
         if any(values is None for quantity, values in measured.items() if quantity.is_flag):
             return ""
         return in_short({quantity: values for quantity, values in measured.items() if values is not None})

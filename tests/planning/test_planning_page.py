@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.calibration import Calibration
 from flsim.planning.cost import Need, Observed
 from flsim.planning.kinds import kind_of
@@ -13,6 +14,7 @@ from flsim.planning.plan import Plan, against, disk_of, memory_of, power_of
 from flsim.planning.predicting import Machine, Predictor
 from flsim.planning.scale import Users, scale_of
 from flsim.planning.text import duration, number, page, share, size
+from flsim.results.power import canaries_for, seeds_for
 from flsim.sweeps.definition import load as load_sweep
 from flsim.sweeps.definition import planned_runs, tier_of
 
@@ -110,3 +112,15 @@ def test_a_page_fits_and_says_all(sweep_file: Path) -> None:
 def test_a_session_of_other_runs_is_held_against_nothing(sweep_file: Path) -> None:
     _, predictor = measured(sweep_file)
     assert against([{"trained": ["other"], "failed": {}, "seconds": 1, "at_once": 1}], [], predictor, None) == []  # type: ignore[arg-type]
+
+
+def test_power_over_canaries_of_one_pair_and_power_over_seeds_are_told_apart(sweep_file: Path) -> None:
+    """One seed's canaries and several seeds answer two questions, so neither is an alternative to the other."""
+    plan, _ = measured(sweep_file)
+    evaluation = EvaluationHParams()
+    one, many = (" ".join(page(replace(plan, power=power_of(36, seeds, evaluation, 1.0))).split()) for seeds in (1, 5))
+    assert "about one pair of models, and not about other seeds" in one
+    assert f"takes {canaries_for(1.0, 1)} canaries. The same difference between settings, over seeds, takes" in one
+    assert f"takes {seeds_for(1.0, 36)} seeds of 36 canaries." in one
+    assert "about the settings, and not about one pair of models" in many
+    assert f"canaries in each of 5 seeds, or {seeds_for(1.0, 36)} seeds of 36 canaries." in many

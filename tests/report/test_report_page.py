@@ -94,7 +94,7 @@ def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) ->
     """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4."""
     iid, other = np.mean([7.5, 1, 4]), np.mean([3.5, 1, 4])
     answer = page.section("answer")
-    assert f"finds {iid:.1f} of 16 canaries ({iid / 16:.0%}) where data are IID and {other:.1f} of 16" in answer
+    assert f"finds {iid:.1f} of 16 planted canaries ({iid / 16:.0%}) where data are IID and {other:.1f} of 16" in answer
     assert "over 3 settings trained in both worlds, with 1 to 2 seeds each" in answer
     assert "more with IID data in 1 and equally many in 2 of 3" in answer
     assert "Exposure differs by more than chance in" in answer
@@ -204,7 +204,7 @@ def test_a_run_that_is_not_evaluated_has_a_report(tmp_path: Path) -> None:
 def test_a_failed_run_shows_what_it_has(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=(10,), memorized=5, status="failed", reason="no space left")
     text = Page(render(gather([folder]))).text
-    assert "finds 5 of 16 canaries (31%)" in text
+    assert "finds 5 of 16 planted canaries (31%)" in text
     assert "no space left" in text
 
 

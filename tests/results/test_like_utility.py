@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +125,13 @@ class _Curve:
     def of_canaries(self, metric: str, round_: int) -> "pd.Series[float]":
         assert metric == "exposure"
         return pd.Series({"c": self._bits[round_]})
+
+
+def test_canaries_that_neither_run_planted_are_left_out(make_curve: Callable[..., RunResults]) -> None:
+    """Canaries have values of their own, and all but the first two are planted nowhere."""
+    a, b = make_curve("a", [(5, 1), (4, 5)]), make_curve("b", [(5, 1), (4, 3)])
+    changed = a.rows["value"].where(a.rows["canary"] != a.roster["canary"].iloc[-1], 99.0)
+    drawn = [3, 3] + [0] * (len(a.roster) - 2)
+    runs = [replace(run, roster=run.roster.assign(planned_insertions=drawn)) for run in (a, b)]
+    assert like_utility([replace(runs[0], rows=a.rows.assign(value=changed))], [runs[1]]).differences == (2.0,)
+    assert like_utility([replace(a, rows=a.rows.assign(value=changed))], [b]).differences != (2.0,)

@@ -132,7 +132,7 @@ def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
         "|---------------------------|-----:|----------|-----:|----------|---:|-----:|----:|\n"
         "|IID, FedAvg, b_u = 500     |    66|1/50K, 10%|    56|1/50K, 10%|10.0|  24.6| 57.5|\n"
         "|Non-IID, FedAvg, b_u = 5000|    26|1/5K, 1%  |     2|1/5K, 100%|10.0|  24.5| 58.2|\n"
-        f"\n{display_columns.LOWEST}\nBits: mean exposure of all canaries.\n"
+        f"\n{display_columns.LOWEST}\nBits: mean exposure of the planted canaries.\n"
         "RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam\n"
         "Search; Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users\n"
         "a round.\n"
@@ -285,7 +285,7 @@ def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
     assert tables.to_latex(table_1).splitlines() == [
         r"% needs \usepackage{booktabs}",
         f"% {display_columns.LOWEST}",
-        "% Bits: mean exposure of all canaries.",
+        "% Bits: mean exposure of the planted canaries.",
         r"\begin{tabular}{lrlrlrrr}",
         r"\toprule",
         r"Setting & RS /90 & Lowest & BS /90 & Lowest & Bits & Acc. \% & Perp. \\",

@@ -5,6 +5,7 @@ The simulations are seeded, so they pass or fail for good; under another seed ea
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,13 @@ from scipy import stats
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.results import seeds_table
 from flsim.results.compare import paired_exposure, paired_t_p
+from flsim.results.compare_pairs import compare_pairs
+from flsim.results.compare_pairs_text import to_markdown
 from flsim.results.store import RunResults, read_run
+from flsim.results.sweep_pairs import Pair
+from flsim.results.sweeps import SweepRun
 from flsim.results.worlds import compare_worlds, paired_over_seeds, t_test_over_seeds
 
 MakeRun = Callable[..., Path]
@@ -61,7 +67,7 @@ def test_one_seed_has_a_difference_and_no_test(make_series: MakeSeries) -> None:
     result = paired_over_seeds(make_series([2]), make_series([1], name="b"))
     assert result.mean_difference == 1
     assert all(math.isnan(value) for value in (result.ci_low, result.ci_high, result.p))
-    assert str(result) == "+1.00, 1 of 1 seeds"
+    assert str(result) == "+1.00 (one seed: no interval), 1 of 1 seeds"
 
 
 def test_equal_settings_differ_by_nothing(make_series: MakeSeries) -> None:
@@ -118,7 +124,10 @@ def test_worlds_that_do_not_compare_say_why(make_series: MakeSeries, make_run: M
     wild = read_run(
         make_run({10: {"rs": [1.0] * 9}}, name="b", setting="Non-IID, S", status="diverged", seed=0, series="b")
     )
-    assert "S: not compared: no seed has a run of both: [0, 1] and []" in compare_worlds([*iid, wild])
+    assert (
+        "S: not compared: no seed is left; diverged, so dropped from both: seed 0 in Non-IID, S; lower"
+        in compare_worlds([*iid, wild])
+    )
     old = read_run(make_run({10: {"rs": [1.0] * 9}}, name="c", setting="Non-IID, S"))
     assert "S: not compared: run c: an older run" in compare_worlds([*iid, old])
 
@@ -157,3 +166,53 @@ def test_a_real_difference_is_found() -> None:
     found = [t_test_over_seeds(np.array([each.mean() for each in simulated(index, 2.0)])) for index in range(200)]
     assert np.mean([p < 0.05 for _, _, _, p in found]) > 0.8
     assert np.mean([mean > 0 for mean, *_ in found]) == 1
+
+
+def diverge(run: RunResults) -> RunResults:
+    return replace(run, status="diverged", reason="the model of round 5 is not finite")
+
+
+def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make_series: MakeSeries) -> None:
+    """Differences are 2, 1 and 5 bits. Without the last pair their mean is 1.5; the IID survivor would raise it."""
+    iid = make_series([4, 4, 8], setting="IID, S", series="a")
+    other = make_series([2, 3, 3], name="b", setting="Non-IID, S", series="b")
+    wild = [*other[:2], diverge(other[2])]
+    result = paired_over_seeds(iid, wild)
+    assert result.seeds == (0, 1)
+    assert result.mean_difference == 1.5
+    assert (result.diverged_a, result.diverged_b, result.unpaired) == ((), (2,), ())
+    assert str(result).endswith("; diverged, so dropped from both: seed 2 in Non-IID, S")
+    assert str(result) in compare_worlds([*iid, *wild])
+    over_seeds = seeds_table.seeds_table([*iid, *wild])
+    assert over_seeds["diverged"].tolist() == [0, 1]
+    shown = seeds_table.to_markdown(over_seeds).splitlines()
+    assert [line.split("|")[3].strip() for line in (shown[0], *shown[2:4])] == ["Div.", "0", "1"]
+    entries = [[SweepRun(run.name, "g", seed, {}, None, run) for seed, run in enumerate(runs)] for runs in (iid, wild)]
+    pairs = [Pair("row", *entries)]
+    table = compare_pairs(pairs)
+    [row] = table.to_dict("records")
+    assert (row["seeds"], row["diverged_a"], row["diverged_b"], row["mean_difference"]) == (2, 0, 1, 1.5)
+    text = to_markdown(table, pairs)
+    assert "|0/1|" in text.replace(" ", "")
+    assert "dropped from both" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("effect", [0.0, 3.0])
+def test_intervals_over_seeds_hold_where_one_side_diverges(effect: float) -> None:
+    """Of 2,000 intervals 1,900 are expected to hold the effect, with a standard deviation of 9.7; the bounds are four.
+
+    A seed has a level of its own, common to both worlds, and its run in b diverges where the level is high. Pairs of
+    what is left are of eight seeds less three. The mean over all of a less that over the survivors of b is biased.
+    """
+    rng = stream(0, "one side diverges", int(effect))
+    held, rejected, naive = 0, 0, []
+    for _ in range(SIMULATIONS):
+        levels, differences = rng.normal(10, 3, 8), rng.normal(effect, 1, 8)
+        kept = levels < np.sort(levels)[5]
+        _, low, high, p = t_test_over_seeds(differences[kept])
+        held += low <= effect <= high
+        rejected += p < 0.05
+        naive.append((levels + differences).mean() - levels[kept].mean())
+    assert abs(held - 1_900) <= 39
+    assert rejected == SIMULATIONS - held if effect == 0 else rejected > 1_900
+    assert np.mean(naive) > effect + 1
