@@ -1,17 +1,21 @@
 """The beginning of a report: a paragraph and a few numbers, computed from the results."""
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.display_columns import text_of_count
+from flsim.results.like_utility import like_utility
 from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
@@ -62,7 +66,12 @@ def paragraph(gathered: Gathered, comparison: pd.DataFrame) -> list[str]:
     ]
     pairs = [line for line in gathered.pairs if all(setting.mean(FIRST.name) is not None for setting in line.settings)]
     if pairs:
-        sentences = [*_compared(gathered, pairs), *_agreement(pairs), *_chance(comparison)]
+        sentences = [
+            *_compared(gathered, pairs),
+            *_agreement(pairs),
+            *_chance(comparison),
+            *_at_like_utility(pairs),
+        ]
     elif any(setting.mean(FIRST.name) is not None for setting in gathered.settings):
         sentences = _ranges(
             gathered, [setting for setting in gathered.settings if setting.mean(FIRST.name) is not None]
@@ -137,6 +146,27 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
     counts = ((more, "more with IID data"), (less, "more with non-IID data"), (equal, "equally many"))
     words = [f"{what} in {count}" for count, what in counts if count]
     return [f"Setting by setting, {FIRST.title} {FIRST.finds} {listed(words)} of {len(rs)}."]
+
+
+def _at_like_utility(pairs: Sequence[Line]) -> list[str]:
+    """Return a sentence on exposure where both models of a pair first predict equally well; none where none did."""
+    differences = []
+    for line in pairs:
+        iid, other = ([run.results for run, _ in setting.shown_runs] for setting in line.paired)
+        with suppress(InputError):
+            differences.append(like_utility(iid, other))
+    if not differences:
+        return []
+    begin = "Where both models first predict equally well, mean exposure"
+    if len(differences) > 1:
+        mean = np.mean([one.mean_difference for one in differences])
+        more = sum(one.mean_difference > 0 for one in differences)
+        return [
+            f"{begin} is higher with IID data in {more} of {len(differences)} settings, by {mean:+.1f} bits over all."
+        ]
+    (one,) = differences
+    interval = "" if math.isnan(one.ci_low) else f" (95% interval {one.ci_low:+.1f} to {one.ci_high:+.1f})"
+    return [f"{begin} with IID data less that with non-IID data is {one.mean_difference:+.1f} bits{interval}."]
 
 
 def _chance(comparison: pd.DataFrame) -> list[str]:
