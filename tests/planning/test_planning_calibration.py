@@ -128,7 +128,7 @@ def test_what_a_process_is_for() -> None:
     command = ["/usr/bin/python", "-m", "flsim", "run", "a.toml", "--out", "/tmp/a", "--cpus", "1"]
     assert (run_of(command), kind_of_process(command)) == ("/tmp/a", "driver")
     assert run_of(["ray::_in_process"]) is None
-    assert kind_of_process(["ray::_Client.run"]) == kind_of_process(["ray::train"]) == "training"
+    assert kind_of_process(["ray::Client.run"]) == kind_of_process(["ray::train"]) == "training"
     assert kind_of_process(["ray::_Evaluator.evaluate"]) == "evaluator"
     assert (
         kind_of_process(["ray::IDLE"])

@@ -16,7 +16,7 @@ from faulty import fill
 
 Relief = Callable[[], object]
 ROOM = "96m"  # of each small place: for what Ray needs by itself
-OURS = {"ray::_Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "trainer"}
+OURS = {"ray::Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "trainer"}
 AT_WORK = "ray::_Evaluator.evaluate"  # Ray writes what an actor does into its title
 
 

@@ -54,7 +54,7 @@ WARM_UP = 0.2  # of the rounds
 BLOCKS = 20  # of the rest
 PAPER_ROUNDS = 7_840  # flat: over the paper's run it grows by less than this share of what it holds
 SHARE = 0.10
-TITLES = {"ray::_Client": "client", "ray::_Evaluator": "evaluator", "DashboardAgent": "dashboard agent"}
+TITLES = {"ray::Client": "client", "ray::_Evaluator": "evaluator", "DashboardAgent": "dashboard agent"}
 TITLES |= {"RuntimeEnvAgent": "environments' agent"}
 MEGABYTE = 2**20
 
