@@ -49,7 +49,7 @@ def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
     assert lines[-1].endswith("two-sided")
     assert (experiment.folder / "demo" / "memorization.png").read_bytes().startswith(b"\x89PNG")
     table = pd.read_csv(experiment.folder / "demo" / "table.csv")
-    assert table["canaries"].tolist() == [8, 8]
+    assert (table["canaries"] + table["controls"]).tolist() == [8, 8]  # planted, and never planted
     assert table["status"].tolist() == ["completed"] * 2
 
 
