@@ -56,7 +56,7 @@ def measured(runs: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in runs.glob("*/rows/*.parquet")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(SWEEP)
     (tmp_path / "tune.toml").write_text(TUNE)
