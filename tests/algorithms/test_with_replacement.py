@@ -49,7 +49,7 @@ def test_a_round_averages_over_draws(users: flsim.Planted, shards: int) -> None:
         np.testing.assert_allclose(after.params[name].double(), value.double() + mean, rtol=0, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_resumes_to_the_same_bits(experiment: Experiment) -> None:
     """On two client processes and shards; a round is verified, and a table and a trace know the sampler."""
     settings = ("training.rounds=12", "training.cohort=20", "system.shards=2", SAMPLER)

@@ -85,7 +85,7 @@ def test_a_client_that_hangs_costs_a_few_rounds_time_and_not_an_hour(experiment:
     assert all(2 <= float(seconds) < 60 for seconds in waited)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("hasty")
 def test_rounds_that_become_much_slower_fail_no_run(experiment: Experiment, undisturbed: Path) -> None:
     """All attempts at a round but the last are too short for it."""

@@ -117,7 +117,7 @@ def test_branches_change_the_bits_of_sums_of_clipped_updates(experiment: Experim
     assert all(torch.equal(value, totals[2].delta[name]) for name, value in totals[1].delta.items())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_branches_that_is_killed_and_resumed_changes_nothing(experiment: Experiment) -> None:
     killed, whole = killed_and_whole(experiment, "training.rounds=12", *TREE, workers=2)
     assert_same(killed, whole)
