@@ -35,7 +35,7 @@ def train_without_flower(run: Run, rounds: int) -> State:
             members = [user for user in cohort if first <= user < last]
             total = total.merge(engine.train(state.params, run.users, members, seed, round_, state.clip))
         size = run.corpus.layout.vocabulary_size
-        state = fedavg.apply(state, total, training, config.privacy, seed, len(run.users), size)
+        state, _ = fedavg.step(state, total, training, config.privacy, seed, len(run.users), size)
     return state
 
 

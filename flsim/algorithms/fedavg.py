@@ -97,20 +97,6 @@ class ServerStep:
         return self.step_norm / self.mean_norm if self.mean_norm else None
 
 
-def apply(
-    state: State,
-    total: UpdateSum,
-    hparams: FedAvgHParams,
-    privacy: PrivacyHParams,
-    seed: int,
-    population: int,
-    vocabulary_size: int,
-    rounds: int | None = None,
-) -> State:
-    """Return the next state from the sum over a round's users; see `step`."""
-    return step(state, total, hparams, privacy, seed, population, vocabulary_size, rounds)[0]
-
-
 def step(
     state: State,
     total: UpdateSum,

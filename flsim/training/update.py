@@ -24,7 +24,7 @@ class UpdateSum:
         norms: sum of the finite norms of users' updates, before the clip.
         clipped: number of users whose norm exceeded the clip.
         non_finite: number of users whose update is not finite. Such updates are left out of `delta`, and their number
-            fails the round in `flsim.algorithms.fedavg.apply`.
+            fails the round in `flsim.algorithms.fedavg.step`.
         examples: number of local examples.
         left_out: number of records beyond the users' `max_records`, which were not trained on.
     """

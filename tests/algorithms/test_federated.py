@@ -55,7 +55,7 @@ def step(
     training: FedAvgHParams = TRAINING,
     seed: int = 0,
 ) -> State:
-    return fedavg.apply(state, summed(state, users), training, privacy, seed, POPULATION, vocabulary_size=12)
+    return fedavg.step(state, summed(state, users), training, privacy, seed, POPULATION, vocabulary_size=12)[0]
 
 
 def noise_of(state: State, seed: int, round_: int) -> Params:

@@ -128,7 +128,7 @@ def test_replies_that_are_missing_or_not_asked_for_are_refused() -> None:
 
 
 def test_replies_are_dropped_once_they_are_added() -> None:
-    """Of a thousand replies in order the tree holds the sum of the branch and of the branches before it."""
+    """A thousand replies come in order; the tree holds the sum of the branch and of the branches before it."""
     tree = TreeSum(range(1_000), 10)
     for shard in range(1_000):
         tree.add(ShardReply(0, shard, update_of(1.0, 2.0)))

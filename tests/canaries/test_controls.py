@@ -53,7 +53,7 @@ def test_a_corpus_keeps_its_controls(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_no_record_drawn_is_never_planted_and_copies_that_were_removed_are_not(corpus: Corpus, tmp_path: Path) -> None:
-    """Of eight canaries of one expected copy each, some have none; dropping all records changes nothing of that."""
+    """Eight canaries expect one copy each, and a few have none; dropping all records does not change which."""
     planting = drawn_and_planted(corpus, CanaryHParams(p_u=(0.1,), p_e=(0.4,), count=8, length=2), 0)
     assert 0 < (planting.planned_insertions == 0).sum() < 8
     train = corpus.split("train")

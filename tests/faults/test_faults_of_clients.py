@@ -53,8 +53,8 @@ def test_clients_that_are_killed_or_hang_are_replaced_and_change_nothing(
     rounds = len(digests(hurt))
     others = wait_for_round(hurt, rounds + 2)
     kill(int(others[0].split("/")[1]), signal.SIGSTOP)
-    code, said = ended(experiment, process)
-    assert code == 0, said
+    code, printed = ended(experiment, process)
+    assert code == 0, printed
     assert_equal_runs(hurt, undisturbed)
     assert "client process ended, it gave no reply" in events(hurt)
 
@@ -76,8 +76,8 @@ def test_a_client_that_hangs_costs_a_few_rounds_time_and_not_an_hour(experiment:
     process, workers = begin(experiment, "hung", until_round=5)
     kill(workers[0], signal.SIGSTOP)
     go_on(experiment)
-    code, said = ended(experiment, process)  # within two minutes
-    assert code == 0, said
+    code, printed = ended(experiment, process)  # within two minutes
+    assert code == 0, printed
     assert_equal_runs(experiment.folder / "hung", undisturbed)
     log = (experiment.folder / "hung" / "log.jsonl").read_text()
     waited = re.findall(r'"shard asked again".*"reason": "no reply within (\S+) s"', log)
@@ -97,8 +97,8 @@ def test_rounds_that_become_much_slower_fail_no_run(experiment: Experiment, undi
     go_on(experiment)
     wait_for_round(tired, 7)
     all_are_slow.unlink()
-    code, said = ended(experiment, process)
-    assert code == 0, said
+    code, printed = ended(experiment, process)
+    assert code == 0, printed
     assert_equal_runs(tired, undisturbed)
     log = (tired / "log.jsonl").read_text()
     assert len(set(re.findall(r'"shard asked again".*"reason": "(no reply within \S+ s)"', log))) >= 2

@@ -56,8 +56,8 @@ def test_an_evaluator_for_which_clients_leave_no_share_evaluates_on_a_cpu() -> N
 def test_evaluators_that_settings_put_on_full_gpus_find_none() -> None:
     system = SystemHParams(gpus_per_client=0.5, gpus_for_evaluation=0.25, evaluators=3)
     assert lay_out(system, [EIGHT], shards=16, population=100).evaluators == 0
-    some = lay_out(system, [EIGHT], shards=15, population=100)
-    assert (some.evaluators, some.evaluator_gpus, some.gpus[7].evaluators) == (2, 0.25, 2)
+    layout = lay_out(system, [EIGHT], shards=15, population=100)
+    assert (layout.evaluators, layout.evaluator_gpus, layout.gpus[7].evaluators) == (2, 0.25, 2)
 
 
 def test_nodes_are_filled_evenly_and_cpus_limit_too() -> None:

@@ -25,13 +25,13 @@ def test_who_runs_out_of_memory_is_replaced(
     service: EvaluationService, run: Path, tmp_path: Path, name: str, reason: str
 ) -> None:
     """The others go first. Python's own error, and torch's on a CPU."""
-    for each in (name, "a"):
-        service.submit(run, run / each)
+    for checkpoint in (name, "a"):
+        service.submit(run, run / checkpoint)
     assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "stored", 1), (name, "stored", 2)]
     (first, one), (second, two), (third, three) = ((line[0], line[1]) for line in log(tmp_path))
     assert (first, second, third) == (name, "a", name)
     assert one != two == three
-    why, *others = (each.reason for each in read_evaluations(run))
+    why, *others = (attempt.reason for attempt in read_evaluations(run))
     assert re.match(reason, str(why))
     assert others == [None, None]
 
@@ -52,7 +52,7 @@ def test_a_killed_process_is_replaced_and_its_work_done_again(
     service.submit(run, run / "ccc")
     assert sorted(outcomes_of(service.drain(run, TIMEOUT))) == [("bb", "stored", 3), ("ccc", "stored", 1)]
     assert sorted(names(tmp_path)) == ["a", "bb", "bb", "bb", "ccc"]
-    outcomes = [each.outcome for each in read_evaluations(run) if each.checkpoint == "bb"]
+    outcomes = [attempt.outcome for attempt in read_evaluations(run) if attempt.checkpoint == "bb"]
     assert outcomes == ["retried", "retried", "stored"]
 
 
@@ -74,7 +74,7 @@ def test_work_that_kills_its_process_every_time_fails_and_holds_up_nobody(run: P
     assert outcomes_of([first, dead]) == [("a", "stored", 1), ("dies", "failed", 2)]
     assert str(dead.reason).startswith("it failed 2 times, last with: its process died: ")
     assert names(tmp_path) == ["dies", "a", "dies"]
-    assert [each.outcome for each in read_evaluations(run)] == ["retried", "stored", "failed"]
+    assert [attempt.outcome for attempt in read_evaluations(run)] == ["retried", "stored", "failed"]
     assert failures(run) == {"dies": dead.reason}
     service.submit(run, run / "a")
     assert outcomes_of(service.drain(run, TIMEOUT)) == [("a", "stored", 1)]
@@ -95,7 +95,7 @@ def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
     hung, good = service.drain(run, TIMEOUT)
     assert outcomes_of([hung, good]) == [("hangs", "failed", 2), ("a", "stored", 1)]
     assert hung.reason == "it failed 2 times, last with: no result within 2 s"
-    assert [each.outcome for each in read_evaluations(run)] == ["retried", "failed", "stored"]
+    assert [attempt.outcome for attempt in read_evaluations(run)] == ["retried", "failed", "stored"]
     deadline = time.monotonic() + TIMEOUT
     for pid in {line[1] for line in log(tmp_path) if line[0] == "hangs"}:
         while Path("/proc", pid).exists():

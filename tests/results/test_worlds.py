@@ -185,8 +185,8 @@ def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make
     assert str(result) in compare_worlds([*iid, *wild])
     over_seeds = seeds_table.seeds_table([*iid, *wild])
     assert over_seeds["diverged"].tolist() == [0, 1]
-    shown = seeds_table.to_markdown(over_seeds).splitlines()
-    assert [line.split("|")[3].strip() for line in (shown[0], *shown[2:4])] == ["Div.", "0", "1"]
+    lines = seeds_table.to_markdown(over_seeds).splitlines()
+    assert [line.split("|")[3].strip() for line in (lines[0], *lines[2:4])] == ["Div.", "0", "1"]
     entries = [[SweepRun(run.name, "g", seed, {}, None, run) for seed, run in enumerate(runs)] for runs in (iid, wild)]
     pairs = [Pair("row", *entries)]
     table = compare_pairs(pairs)
@@ -199,7 +199,7 @@ def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make
 
 @pytest.mark.parametrize("effect", [0.0, 3.0])
 def test_intervals_over_seeds_hold_where_one_side_diverges(effect: float) -> None:
-    """Of 2,000 intervals 1,900 are expected to hold the effect, with a standard deviation of 9.7; the bounds are four.
+    """The effect is expected in 1,900 of 2,000 intervals, with a standard deviation of 9.7; the bounds are four.
 
     A seed has a level of its own, common to both worlds, and its run in b diverges where the level is high. Pairs of
     what is left are of eight seeds less three. The mean over all of a less that over the survivors of b is biased.

@@ -115,7 +115,7 @@ def test_users_train_by_plain_pytorch_whatever_the_engine(hparams: ModelHParams)
     for round_ in range(16):
         total = engine.train(state.params, users, [0, 1, 2], 0, round_)
         losses.append(total.loss / total.tokens)
-        state = fedavg.apply(state, total, training, PrivacyHParams(), 0, 3, LAYOUT.vocabulary_size)
+        state, _ = fedavg.step(state, total, training, PrivacyHParams(), 0, 3, LAYOUT.vocabulary_size)
     assert losses[-1] < 0.9 * losses[0]
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from populations import InMemory
 from torch import Tensor
 
-from flsim.algorithms.fedavg import FedAvgHParams, apply, init
+from flsim.algorithms import fedavg
+from flsim.algorithms.fedavg import FedAvgHParams, init
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
 from flsim.data.records import Records
@@ -33,7 +34,8 @@ SIZES = ModelHParams(embedding=3, units=5)
 def step(state: State, total: UpdateSum) -> State:
     """Plain averaging."""
     size = LAYOUT.vocabulary_size
-    return apply(state, total, FedAvgHParams(), PrivacyHParams(), seed=0, population=1_000, vocabulary_size=size)
+    privacy = PrivacyHParams()
+    return fedavg.step(state, total, FedAvgHParams(), privacy, seed=0, population=1_000, vocabulary_size=size)[0]
 
 
 def model_of(seed: int = 0) -> CIFGLanguageModel:

@@ -84,7 +84,7 @@ def test_the_server_steps_at_the_rounds_rate() -> None:
     state = fedavg.init(12, ModelHParams(3, 5), 0)
     ones = {name: torch.ones_like(value, dtype=torch.float64) for name, value in state.params.items()}
     for round_ in range(5):
-        after = fedavg.apply(state, UpdateSum(ones, 1.0, 1, 1.0, 1), hparams, PrivacyHParams(), 0, 10, 12, rounds=5)
+        after, _ = fedavg.step(state, UpdateSum(ones, 1.0, 1, 1.0, 1), hparams, PrivacyHParams(), 0, 10, 12, rounds=5)
         for name, value in after.params.items():
             expected = (state.params[name].double() + 0.8 * (1 - round_ / 5)).float()
             assert torch.equal(value, expected)

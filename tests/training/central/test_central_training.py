@@ -16,7 +16,8 @@ from smoothing import smooth_steps
 from stepping import same, start, tensors
 from torch.nn.functional import cross_entropy
 
-from flsim.algorithms.fedavg import FedAvgHParams, apply
+from flsim.algorithms import fedavg
+from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.base.errors import Diverged, InputError
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
@@ -143,7 +144,7 @@ def test_one_step_over_everything_is_a_round_with_one_user(users: Population, or
     total = train_cohort(model, population_of([everything]), [0], LocalHParams(1, 13, 0.3), 0, 0)
     before = State(0, start().params)
     size = LAYOUT.vocabulary_size
-    after = apply(before, total, FedAvgHParams(cohort=1), PrivacyHParams(), seed=0, population=1, vocabulary_size=size)
+    after, _ = fedavg.step(before, total, FedAvgHParams(cohort=1), PrivacyHParams(), 0, 1, vocabulary_size=size)
     for name, value in after.params.items():
         torch.testing.assert_close(central.params[name], value, rtol=0, atol=1e-12)
 
