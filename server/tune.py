@@ -170,7 +170,7 @@ def tune(
     tuned = Tuned(
         title=search.definition.title,
         tier=search.tier_name,
-        training=training_digest(search.definition, search.tier),
+        training=training_digest(search.definition, search.tier, {name for group in groups for name in group.ranges}),
         search=digest,
         objective=OBJECTIVE,
         method=tuning.method,

@@ -26,7 +26,7 @@ published values. A tier that gives other values gives as many, each in the plac
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import product
@@ -267,21 +267,34 @@ def tuned_of(definition: Definition, tier: Tier, source: str) -> Tuned | None:
     tuned = read_tuned(Path(source).parent / tier.tuned)
     if tuned.title != definition.title or definition.tiers.get(tuned.tier) != tier:
         raise InputError(f"{tuned.source}: tuned tier {tuned.tier} of {tuned.title!r}, not this one; run `flsim tune`")
-    if tuned.training != training_digest(definition, tier):
+    if tuned.training != training_digest(definition, tier, {name for group in tuned.groups for name in group.values}):
         raise InputError(
             f"{tuned.source}: tuned other grids or settings of training than {source} has; run `flsim tune`"
         )
     return tuned
 
 
-def training_digest(definition: Definition, tier: Tier) -> str:
-    """Return the digest of what decides training in a tier: grids and settings, without canaries and evaluation."""
+def training_digest(definition: Definition, tier: Tier, chosen: Collection[str]) -> str:
+    """Return the digest of what decides training in a tier: grids and settings, without canaries and evaluation.
+
+    Args:
+        definition: the sweep.
+        tier: its tier.
+        chosen: names of the settings that a search chooses, whose values in the sweep decide nothing.
+    """
     parts = [definition.base, tier.set, *(grid.set for grid in definition.grids)]
     parts += [change.set for change in tier.grids.values()]
-    settings = [{key: value for key, value in part.items() if key not in NOT_TRAINING} for part in parts]
+    settings = [
+        {name: value for name, value in flat(part.items()).items() if _is_of_training(name) and name not in chosen}
+        for part in parts
+    ]
     axes = [(grid.name, grid.axes) for grid in definition.grids]
     tier_axes = [(name, change.axes) for name, change in tier.grids.items()]
     return digest(json.dumps([settings, axes, tier_axes], sort_keys=True, default=str))
+
+
+def _is_of_training(name: str) -> bool:
+    return name.partition(".")[0] not in NOT_TRAINING
 
 
 def _refuse_names(runs: Sequence[Planned], source: str) -> None:

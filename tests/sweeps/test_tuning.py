@@ -74,7 +74,7 @@ def outcome(path: Path, **changes: Any) -> Tuned:
     values: dict[str, Any] = {
         "title": "t",
         "tier": "smoke",
-        "training": training_digest(definition, definition.tiers["smoke"]),
+        "training": training_digest(definition, definition.tiers["smoke"], {RATE}),
         "search": "0123456789abcdef",
         "objective": "perplexity on test users",
         "method": "grid",
@@ -276,15 +276,16 @@ def test_the_corpus_of_the_search_is_not_reported(
 
 
 def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
-    """Canaries and what is measured may change; rounds, settings of training and axes may not."""
+    """Canaries, measures and what the search chooses may change; other settings of training and axes may not."""
 
     def digest_with(change: dict[str, Any]) -> str:
         write_files(tmp_path, sweep=change)
         definition = load(tmp_path / "sweep.toml")
-        return training_digest(definition, definition.tiers["smoke"])
+        return training_digest(definition, definition.tiers["smoke"], {RATE})
 
     same = digest_with({})
     assert digest_with({"base": {"canaries": {"p_u": [0.1]}}, "tiers": {"smoke": {"seeds": [5], "tuned": "x"}}}) == same
+    assert digest_with({"base": {"local": {"learning_rate": 0.7}}}) == same
     for change in (
         {"base": {"training": {"rounds": 9}}},
         {"tiers": {"smoke": {"set": {"model": {"units": 9}}}}},
