@@ -24,8 +24,9 @@ WIDTH = 80
 COLUMNS = (20, 16, 22)  # of key, type and default; the unit has the rest
 ABOUT = (
     "A configuration is a TOML file with these sections. Every setting has a default but data.corpus; the defaults are "
-    "those of Thakkar et al. (2020). A key that flsim does not know is an error. On the command line, --set "
-    "section.key=value replaces a setting, and path/to/file.py:NAME names your own code."
+    "those of Thakkar et al. (2020) as far as the paper states them, which it does not for local training: its batch "
+    "size, learning rate and number of epochs are ours. A key that flsim does not know is an error. On the command "
+    "line, --set section.key=value replaces a setting, and path/to/file.py:NAME names your own code."
 )
 
 
