@@ -22,9 +22,9 @@ def tune(
 ) -> None:
     """Choose settings of a sweep, such as learning rates, by perplexity on test users alone.
 
-    Each group of runs, such as a world of an optimizer, has the same trials on the same seeds, without canaries. The
-    better half of the trials trains on, until the last ones are whole. A best value at the edge of its range widens the
-    range.
+    Each group of runs, such as a world of an optimizer, has the same trials on the same seeds. Canaries are planted as
+    in the sweep, and nothing is measured of them. The better half of the trials trains on, until the last ones are
+    whole. A best value at the edge of its range widens the range.
 
     Writes tuned.toml into the folder. A tier of the sweep names the file as tuned, and the seeds of the search are
     refused there.
@@ -42,7 +42,7 @@ def tune(
     groups = search.groups()
     if not tuning_folder.is_made(search):
         corpus = tuning_folder.open_corpus_of_search(search, folder.path)
-        settled(corpus, search.planned(groups[0].grid, {})[0].config.canaries)  # refuses a corpus that has canaries
+        settled(corpus, search.planned(groups[0].grid, {})[0].config.canaries)  # refuses what cannot be planted in it
     with folder.hold_lock():
         corpus = tuning_folder.open_corpus_of_search(search, folder.path)
         tuned = search_all(folder, search, corpus.split("train"), corpus.digest, address, at_once)

@@ -41,6 +41,7 @@ class EvaluationHParams:
         nodes: Largest number of prefixes that the searches of the measures "space" and "path" read. Unit: prefixes.
         weight_bits: Bits that each of the model's weights is rounded to before it is measured. When not set: weights
             stay as trained. Unit: bits.
+        utility_only: Measure the model's utility alone, and nothing of its canaries.
     """
 
     references: int = 2_000_000
@@ -52,6 +53,7 @@ class EvaluationHParams:
     samples: int = 5_000
     nodes: int = 20_000
     weight_bits: int | None = None
+    utility_only: bool = False
 
     def __post_init__(self) -> None:
         at_least_one(
@@ -109,7 +111,8 @@ def evaluate(
         _refuse_non_finite(model)
         if hparams.weight_bits is not None:
             model = quantized(model, hparams.weight_bits)
-        of_canaries = measure_canaries(model, canaries, test.layout, hparams, seed, model.device, without)
+        measured = () if hparams.utility_only else canaries
+        of_canaries = measure_canaries(model, measured, test.layout, hparams, seed, model.device, without)
         of_model = measure_model(model, predict_with(model), test, hparams, seed, model.device)
     except Diverged as error:
         raise Diverged(f"round {round}: {error}") from error

@@ -41,10 +41,10 @@ from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
 from flsim.sweeps.tuned import Tuned, read_tuned
-from flsim.sweeps.values import Strict, Values, flat, merge, nested, slug
+from flsim.sweeps.values import Strict, Values, flat, merge, nested, refuse_what_runs_differ_in, slug
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
-NOT_TRAINING = {"canaries", "evaluation", "system"}  # sections
+NOT_TRAINING = {"evaluation", "system"}  # sections
 Axes = dict[str, list[Any]]
 
 
@@ -235,7 +235,7 @@ def planned_runs(
         for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(located(corpus))}}):
             merge(settings, part)
         for theirs, ours in _points(grid, change, source):
-            _refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
+            refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
             row = _published(definition.published, grid, theirs, rows, source)
             chosen = tuned.values_for(grid.name, ours, overrides) if tuned else {}
             for seed in tier.seeds if seeds is None else seeds:
@@ -275,7 +275,7 @@ def tuned_of(definition: Definition, tier: Tier, source: str) -> Tuned | None:
 
 
 def training_digest(definition: Definition, tier: Tier, chosen: Collection[str]) -> str:
-    """Return the digest of what decides training in a tier: grids and settings, without canaries and evaluation.
+    """Return the digest of what decides training in a tier: grids and settings, without those of evaluation.
 
     Args:
         definition: the sweep.
@@ -304,20 +304,6 @@ def _refuse_names(runs: Sequence[Planned], source: str) -> None:
         if names.count(name) > 1 or len(name.encode()) > LONGEST_NAME:
             why = "too long" if len(name.encode()) > LONGEST_NAME else "the name of two runs"
             raise InputError(f"{source}: {name:.80}: {why}; give axes values that read differently, and shortly")
-
-
-def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
-    """Raise InputError for an override of a setting that runs differ in.
-
-    The runs' names and published rows would no longer be true.
-    """
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
-        if option:
-            raise InputError(f"--set {key}: of a sweep that is for {option}")
-        if key in axes:
-            raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
 
 
 def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:

@@ -12,8 +12,8 @@
     [tiers.smoke.grids.fedavg]
     "local.learning_rate" = { low = 0.1, high = 10.0 }
 
-A trial is all runs of its group, over seeds and axes, without canaries. Its loss is the mean logarithm of their
-perplexities on test users.
+A trial is all runs of its group, over seeds and axes, with canaries planted and nothing measured of them. Its loss is
+the mean logarithm of their perplexities on test users.
 """
 
 import json
@@ -139,7 +139,7 @@ class Search:
         return replace(self.definition.tiers[self.tier_name], tuned=None)
 
     def planned(self, grid: str, values: Point) -> list[Planned]:
-        """Return the runs of a grid that are trained in trials, with these values of settings, without canaries.
+        """Return the runs of a grid that are trained in trials, with these values of settings, to measure utility.
 
         Raises:
             InputError: a value is impossible, or a setting is one of the grid's axes.
@@ -153,7 +153,7 @@ class Search:
             for run in runs
             if all(run.axes[axis] in tried for axis, tried in self.at.at.items() if axis in run.axes)
         ]
-        return [replace(run, config=without_canaries(run.config)) for run in kept]
+        return [replace(run, config=measuring_utility(run.config)) for run in kept]
 
     def groups(self) -> list[Group]:
         """Return the groups in the table's order.
@@ -232,12 +232,15 @@ def load(path: Path, tier: str) -> tuple[Tuning, TuningTier, Definition]:
     return tuning, tuning.tiers[tier], loaded
 
 
-def without_canaries(config: Config) -> Config:
-    """Return the settings of a trial's run: no canaries, and one measurement of utility, at the end."""
+def measuring_utility(config: Config) -> Config:
+    """Return the settings of a trial's run: one measurement, at the end, of utility alone.
+
+    Canaries are planted as in the sweep: users whose records repeat one phrase make training less stable, and rates
+    that were chosen without them made runs with them diverge.
+    """
     return replace(
         config,
-        canaries=replace(config.canaries, count=0),
-        evaluation=replace(config.evaluation, every=10**9, every_epochs=None, also=()),
+        evaluation=replace(config.evaluation, every=10**9, every_epochs=None, also=(), utility_only=True),
         system=replace(config.system, tracking=()),
     )
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
+from flsim.base.errors import InputError
+
 Values = dict[str, Any]
 
 
@@ -51,3 +53,17 @@ def flat(point: Iterable[tuple[str, Any]]) -> Values:
             {f"{axis}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {axis: value}
         )
     return values
+
+
+def refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
+    """Raise InputError for an override of a setting that runs differ in.
+
+    The runs' names and published rows would no longer be true.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
+        if option:
+            raise InputError(f"--set {key}: of a sweep that is for {option}")
+        if key in axes:
+            raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")

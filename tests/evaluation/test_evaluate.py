@@ -69,6 +69,15 @@ def test_one_row_for_each_metric_of_each_canary_and_of_the_model(model: CIFGLang
     assert {(row.run, row.round) for row in rows} == {("a", 12)}
 
 
+def test_utility_alone_is_that_of_a_whole_evaluation(model: CIFGLanguageModel, population: Split) -> None:
+    whole = measure(model, population)
+    alone = measure(model, population, hparams=EvaluationHParams(300, utility_only=True))
+    assert {row.metric for row in alone} == set(MODEL_METRICS)
+    assert [row for row in alone if row.metric != "references"] == [
+        row for row in whole if row.canary == "" and row.metric != "references"
+    ]
+
+
 @pytest.mark.parametrize("prefix", [1, 2, 3])
 def test_what_the_values_are(model: CIFGLanguageModel, population: Split, prefix: int) -> None:
     """From scores of R and of all continuations, in full."""

@@ -98,7 +98,7 @@ def planned(tmp_path: Path, **options: Any) -> list[Planned]:
     return planned_runs(definition, definition.tiers["smoke"], tmp_path / "corpus", str(source), **options)
 
 
-def test_a_trial_has_the_runs_of_its_group_without_canaries(tmp_path: Path) -> None:
+def test_a_trial_has_the_runs_of_its_group_and_measures_utility_alone(tmp_path: Path) -> None:
     search = search_of(write_files(tmp_path))
     first, second = search.groups()
     assert [group.name for group in (first, second)] == ["a-iid", "a-non-iid"]
@@ -109,8 +109,8 @@ def test_a_trial_has_the_runs_of_its_group_without_canaries(tmp_path: Path) -> N
         config = run.config
         assert config.data.world == "non-iid"
         assert config.local.learning_rate == 0.8  # type: ignore[attr-defined]
-        assert (config.canaries.count, config.evaluation.also, config.system.tracking) == (0, (), ())
-        assert config.canaries.p_u == (0.5,)
+        assert (config.evaluation.utility_only, config.evaluation.also, config.system.tracking) == (True, (), ())
+        assert (config.canaries.p_u, config.canaries.count) == ((0.5,), 10)
         assert config.evaluation.every > config.training.rounds  # type: ignore[attr-defined]
 
 
@@ -125,13 +125,14 @@ def test_a_share_of_a_run_is_the_run_at_that_length(tmp_path: Path) -> None:
         assert (at, config.rounds_over(train), config.digest) == (rounds, rounds, run.config.digest)
 
 
-def test_the_experiment_has_four_groups_of_one_run_with_equal_budgets() -> None:
+def test_the_experiment_has_four_groups_of_two_runs_with_equal_budgets() -> None:
     search = search_of(EXPERIMENT)
     groups = search.groups()
     assert [group.name for group in groups] == ["sgd-iid", "sgd-non-iid", "fedavg-iid", "fedavg-non-iid"]
     for group in groups:
         runs = search.runs_of(group, Trial(0, {}))
-        assert [(run.seed, run.config.round_size) for run in runs] == [(1000, {"sgd": 32, "fedavg": 8}[group.grid])]
+        size = {"sgd": 16, "fedavg": 4}[group.grid]
+        assert [(run.seed, run.config.round_size) for run in runs] == [(1000, size), (1001, size)]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_the_corpus_of_the_search_is_not_reported(
 
 
 def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
-    """Canaries, measures and what the search chooses may change; other settings of training and axes may not."""
+    """What is measured or chosen by the search may change; other settings of training, canaries and axes may not."""
 
     def digest_with(change: dict[str, Any]) -> str:
         write_files(tmp_path, sweep=change)
@@ -284,10 +285,11 @@ def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
         return training_digest(definition, definition.tiers["smoke"], {RATE})
 
     same = digest_with({})
-    assert digest_with({"base": {"canaries": {"p_u": [0.1]}}, "tiers": {"smoke": {"seeds": [5], "tuned": "x"}}}) == same
+    assert digest_with({"base": {"evaluation": {"every": 3}}, "tiers": {"smoke": {"seeds": [5], "tuned": "x"}}}) == same
     assert digest_with({"base": {"local": {"learning_rate": 0.7}}}) == same
     for change in (
         {"base": {"training": {"rounds": 9}}},
+        {"base": {"canaries": {"p_u": [0.1]}}},
         {"tiers": {"smoke": {"set": {"model": {"units": 9}}}}},
         {"tiers": {"smoke": {"grids": {"a": {"axes": {"training.cohort": [2, 4]}}}}}},
     ):

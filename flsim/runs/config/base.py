@@ -36,6 +36,7 @@ LATER = {
     "training": ("server_schedule", "algorithm"),
     "local": ("schedule",),
     "privacy": ("noise",),
+    "evaluation": ("utility_only",),
 }
 
 
