@@ -30,8 +30,9 @@ from flsim.data.records import Records
 from flsim.data.remote import fetched
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
 from flsim.report.page import write_report
+from flsim.results import seeds_table
 from flsim.results.store import read_run
-from flsim.results.tables import from_csv, memorization_table, to_csv, to_markdown
+from flsim.results.tables import from_csv, memorization_table, to_csv, to_latex, to_markdown
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
@@ -173,7 +174,8 @@ def test_results_say_whose_text_it_is(imported: Imported, tmp_path: Path) -> Non
 
     table = memorization_table(results[:1])
     assert table["whole_test_users"].tolist() == [authors]
-    assert f"Test text: of {authors} whole test authors." in text(to_markdown(table))
+    for written in (to_markdown(table), to_latex(table), seeds_table.to_markdown(seeds_table.seeds_table(results[:1]))):
+        assert f"Test text: of {authors} whole test authors." in text(written)
     assert from_csv(to_csv(table)).equals(table)
     both = text(to_markdown(memorization_table(results)))
     assert "of whole test authors in some rows, of balanced users in others, which do not compare" in both
@@ -195,8 +197,8 @@ def test_the_command_says_how_many_authors_are_whole_and_how_many_balanced(
     authors = imported.authors_of("test")
     written = {author: sum(len(sentence) - 1 for sentence in imported.texts[author]) for author in authors}
     balanced = sum(words >= WORDS_PER_USER for words in written.values())
-    said = f"measured on {len(authors)} whole test authors, of whom {balanced} also have balanced users"
-    assert said in " ".join(printed.split())
+    expected = f"measured on {len(authors)} whole test authors, of whom {balanced} also have balanced users"
+    assert expected in " ".join(printed.split())
 
 
 def test_both_populations_are_inspected(imported: Imported) -> None:

@@ -71,7 +71,7 @@ def _splits(summary: dict[str, Any]) -> list[str]:
 
 def _populations(summary: dict[str, Any]) -> list[str]:
     """Return the splits whose lengths are shown: train, which is balanced, and whole test authors where there are."""
-    return list(dict.fromkeys(["train", *({summary["utility"]} & {*WHOLE.values()})]))
+    return ["train", *(name for name in WHOLE.values() if name == summary["utility"])]
 
 
 def _lengths(summary: dict[str, Any]) -> list[str]:
@@ -156,10 +156,8 @@ def _utility(summary: dict[str, Any]) -> list[str]:
     if summary["utility"] not in WHOLE.values():
         return []
     whole, balanced = (summary["membership"][f"{name}_authors"] for name in (summary["utility"], "test"))
-    text = (
-        f"measured on {whole:,} whole test authors, of whom {balanced:,} also have balanced users; drops are of these"
-    )
-    return _entry("utility", text)
+    text = f"measured on {whole:,} whole test authors, of whom {balanced:,} also have balanced users"
+    return _entry("utility", f"{text}; what was dropped is counted for balanced users")
 
 
 def _origin(summary: dict[str, Any]) -> list[str]:

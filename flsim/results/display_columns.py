@@ -31,8 +31,8 @@ PAIRS = "Pairs: share of pairs of this row with another that differ in the publi
 TWIN = "Twin: whether IID less Non-IID has the published sign; a tie has no sign."
 EPSILON = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}."
 RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}."
-WHOLE = " Test text: of {} whole test authors."
-MIXED = " Test text: of whole test authors in some rows, of balanced users in others, which do not compare."
+WHOLE = "Test text: of {} whole test authors."
+MIXED = "Test text: of whole test authors in some rows, of balanced users in others, which do not compare."
 ROUND = "Round: completed rounds; for central training (b_r), steps.\n"
 EPOCH = "Epochs: number of records read in training, divided by the number of records.\n"
 ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\n"
@@ -44,17 +44,17 @@ def legend(table: pd.DataFrame) -> str:
     parts += [f"{quantity.heading}: {quantity.caption.lower()}" for quantity in of_model(STANDARD)]
     settings = " ".join(table["setting"].dropna())
     parts += [f"{size}: {words}" for size, words in BATCHES.items() if size in settings]
-    return formats.note(f"{'; '.join(parts)}.{_population(table)}")
+    return formats.note(f"{'; '.join(parts)}.")
 
 
-def _population(table: pd.DataFrame) -> str:
-    """Return a sentence on whose text utility is measured, where the test users are whole authors."""
+def population(table: pd.DataFrame) -> str:
+    """Return a sentence on whose text is the test text, where the test users are whole authors."""
     if "whole_test_users" not in table:
         return ""
     evaluated = table[[quantity.name for quantity in of_model(STANDARD)]].notna().any(axis=1)
     if table.loc[evaluated, "whole_test_users"].isna().any():
-        return MIXED
-    return WHOLE.format(_listed(table["whole_test_users"], "{:,}"))
+        return formats.note(MIXED)
+    return formats.note(WHOLE.format(_listed(table["whole_test_users"], "{:,}")))
 
 
 def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:

@@ -210,7 +210,7 @@ def to_latex(table: pd.DataFrame) -> str:
 
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are not about one column."""
-    text = display_columns.progress(table)[1]
+    text = display_columns.population(table) + display_columns.progress(table)[1]
     if "left_out" in table:
         for row in table.dropna(subset="left_out").itertuples():
             text += formats.note(f"Left out of {row.setting}: {row.left_out}")

@@ -226,7 +226,7 @@ def to_latex(table: pd.DataFrame) -> str:
 
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are not about one column."""
-    text = display_columns.progress(table, _is_unfinished(table))[1]
+    text = display_columns.population(table) + display_columns.progress(table, _is_unfinished(table))[1]
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
             text += formats.note(f"{row.run} {row.status}: {row.reason}")

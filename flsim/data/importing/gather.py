@@ -223,8 +223,8 @@ def _write_words(
     counts = np.zeros((2, len(words)), np.int64)  # in train, and elsewhere
     for first in range(0, len(tokens), BATCH):
         batch, is_train = tokens[first : first + BATCH], in_train[first : first + BATCH]
-        for row, chosen in enumerate((is_train, ~is_train)):
-            counts[row] += np.bincount(batch[chosen], minlength=len(words))
+        for row, mask in enumerate((is_train, ~is_train)):
+            counts[row] += np.bincount(batch[mask], minlength=len(words))
     occurring = np.flatnonzero(counts.any(axis=0))
     spelled = [words[index].encode() for index in occurring]
     hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
