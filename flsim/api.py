@@ -240,7 +240,7 @@ def evaluate(
             return frame(evaluate_checkpoint(path.resolve().parent.parent, path, device, **settings))
     if planted is None:
         raise InputError("evaluate: name what is planted, as `flsim.plant` returns it")
-    how, test = EvaluationHParams(**settings), planted.corpus.split("test")
+    how, test = EvaluationHParams(**settings), planted.corpus.test_users
     if isinstance(model, State):
         if architecture is None:
             raise InputError("evaluate: a state does not know its model; give the one that it was trained with")

@@ -143,7 +143,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
         raise too_few
     attempts = [0] * len(planned)
     phrases = [draw_phrase(seed, index, 0, hparams.length, layout) for index in range(len(planned))]
-    splits = [corpus.split(name) for name in ("train", "heldout", "test")]
+    splits = [corpus.split(name) for name in corpus.splits]
     known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(REDRAWS):
         taken.update(*(occurring(split, set(phrases) - known) for split in splits))

@@ -245,7 +245,7 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
         raise InputError("name the --corpus of the model's words, or a --vocabulary; one of them")
     if corpus is not None:
         opened = Corpus.open(corpus, verify=True)
-        test = opened.split("test")
+        test = opened.test_users
         return opened.layout, opened.vocabulary, test if len(test) else None
     source = str(vocabulary)
     if source.isdecimal():
@@ -334,6 +334,7 @@ def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]
     """Return the line of utility, and a line for each quantity of the model by a user's own measures."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
+    from flsim.results.rows import WHOLE_TEST_USERS
 
     texts = {
         quantity: f"{quantity.title.lower()} {_cell(quantity, values[quantity.name, ''])}{'%' * quantity.is_percentage}"
@@ -341,5 +342,7 @@ def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]
         if (quantity.name, "") in values and (quantity.is_standard or quantity in own)
     }
     utility = ", ".join(text for quantity, text in texts.items() if quantity.is_standard)
+    if whole := values.get((WHOLE_TEST_USERS, "")):
+        utility += f", of {whole:,.0f} whole test author{'s' * (whole != 1)}"
     more = [f"{text}: {quantity.sentence}" for quantity, text in texts.items() if not quantity.is_standard]
     return [utility, *more] if utility else more

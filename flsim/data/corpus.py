@@ -8,13 +8,14 @@
                              records.i64   where each record starts among the tokens, and its end
                              users.i64     where each user starts in records.i64, and its end
                              names.json    the users' names
+    heldout-whole/  test-whole/  the same authors, neither cut into users nor dropped; where an import cut them
 
 Held-out and test users are never trained on. All numbers are little-endian.
 """
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,17 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
-from flsim.data.manifest import FLAT_FILES, SCHEMA, SPLITS, TOKEN_FILES, UNNAMED, read_manifest
+from flsim.data.manifest import (
+    FLAT_FILES,
+    SCHEMA,
+    SPLITS,
+    TOKEN_FILES,
+    WHOLE,
+    description_of,
+    layout_in,
+    read_manifest,
+    splits_in,
+)
 from flsim.data.records import Records, Tokens, Unchanging
 from flsim.data.stores import is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
@@ -67,7 +78,7 @@ class Split(Unchanging):
             InputError: the folder is no split of a corpus.
         """
         try:
-            layout = _layout_of(from_json((folder / "split.json").read_text(encoding="utf-8")))
+            layout = layout_in(from_json((folder / "split.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{folder}: not a split of a corpus ({error}); import the corpus again") from error
         tokens, dtype = TOKEN_FILES[layout.token_type]
@@ -181,15 +192,25 @@ class Corpus:
     @cached_property
     def layout(self) -> Layout:
         """Return the layout of token ids."""
-        return _layout_of(self.manifest)
+        return layout_in(self.manifest)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary, read when it is first used."""
         return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name)
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits: "train", "heldout", "test", and "heldout-whole", "test-whole" if present."""
+        return splits_in(self.manifest["files"])
+
+    @property
+    def test_users(self) -> Split:
+        """Open the users that utility is measured on: whole test authors if present, balanced test users otherwise."""
+        return self.split(WHOLE["test"] if WHOLE["test"] in self.splits else "test")
+
     def split(self, name: str) -> Split:
-        """Open one of the splits "train", "heldout" and "test".
+        """Open one of the `splits`.
 
         Raises:
             InputError: the split is missing, or its token ids have another layout than the manifest says.
@@ -201,19 +222,6 @@ class Corpus:
                 "import the corpus again"
             )
         return split
-
-
-def _layout_of(described: dict[str, Any]) -> Layout:
-    about = described["layout"]
-    return Layout(int(about["vocabulary_size"]), int(about["record_words"]), str(about["name"]))
-
-
-def _description_of(layout: Layout) -> dict[str, Any]:
-    """Return a layout as a manifest has it.
-
-    The type of tokens that older manifests do not name is left out, so that digests stay stable.
-    """
-    return asdict(layout) | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
 
 
 class SplitWriter:
@@ -265,7 +273,7 @@ class SplitWriter:
         """Complete the files, and return their sizes and digests by name."""
         self._files["names.json"].write(b"]" if self.users else b"[]")
         self.close()
-        write_json(self.folder / "split.json", {"layout": _description_of(self.layout), **self.counts()})
+        write_json(self.folder / "split.json", {"layout": description_of(self.layout), **self.counts()})
         return {name: file.described() for name, file in self._files.items()}
 
     def counts(self) -> dict[str, int]:
@@ -283,10 +291,10 @@ class CorpusWriter:
     ...     writer.finish(dropped={"posts_without_owner": 2}, sources=[], parameters={})
     """
 
-    def __init__(self, folder: Path, vocabulary: Vocabulary, layout: Layout) -> None:
+    def __init__(self, folder: Path, vocabulary: Vocabulary, layout: Layout, splits: Iterable[str] = SPLITS) -> None:
         self.folder, self.layout = folder, layout
         vocabulary.write(folder / "vocabulary.tsv")
-        self.splits = {name: SplitWriter(folder / name, layout) for name in SPLITS}
+        self.splits = {name: SplitWriter(folder / name, layout) for name in splits}
 
     def __enter__(self) -> "CorpusWriter":
         return self
@@ -327,7 +335,7 @@ class CorpusWriter:
             self.folder / "manifest.json",
             {
                 "schema": SCHEMA,
-                "layout": _description_of(self.layout),
+                "layout": description_of(self.layout),
                 "splits": {name: split.counts() for name, split in self.splits.items()},
                 "dropped": dropped,
                 "sources": sources,

@@ -6,6 +6,7 @@ from typing import Any
 
 from flsim.data.histogram import ASCII, BINS, BLOCKS, panel
 from flsim.data.inspect import LENGTHS, unit_of
+from flsim.data.manifest import WHOLE
 from flsim.data.vocabulary import SPECIAL_TOKENS
 
 WIDTH = 80
@@ -43,13 +44,18 @@ def describe(summary: dict[str, Any], histograms: bool = False, blocks: bool = T
 
     Args:
         summary: what `inspect` returned.
-        histograms: whether to draw how long the train split's records and users are.
+        histograms: whether to draw how long records and users are: of train, and of whole test authors where there are.
         blocks: whether to draw with block characters; otherwise in ASCII.
     """
     parts = [_splits(summary), _lengths(summary)]
-    if histograms:
-        parts.append(_panels(summary["splits"]["train"], BLOCKS if blocks else ASCII))
-    parts += [_words(summary), _drops(summary), _membership(summary["membership"]), _origin(summary)]
+    for name in _populations(summary) if histograms else ():
+        parts.append(_panels(name, summary["splits"][name], BLOCKS if blocks else ASCII))
+    parts += [
+        _words(summary),
+        _drops(summary),
+        [*_membership(summary["membership"]), *_utility(summary)],
+        _origin(summary),
+    ]
     lines = "\n\n".join("\n".join(part) for part in parts if part).split("\n")
     return "\n".join("".join(sign if sign.isprintable() else "?" for sign in line) for line in lines)
 
@@ -63,22 +69,30 @@ def _splits(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _populations(summary: dict[str, Any]) -> list[str]:
+    """Return the splits whose lengths are shown: train, which is balanced, and whole test authors where there are."""
+    return ["train", *(name for name in WHOLE.values() if name == summary["utility"])]
+
+
 def _lengths(summary: dict[str, Any]) -> list[str]:
-    """Return the lines of quantiles of the train split."""
-    train = summary["splits"]["train"]
-    if not train["words_per_user"]:
-        return []
-    names = list(train["words_per_user"])
-    lines = [f"{'train':<20}" + "".join(f"{name:>12}" for name in names)]
-    for length in LENGTHS:
-        # A split may have users without records: quantiles of records are then missing.
-        lines.append(f"{_title(length):<20}" + "".join(f"{train[length].get(name, 0):>12,}" for name in names))
-    return [*lines, "OOV: share of words out of vocabulary. Punctuation counts as words."]
+    """Return the lines of quantiles of the splits that are shown."""
+    lines = list[str]()
+    for split_name in _populations(summary):
+        split = summary["splits"][split_name]
+        if not split["words_per_user"]:
+            continue
+        names = list(split["words_per_user"])
+        lines.append(f"{split_name:<20}" + "".join(f"{name:>12}" for name in names))
+        for length in LENGTHS:
+            # A split may have users without records: quantiles of records are then missing.
+            lines.append(f"{_title(length):<20}" + "".join(f"{split[length].get(name, 0):>12,}" for name in names))
+    return [*lines, "OOV: share of words out of vocabulary. Punctuation counts as words."] if lines else []
 
 
-def _panels(train: dict[str, Any], signs: Sequence[str]) -> list[str]:
-    panels = [panel(_title(length), train["histograms"][length], signs) for length in LENGTHS]
-    return [(" " * _GAP).join(f"{cell:<{BINS}}" for cell in row).rstrip() for row in zip(*panels, strict=True)]
+def _panels(name: str, split: dict[str, Any], signs: Sequence[str]) -> list[str]:
+    panels = [panel(_title(length), split["histograms"][length], signs) for length in LENGTHS]
+    rows = [(" " * _GAP).join(f"{cell:<{BINS}}" for cell in row).rstrip() for row in zip(*panels, strict=True)]
+    return rows if name == "train" else [name, *rows]
 
 
 def _words(summary: dict[str, Any]) -> list[str]:
@@ -135,6 +149,15 @@ def _membership(membership: dict[str, Any]) -> list[str]:
     elif outside:
         lines += _entry("test", "no test author is in train")
     return lines
+
+
+def _utility(summary: dict[str, Any]) -> list[str]:
+    """Return the lines on whole test authors; none where utility is measured on the test users above."""
+    if summary["utility"] not in WHOLE.values():
+        return []
+    whole, balanced = (summary["membership"][f"{name}_authors"] for name in (summary["utility"], "test"))
+    text = f"measured on {whole:,} whole test authors, of whom {balanced:,} also have balanced users"
+    return _entry("utility", f"{text}; what was dropped is counted for balanced users")
 
 
 def _origin(summary: dict[str, Any]) -> list[str]:

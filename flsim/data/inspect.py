@@ -29,10 +29,11 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         A dictionary with these keys:
 
         - ``users``, ``records`` and ``words`` of the train split, the one that models see; ``heldout_users`` and
-          ``test_users``.
+          ``test_users``. ``utility``, the split that utility is measured on.
         - ``layout``, its name; ``vocabulary``, the number of token ids, the four special ones included;
           ``record_words``.
-        - ``dropped``, reason -> count of everything that was read and is in no split. The reason's name tells the unit.
+        - ``dropped``, reason -> count of everything that was read and is in none of train, heldout and test. The
+          reason's name tells the unit.
         - ``dropped_shares``, reason -> share of everything of that unit that was read (None if not known).
         - ``splits``, see below; ``membership``, see `_membership`.
         - ``sources``, ``parameters``, ``warnings`` and ``notes`` as in the manifest; ``digest`` of the corpus.
@@ -45,16 +46,21 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         - ``words_occurring``, the number of words of the vocabulary that occur; ``most_frequent``, ten of them with
           counts.
         - ``words_per_record``, ``records_per_user`` and ``words_per_user``, each as quantile -> number.
-        - ``histograms`` of these three, each with ``edges`` (the same in every split; see `Distribution.edges`),
-          ``counts``, and ``scale``, the scale that suits the axis.
+        - ``histograms`` of these three, each with ``edges`` (the same in train, heldout and test, and the same in
+          heldout-whole and test-whole; see `Distribution.edges`), ``counts``, and ``scale``, the scale that suits the
+          axis.
     """
-    measured = {name: _Measured(corpus.split(name)) for name in SPLITS}
+    measured = {name: _Measured(corpus.split(name)) for name in corpus.splits}
     splits = {name: _described(split, corpus) for name, split in measured.items()}
-    for length in LENGTHS:
-        edges, scale = reduce(add, (split.lengths[length] for split in measured.values())).edges()
-        for name, split in measured.items():
-            counts = split.lengths[length].binned(edges)
-            splits[name]["histograms"][length] = {"edges": edges, "counts": counts, "scale": scale}
+    for population in (
+        SPLITS,
+        corpus.splits[len(SPLITS) :],
+    ):  # bins that suit whole authors hide how balanced users are
+        for length in LENGTHS if population else ():
+            edges, scale = reduce(add, (measured[name].lengths[length] for name in population)).edges()
+            for name in population:
+                counts = measured[name].lengths[length].binned(edges)
+                splits[name]["histograms"][length] = {"edges": edges, "counts": counts, "scale": scale}
     train, manifest = splits["train"], corpus.manifest
     dropped = dict(sorted(manifest["dropped"].items()))
     read = manifest["parameters"].get("read", {})
@@ -64,6 +70,7 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         "words": train["words"],
         "heldout_users": splits["heldout"]["users"],
         "test_users": splits["test"]["users"],
+        "utility": corpus.test_users.folder.name,
         "layout": corpus.layout.name,
         "vocabulary": corpus.layout.vocabulary_size,
         "record_words": corpus.layout.record_words,
@@ -158,17 +165,17 @@ def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -
 
 
 def _membership(names: dict[str, list[str]]) -> dict[str, Any]:
-    """Return which authors of the held-out and test splits are members, for attacks on users.
+    """Return which authors of the splits that are not trained on are members, for attacks on users.
 
     A split may hold several users of one author.
 
     Returns:
-        ``{split}_authors``, the number of authors. For heldout and test also ``{split}_also_train``, the names of
-        authors who are in train too, and ``{split}_only``, the number of those who are not.
+        ``{split}_authors``, the number of authors. For all but train also ``{split}_also_train``, the names of authors
+        who are in train too, and ``{split}_only``, the number of those who are not.
     """
     authors = {split: set(map(author_of, users)) for split, users in names.items()}
     membership: dict[str, Any] = {f"{split}_authors": len(members) for split, members in authors.items()}
-    for split in ("heldout", "test"):
+    for split in authors.keys() - {"train"}:
         membership[f"{split}_also_train"] = sorted(authors[split] & authors["train"])
         membership[f"{split}_only"] = len(authors[split] - authors["train"])
     return membership

@@ -1,5 +1,7 @@
 """The manifest.json of a corpus: which files it seals and what it says, checked by type when it is read."""
 
+from collections.abc import Iterable
+from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
@@ -7,13 +9,15 @@ from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
-from flsim.data.vocabulary import token_type_of
+from flsim.data.vocabulary import Layout, token_type_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
+# Further splits of an import that cuts authors into users: the same test and held-out authors, neither cut nor dropped.
+WHOLE = {"heldout": "heldout-whole", "test": "test-whole"}
 TOKEN_FILES = {"uint16": ("tokens.u16", "<u2"), "uint32": ("tokens.u32", "<u4")}  # file and its values, by type
 UNNAMED = "uint16"  # the type where a manifest names none, as older ones
 FLAT_FILES = ("records.i64", "users.i64", "names.json")
@@ -78,10 +82,16 @@ def _checker() -> "TypeAdapter[Manifest]":
     return TypeAdapter(Manifest)
 
 
-def named(token_type: str) -> tuple[str, ...]:
-    """Return the names of the files that every corpus with tokens of this type has."""
+def splits_in(files: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a corpus' splits: `SPLITS`, then those of `WHOLE` that some of its files belong to."""
+    folders = {name.partition("/")[0] for name in files}
+    return (*SPLITS, *(split for split in WHOLE.values() if split in folders))
+
+
+def named(token_type: str, splits: Iterable[str] = SPLITS) -> tuple[str, ...]:
+    """Return the names of the files that every corpus with these splits and tokens of this type has."""
     files = (TOKEN_FILES[token_type][0], *FLAT_FILES, "split.json")
-    return ("vocabulary.tsv", *(f"{split}/{name}" for split in SPLITS for name in files))
+    return ("vocabulary.tsv", *(f"{split}/{name}" for split in splits for name in files))
 
 
 def _what_is_wrong(text: str | bytes) -> str:
@@ -97,6 +107,20 @@ def _what_is_wrong(text: str | bytes) -> str:
         first = error.errors(include_input=False, include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return ""
+
+
+def layout_in(described: dict[str, Any]) -> Layout:
+    """Return the layout that a manifest or a split.json states."""
+    about = described["layout"]
+    return Layout(int(about["vocabulary_size"]), int(about["record_words"]), str(about["name"]))
+
+
+def description_of(layout: Layout) -> dict[str, Any]:
+    """Return a layout as a manifest has it.
+
+    The type of tokens that older manifests do not name is left out, so that digests stay stable.
+    """
+    return asdict(layout) | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
 
 
 def token_type_in(manifest: dict[str, Any]) -> str:
@@ -126,7 +150,7 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
             f"{source}: its manifest means tokens of {tokens}, but {size:,} ids are of {token_type_of(size)}; "
             f"import the corpus again"
         )
-    for name in named(tokens):
+    for name in named(tokens, splits_in(sealed)):
         if name not in sealed:
             raise InputError(f"{source}: its manifest does not name {name}; import the corpus again")
     return manifest, sealed

@@ -15,12 +15,17 @@ from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.data.histogram import short
 from flsim.data.inspect import LENGTHS
-from flsim.data.manifest import SPLITS
+from flsim.data.manifest import SPLITS, WHOLE
 
 FORMATS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 OF = {"words_per_record": "records", "records_per_user": "users", "words_per_user": "users"}
 # Train is an area; the others are lines of Okabe and Ito's colours (2008), which their dashes tell apart in print.
-LINES = {"heldout": ("#0072B2", "--"), "test": ("#D55E00", ":")}
+LINES = {
+    "heldout": ("#0072B2", "--"),
+    "test": ("#D55E00", ":"),
+    "heldout-whole": ("#009E73", "-."),
+    "test-whole": ("#CC79A7", "-"),
+}
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -62,17 +67,25 @@ def plot_lengths(summary: dict[str, Any], path: Path) -> None:
 
 
 def draw_lengths(summary: dict[str, Any]) -> Figure:
-    """Return histograms of words per record, records per user and words per user, for each split with users."""
-    figure = Figure(figsize=(11, 3.4), layout=ConstrainedLayoutEngine(wspace=0.05))
+    """Return histograms of words per record, records per user and words per user, for each split with users.
+
+    Whole authors have a row of panels of their own, because they differ in length far more than balanced users do.
+    """
+    splits = {name: split for name, split in summary["splits"].items() if split["users"]}
+    populations = ([name for name in names if name in splits] for names in (SPLITS, WHOLE.values()))
+    rows = [names for names in populations if names] or [[]]
+    figure = Figure(figsize=(11, 3.4 * len(rows)), layout=ConstrainedLayoutEngine(wspace=0.05))
     FigureCanvasAgg(figure)
-    splits = {name: summary["splits"][name] for name in SPLITS if summary["splits"][name]["users"]}
-    for panel, length in zip(figure.subplots(1, len(LENGTHS)), LENGTHS, strict=True):
-        for name, split in splits.items():
-            _histogram(panel, name, split["histograms"][length])
-        panel.set(xlabel=length.replace("_", " "), ylabel=f"share of {OF[length]} (%)")
-        panel.set_ylim(bottom=0)
-    labels = [f"{name}, {split['users']:,} users" for name, split in splits.items()]
-    figure.legend(panel.patches, labels, loc="outside lower center", ncols=len(SPLITS), frameon=False)
+    panels = figure.subplots(len(rows), len(LENGTHS), squeeze=False)
+    for names, row in zip(rows, panels, strict=True):
+        for panel, length in zip(row, LENGTHS, strict=True):
+            for name in names:
+                _histogram(panel, name, splits[name]["histograms"][length])
+            panel.set(xlabel=length.replace("_", " "), ylabel=f"share of {OF[length]} (%)")
+            panel.set_ylim(bottom=0)
+    lines = [patch for row in panels for patch in row[-1].patches]
+    labels = [f"{name}, {splits[name]['users']:,} users" for names in rows for name in names]
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(summary["splits"]), frameon=False)
     return figure
 
 

@@ -27,7 +27,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem
 from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, held, make_folder, new_file, sync, sync_folder
 from flsim.base.progress import progress, say
-from flsim.data.manifest import PLANTED, named, read_manifest, token_type_in
+from flsim.data.manifest import PLANTED, named, read_manifest, splits_in, token_type_in
 from flsim.data.stores import Silent, open_store, reading
 
 BLOCK = 8 << 20  # bytes of a request
@@ -110,8 +110,9 @@ def push(folder: Path, uri: str) -> None:
 def _fetch(uri: str, store: FileSystem, prefix: str, text: bytes, folder: Path) -> None:
     """Fill the partial folder, then rename it."""
     manifest, files = read_manifest(text, uri)
+    known = {*named(token_type_in(manifest), splits_in(files)), *PLANTED}
     for name in files:
-        if name not in (*named(token_type_in(manifest)), *PLANTED):
+        if name not in known:
             raise InputError(f"{uri}: its manifest names {name!r:.80}, which no corpus has; copy it there again")
     partial = folder.with_suffix(".partial")
     fetched_bytes = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from flsim.base.files import new_folder
 from flsim.base.progress import progress
 from flsim.data.corpus import Corpus, CorpusWriter, Split, SplitWriter
-from flsim.data.manifest import SPLITS
 from flsim.data.records import RecordSource
 
 BLOCK = 2**16  # records in memory at a time, more where a user has more
@@ -46,8 +45,8 @@ def rewrite_corpus(
         InputError: `out` exists.
     """
     train = corpus.split("train")
-    with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout) as writer:
-        for name in SPLITS:
+    with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits) as writer:
+        for name in corpus.splits:
             split = train if name == "train" else corpus.split(name)
             _copy(source if source and split is train else split, split, kept if split is train else None, writer)
         beside(folder)

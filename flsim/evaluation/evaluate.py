@@ -11,6 +11,8 @@ from flsim.base.extensions import Own, refuse_unknown
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.canaries.spec import Canary
+from flsim.data.corpus import Split
+from flsim.data.manifest import WHOLE
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.measures import measures, values_of
@@ -21,7 +23,7 @@ from flsim.measures.quantity import Subject
 from flsim.memorization.random_sampling import RandomSampler, references, refuse_too_many
 from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.models.quantization import FEWEST, MOST, quantized
-from flsim.results.rows import REFERENCES, Row
+from flsim.results.rows import REFERENCES, WHOLE_TEST_USERS, Row
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ class EvaluationHParams:
         references: Number |R| of references, random continuations that each canary is ranked against. Unit: references.
         beam_width: Number of phrases that Beam Search keeps at each step. Unit: phrases.
         prefix: Number of a canary's first words that the attacker knows. Unit: words.
-        test_users: Number of test users that utility is measured on, drawn once from the seed. When not set, or where
-            the corpus has fewer: all. Unit: users.
+        test_users: Number of test users that utility is measured on, drawn once from the seed; where the corpus keeps
+            test authors whole, each of these is one user. When not set, or where the corpus has fewer: all. Unit:
+            users.
         decide: Measure only whether each canary is memorized, at a fraction of the cost of its rank; without exposure
             then.
         also: Further measures; see docs/measures.md.
@@ -100,7 +103,7 @@ def evaluate(
         without: models that never saw the canaries, to calibrate exposures by; for every canary they score all of R.
 
     Returns:
-        Rows of each canary, in the order of their ids, then four of the model; see `flsim.results.rows.Row`.
+        Rows of each canary, in the order of their ids, then those of the model; see `flsim.results.rows.Row`.
 
     Raises:
         Diverged: a parameter or a score is not finite.
@@ -214,6 +217,8 @@ def measure_model(
     values: dict[str, float] = {}
     for name, measure in _chosen("model", hparams).items():
         values |= values_of(name, measure, probe)
+    if isinstance(test, Split) and test.folder.name == WHOLE["test"]:
+        values[WHOLE_TEST_USERS] = count
     return values
 
 

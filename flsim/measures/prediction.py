@@ -148,10 +148,12 @@ def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
 def _pools(users: Users, chosen: Iterable[int]) -> Iterator[Records]:
     """Yield the chosen users' records, joined until they have `POOL_WORDS` words."""
     pool: list[Records] = []
+    words = 0  # in the pool, which may hold thousands of whole authors
     for user in chosen:
         pool.append(users[user])
-        if sum(records.words for records in pool) >= POOL_WORDS:
+        words += pool[-1].words
+        if words >= POOL_WORDS:
             yield Records.joined(pool)
-            pool = []
+            pool, words = [], 0
     if pool:
         yield Records.joined(pool)

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
+from flsim.data.manifest import WHOLE
 from flsim.report.blocks import Block, Cell, Facts, Fold, Heading, Prose, Table, duration, left, number, plural
 from flsim.report.configurations import by_configuration
 from flsim.report.gather import Gathered, RunView
@@ -65,9 +66,11 @@ def _corpus(path: Path | str) -> Table:
         ),
         Heading("Out of vocabulary"),
     ]
+    about_users = ", whose authors are neither cut nor dropped" if summary["utility"] in WHOLE.values() else ""
     note = (
         f"Medians per record and per user. {summary['vocabulary']:,} token ids in layout {summary['layout']}; records "
-        f"of at most {summary['record_words']} words. Models are trained on train. Digest {summary['digest'][:12]}."
+        f"of at most {summary['record_words']} words. Models are trained on train; accuracy and perplexity are "
+        f"measured on {summary['utility']}{about_users}. Digest {summary['digest'][:12]}."
     )
     notes = " ".join([note, *summary["notes"], *(f"Warning: {warning}." for warning in summary["warnings"])])
     name = "/".join(Path(str(path).partition("?")[0]).parts[-2:])

@@ -35,6 +35,7 @@ PRIVACY: dict[str, Form] = {
     "record_convention": ("convention", "{}", 1),
     "record_delta": ("δ, record’s", "{:.2g}", 1),
     "references": ("|R|", "{:,.0f}", 1),
+    "whole_test_users": ("whole test authors", "{:,.0f}", 1),
     "status": ("Status", "{}", 1),
 }
 # Columns in the sentences around a table, or elsewhere in the report.

@@ -25,6 +25,7 @@ SAME = {
     "canaries": "{:,.4g} canaries are planted, and counts and means are of them",
     "false_positive_rate": "A canary that was never planted comes first by chance with probability {:.2g}, 1/(|R| + 1)",
     "references": "|R| = {:,}",
+    "whole_test_users": "Accuracy and perplexity are of {:,} whole test authors",
     "sound_convention": "ε, sound: by the convention {}",
     "delta": "δ = {:.3g}",
     "record_convention": "ε, record’s: of one record, by the convention {}",

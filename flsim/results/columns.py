@@ -19,6 +19,7 @@ PRIVACY = {
     "sound_convention": "string",
     "delta": "Float64",
 }
+POPULATION = {"whole_test_users": "Int64"}  # whole authors that utility is measured on, where the test users are whole
 RECORD_PRIVACY = {
     "record_epsilon": "Float64",
     "record_convention": "string",
@@ -47,7 +48,7 @@ TAKEN = (
     *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
     *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
     *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
-    *(*PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *AGAINST, "diverged"),
+    *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *AGAINST, "diverged"),
     *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
 )
 DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it

@@ -15,6 +15,7 @@ from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 
+STANDARD = [quantity for quantity in QUANTITIES.values() if quantity.is_standard and "table" in quantity.places]
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
@@ -30,6 +31,8 @@ PAIRS = "Pairs: share of pairs of this row with another that differ in the publi
 TWIN = "Twin: whether IID less Non-IID has the published sign; a tie has no sign."
 EPSILON = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}."
 RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}."
+WHOLE = "Test text: of {} whole test authors."
+MIXED = "Test text: of whole test authors in some rows, of balanced users in others, which do not compare."
 ROUND = "Round: completed rounds; for central training (b_r), steps.\n"
 EPOCH = "Epochs: number of records read in training, divided by the number of records.\n"
 ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\n"
@@ -37,12 +40,21 @@ ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\
 
 def legend(table: pd.DataFrame) -> str:
     """Return a sentence that says what the standard columns and the batch sizes in the settings are."""
-    standard = [quantity for quantity in QUANTITIES.values() if quantity.is_standard and "table" in quantity.places]
-    parts = [f"{flag.heading}: canaries {flag.outcome} by {flag.title}" for flag in flags(standard)]
-    parts += [f"{quantity.heading}: {quantity.caption.lower()}" for quantity in of_model(standard)]
+    parts = [f"{flag.heading}: canaries {flag.outcome} by {flag.title}" for flag in flags(STANDARD)]
+    parts += [f"{quantity.heading}: {quantity.caption.lower()}" for quantity in of_model(STANDARD)]
     settings = " ".join(table["setting"].dropna())
     parts += [f"{size}: {words}" for size, words in BATCHES.items() if size in settings]
     return formats.note(f"{'; '.join(parts)}.")
+
+
+def population(table: pd.DataFrame) -> str:
+    """Return a sentence on whose text is the test text, where the test users are whole authors."""
+    if "whole_test_users" not in table:
+        return ""
+    evaluated = table[[quantity.name for quantity in of_model(STANDARD)]].notna().any(axis=1)
+    if table.loc[evaluated, "whole_test_users"].isna().any():
+        return formats.note(MIXED)
+    return formats.note(WHOLE.format(_listed(table["whole_test_users"], "{:,}")))
 
 
 def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:

@@ -36,6 +36,7 @@ KEY = ["run", "round", "metric", "canary"]
 IDENTITY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
 DIVERGED = "diverged"  # the only metric of a model that is not finite; 1
 REFERENCES = "references"  # |R|, of every evaluation
+WHOLE_TEST_USERS = "whole_test_users"  # of evaluations whose test users are whole authors
 ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
 NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
 METADATA = b"flsim.quantities"  # of a file: a JSON list of descriptions
@@ -53,7 +54,8 @@ class Row:
     Attributes:
         run: the run's identity, see `identity_of`; for a foreign model its name.
         round: number of completed rounds of the evaluated model; in central training, of steps.
-        metric: the name of a `flsim.measures.Quantity`. The model also has ``references`` (|R|). If training added
+        metric: the name of a `flsim.measures.Quantity`. The model also has ``references`` (|R|). If the test users
+            are whole authors, it has ``whole_test_users``, how many of them utility is measured on. If training added
             noise to users' updates, it has ``delta`` and, for each reported convention, ``epsilon NAME``; with noise on
             records' gradients, ``record delta`` and ``record epsilon NAME``. A model that is not finite has
             ``diverged`` (1) and nothing else.
@@ -195,7 +197,7 @@ def _can_be(
     }
     counts = [quantity.name for quantity in quantities.values() if quantity.kind == "count"]
     is_flag, is_positive = (metric.isin(names[name]) for name in ("is_flag", "is_log"))
-    is_count = metric.isin([REFERENCES, *counts])
+    is_count = metric.isin([REFERENCES, WHOLE_TEST_USERS, *counts])
     return ~(is_flag & ~value.isin([0, 1]) | is_count & (value % 1 != 0) | is_positive & (value <= 0))
 
 

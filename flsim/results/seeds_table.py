@@ -21,6 +21,9 @@ If they were measured (`also`), there are the columns of further measures, as in
 
     mean_space_exposure      mean of the exposure over the whole space, bits, with the same intervals
 
+If the test users of all runs of a row are whole authors, there is the column whole_test_users of a table of runs, of
+the run with the fewest.
+
 If some canary was never planted, there are the columns of controls of a table of runs, over all seeds pooled.
 
 If some run has noise, there are the columns of epsilon of a table of runs, from the run with the largest epsilon. If
@@ -66,7 +69,7 @@ COLUMNS = {
     "references": "Int64",
 }
 LEFT_OUT = {"left_out": "string"}
-GROUPS = (CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, PUBLISHED)
+GROUPS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, PUBLISHED)
 TYPES = COLUMNS | {
     name: kind
     for group in (*map(columns.columns_over_seeds, OPTIONAL), *GROUPS, AGAINST)
@@ -129,6 +132,8 @@ def _row(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     row["round"] = rounds.pop() if len(rounds) == 1 else None
     row["epochs"] = _mean([run.epochs_of(round_) for run, round_ in series.taken])
     row["references"] = series.taken[0][0].references(series.taken[0][1])
+    whole = {run.whole_test_users(round_) for run, round_ in series.taken}
+    row["whole_test_users"] = None if None in whole else min(count for count in whole if count is not None)
     for quantity in quantities:
         row |= _cells(series, quantity)
     return row | columns.controls(series.taken, flags(quantities)) | _privacy(series)
@@ -205,7 +210,7 @@ def to_latex(table: pd.DataFrame) -> str:
 
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are not about one column."""
-    text = display_columns.progress(table)[1]
+    text = display_columns.population(table) + display_columns.progress(table)[1]
     if "left_out" in table:
         for row in table.dropna(subset="left_out").itertuples():
             text += formats.note(f"Left out of {row.setting}: {row.left_out}")

@@ -15,7 +15,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.roster import is_drawn, read_roster
 from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
-from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, read_rows_of, rows_in
+from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, WHOLE_TEST_USERS, read_rows_of, rows_in
 from flsim.results.run_file import read_run_file, setting_of
 
 
@@ -79,6 +79,10 @@ class RunResults:
     def references(self, round: int) -> float | None:
         """Return the |R| of an evaluation; None if it is not stored."""
         return self.of_model(REFERENCES, round)
+
+    def whole_test_users(self, round: int) -> float | None:
+        """Return the number of whole authors that an evaluation measured utility on; None if they were not whole."""
+        return self.of_model(WHOLE_TEST_USERS, round)
 
     @property
     def evaluated(self) -> list[int]:

@@ -23,6 +23,10 @@ names of its quantities. Those of "space" are
     mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
     space_low, space_high    its 95% confidence interval over canaries, Student's t
 
+If the test users are whole authors, neither cut into balanced users nor dropped:
+
+    whole_test_users         number of them that accuracy and perplexity are measured on
+
 If some canary was never planted, because no record was drawn for it or because it is a control:
 
     controls                 number of such canaries, the null control: no count, share or mean holds them
@@ -82,7 +86,7 @@ COLUMNS = {
 }
 REASON = {"reason": "string"}
 CONTROLS = columns.columns_of_controls(flags(STANDARD))
-GROUPS = (CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED)
+GROUPS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED)
 TYPES = COLUMNS | {
     name: kind for group in (*map(columns.columns_of, OPTIONAL), *GROUPS, AGAINST) for name, kind in group.items()
 }
@@ -143,6 +147,7 @@ def _measured(
         "round": at,
         "epochs": run.epochs_of(at),
         "references": run.references(at),
+        "whole_test_users": run.whole_test_users(at),
         **columns.controls([(run, at)], flags(quantities)),
         **columns.privacy(run, at),
     }
@@ -221,7 +226,7 @@ def to_latex(table: pd.DataFrame) -> str:
 
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are not about one column."""
-    text = display_columns.progress(table, _is_unfinished(table))[1]
+    text = display_columns.population(table) + display_columns.progress(table, _is_unfinished(table))[1]
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
             text += formats.note(f"{row.run} {row.status}: {row.reason}")

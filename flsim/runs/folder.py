@@ -84,7 +84,7 @@ class Run:
             train = corpus.split("train")
             refuse_unfit(settings.model, corpus.layout, settings.seed)
             _foresee_training(settings, train)
-            if not len(corpus.split("test")):
+            if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed)
             dump(own_code.with_copies(settings, folder), folder / "config.toml")

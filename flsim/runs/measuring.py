@@ -48,7 +48,7 @@ def evaluate_checkpoint(
         rows = evaluate(
             model,
             opened.canaries,
-            opened.corpus.split("test"),
+            opened.corpus.test_users,
             hparams,
             opened.config.seed,
             opened.identity,

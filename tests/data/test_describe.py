@@ -16,7 +16,7 @@ from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.describe import REASONS, describe
 from flsim.data.histogram import HEIGHT
 from flsim.data.inspect import LENGTHS, inspect, unit_of
-from flsim.data.manifest import SPLITS
+from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 
@@ -114,7 +114,8 @@ def summaries(draw: st.DrawFn) -> dict[str, Any]:
     outside."""
     histogram = {"edges": [1, 10**8, 10**9], "counts": draw(st.lists(numbers, min_size=2, max_size=2)), "scale": "log"}
     splits = {}
-    for name in SPLITS:
+    whole = draw(st.sampled_from([(), tuple(WHOLE.values())]))
+    for name in (*SPLITS, *whole):
         splits[name] = {
             **{unit: draw(numbers) for unit in ("users", "records", "words", "words_occurring")},
             "oov_share": draw(st.none() | st.floats(0, 1)),
@@ -130,8 +131,9 @@ def summaries(draw: st.DrawFn) -> dict[str, Any]:
         "dropped": dropped,
         "dropped_shares": {reason: draw(st.none() | st.floats(0, 1)) for reason in dropped},
         "splits": splits,
+        "utility": "test-whole" if whole else "test",
         "membership": {
-            **{f"{name}_authors": draw(numbers) for name in SPLITS},
+            **{f"{name}_authors": draw(numbers) for name in splits},
             **{f"{name}_also_train": draw(st.lists(texts, max_size=5)) for name in ("heldout", "test")},
             **{f"{name}_only": draw(numbers) for name in ("heldout", "test")},
         },

@@ -8,9 +8,10 @@ import pytest
 
 from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
+from flsim.data.importing.balance import split_of
 from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.inspect import inspect
-from flsim.data.manifest import SPLITS
+from flsim.data.manifest import SPLITS, WHOLE
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "stackexchange"
 DUMPS = sorted(FOLDER.glob("*.Posts.xml"))
@@ -52,6 +53,25 @@ def test_drops_are_those_a_tree_counts(corpus: Corpus) -> None:
     names = {name.rsplit("#", 1)[0] for split in SPLITS for name in corpus.split(split).names}
     assert names < authors
     assert len(names) + dropped["users_too_short"] == read["users"]
+
+
+def test_whole_authors_are_those_a_tree_finds(corpus: Corpus) -> None:
+    """All of them, but those who wrote no word; the authors of balanced users are a tenth of them."""
+    authors = {
+        f"{site_of(path)}/{row.get('OwnerUserId')}"
+        for path in DUMPS
+        for row in ET.parse(path).getroot()
+        if row.get("PostTypeId") in ("1", "2") and row.get("OwnerUserId") not in (None, "-1")
+    }
+    wordless = corpus.manifest["dropped"]["posts_without_words"]
+    for split, whole in WHOLE.items():
+        expected = {author for author in authors if split_of(author, 0.1, 0.1, 0) == split}
+        names = corpus.split(whole).names
+        assert set(names) <= expected
+        assert len(expected) - wordless <= len(names) == len(set(names))
+        balanced = {name.rsplit("#", 1)[0] for name in corpus.split(split).names}
+        assert balanced < set(names)
+        assert len(balanced) < 0.2 * len(names)
 
 
 def test_every_word_is_somewhere(corpus: Corpus) -> None:

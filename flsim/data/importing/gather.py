@@ -1,13 +1,14 @@
 """Step 2 of an import: a range of authors, gathered from all parts, becomes balanced users.
 
 Authors with too few words are dropped. The others are cut into users, and their sentences are cut at `record_words`
-words. The users go to disk with token ids of their bucket: line i of the bucket's words is its token i.
+words. Test and held-out authors are also kept whole, one user each, in the splits `WHOLE`. The users go to disk with
+token ids of their bucket: line i of the bucket's words is its token i.
 """
 
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from flsim.data.importing.balance import cut, split_of, written
 from flsim.data.importing.lengths import count_by_length
 from flsim.data.importing.settings import ImportHParams
 from flsim.data.importing.spill import Range, hash_of, read_lines, write_lines
-from flsim.data.manifest import SPLITS
+from flsim.data.manifest import SPLITS, WHOLE
 
 BATCH = 2**20  # bytes of text, or tokens, that are looked at at one time
 
@@ -31,15 +32,15 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
 
     Args:
         ranges: the lines of the authors.
-        path: file of the balanced users, see `users_of`. The words with their counts in train users go to a file of the
-            same name and .words.
+        path: file of the users, see `users_of`. The words with their counts in train users go to a file of the same
+            name and .words.
         hparams: settings of the import.
 
     Returns:
         ``read`` and ``dropped``, as everywhere; ``read_users``, the number of authors by split of the source;
         ``authors``, the number of authors with enough words, by their split; ``longest``, words and name of the longest
-        dropped author; ``by_length``, see `count_by_length`; ``users``, the number of users; ``words``, the number of
-        different words.
+        dropped author; ``by_length``, see `count_by_length`; ``users``, the number of balanced users; ``words``, the
+        number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -51,25 +52,28 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     chosen = _choose(authors, bounds, long, written_words, hparams)
 
     short = np.repeat(~long, np.diff(bounds))
-    remainder = ~(short | chosen.kept)
-    tokens = tokens[np.repeat(chosen.kept, lengths) & (_places(lengths) < hparams.record_words)]
+    balanced = _any_of(chosen.records[split] for split in SPLITS)
+    remainder = ~(short | balanced)
+    record_words = np.minimum(lengths, hparams.record_words)
     dropped = {
         "users_too_short": int(np.count_nonzero(~long)),
         "records_of_short_users": int(np.count_nonzero(short)),
         "words_of_short_users": int(lengths[short].sum()),
         "remainder_records": int(np.count_nonzero(remainder)),
         "remainder_words": int(lengths[remainder].sum()),
-        "words_truncated": int(lengths[chosen.kept].sum()) - len(tokens),
+        "words_truncated": int((lengths - record_words)[balanced].sum()),
     }
-    split_of_record = chosen.splits[chosen.kept]
-    record_words = np.minimum(lengths[chosen.kept], hparams.record_words)
-    split_of_token = np.repeat(split_of_record, record_words)
-    tokens, different = _write_words(path.with_name(f"{path.name}.words"), tokens, split_of_token, words)
+    kept = _any_of(chosen.records.values())
+    tokens = tokens[np.repeat(kept, lengths) & (_places(lengths) < hparams.record_words)]
+    record_words = record_words[kept]
+    in_train = np.repeat(chosen.records["train"][kept], record_words)
+    tokens, different = _write_words(path.with_name(f"{path.name}.words"), tokens, in_train, words)
     arrays: dict[str, NDArray[np.generic]] = {}
-    for number, split in enumerate(SPLITS):
+    for split, records in chosen.records.items():
+        in_split = records[kept]
         arrays |= {
-            f"{split}.tokens": tokens[split_of_token == number],
-            f"{split}.record_words": record_words[split_of_record == number].astype(np.uint32),
+            f"{split}.tokens": tokens[np.repeat(in_split, record_words)],
+            f"{split}.record_words": record_words[in_split].astype(np.uint32),
             f"{split}.user_records": np.array(chosen.user_records[split], np.uint32),
             f"{split}.names": np.frombuffer(json.dumps(chosen.names[split]).encode(), np.uint8),
         }
@@ -82,7 +86,7 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
         "by_length": count_by_length(author_words),
-        "users": sum(map(len, chosen.names.values())),
+        "users": sum(len(chosen.names[split]) for split in SPLITS),
         "words": different,
     }
 
@@ -147,13 +151,21 @@ def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The kept records, bool [records], the splits of records, uint8 [records], and the users by split."""
+    """The users by split: which records are theirs, bool [records], their names, and their numbers of records.
 
-    kept: NDArray[np.bool_]
-    splits: NDArray[np.uint8]
+    ``authors`` is the number of authors with enough words, by split.
+    """
+
+    records: dict[str, NDArray[np.bool_]]
     names: dict[str, list[str]]
     user_records: dict[str, list[int]]
     authors: Counter[str]
+
+    def add(self, split: str, names: list[str], first: int, ends: NDArray[np.int64]) -> None:
+        """Add users that begin with a record and end before the records ``first + ends``."""
+        self.records[split][first : first + ends[-1]] = True
+        self.names[split] += names
+        self.user_records[split] += np.diff(ends, prepend=0).tolist()
 
 
 def _choose(
@@ -163,29 +175,34 @@ def _choose(
     written_words: NDArray[np.int64],
     hparams: ImportHParams,
 ) -> _Chosen:
-    """Cut the authors with enough words into users."""
-    records = len(written_words)
+    """Cut the authors with enough words into users, and add those whom the splits `WHOLE` take."""
     chosen = _Chosen(
-        np.zeros(records, np.bool_),
-        np.zeros(records, np.uint8),
-        {split: [] for split in SPLITS},
-        {split: [] for split in SPLITS},
+        {split: np.zeros(len(written_words), np.bool_) for split in hparams.splits},
+        {split: [] for split in hparams.splits},
+        {split: [] for split in hparams.splits},
         Counter(),
     )
-    for index in np.flatnonzero(long):
-        author, first, last = authors[index], bounds[index], bounds[index + 1]
+    for author, first, last, is_long in zip(authors, bounds.tolist(), bounds[1:].tolist(), long.tolist(), strict=False):
         split = author.split or split_of(author.name, hparams.heldout, hparams.test, hparams.seed)
+        author_end = np.array([last - first])
+        if (whole := WHOLE.get(split)) in chosen.records:
+            chosen.add(str(whole), [author.name], first, author_end)
+        if not is_long:
+            continue
         if hparams.words_per_user is None:
-            ends, names = np.array([last - first]), [author.name]
+            ends, names = author_end, [author.name]
         else:
             ends = cut(written_words[first:last], hparams.words_per_user)
             names = [f"{author.name}#{number}" for number in range(len(ends))]
-        chosen.kept[first : first + ends[-1]] = True
-        chosen.splits[first:last] = SPLITS.index(split)
-        chosen.names[split] += names
-        chosen.user_records[split] += np.diff(ends, prepend=0).tolist()
+        chosen.add(split, names, first, ends)
         chosen.authors[split] += 1
     return chosen
+
+
+def _any_of(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Return where any of the masks is true."""
+    union: NDArray[np.bool_] = np.logical_or.reduce(list(masks))
+    return union
 
 
 def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -196,25 +213,25 @@ def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def _write_words(
-    path: Path, tokens: NDArray[np.uint32], split_of_token: NDArray[np.uint8], words: list[str]
+    path: Path, tokens: NDArray[np.uint32], in_train: NDArray[np.bool_], words: list[str]
 ) -> tuple[NDArray[np.uint32], int]:
     """Write the words that occur, in the order of a hash, each with its count in train users.
 
     Returns:
         The tokens, whose ids are now the words' places in that order; and the number of words.
     """
-    counts = np.zeros((len(SPLITS), len(words)), np.int64)
-    for split in range(len(SPLITS)):
-        for first in range(0, len(tokens), BATCH):
-            batch = slice(first, first + BATCH)
-            counts[split] += np.bincount(tokens[batch][split_of_token[batch] == split], minlength=len(words))
+    counts = np.zeros((2, len(words)), np.int64)  # in train, and elsewhere
+    for first in range(0, len(tokens), BATCH):
+        batch, is_train = tokens[first : first + BATCH], in_train[first : first + BATCH]
+        for row, mask in enumerate((is_train, ~is_train)):
+            counts[row] += np.bincount(batch[mask], minlength=len(words))
     occurring = np.flatnonzero(counts.any(axis=0))
     spelled = [words[index].encode() for index in occurring]
     hashes = np.array([zlib.crc32(word) for word in spelled], np.uint64) << np.uint64(32)
     order = np.argsort(hashes, kind="stable")
     ids = np.zeros(len(words), np.uint32)
     ids[occurring[order]] = np.arange(len(order))
-    train = counts[SPLITS.index("train")][occurring[order]]
+    train = counts[0][occurring[order]]
     lines = (b"%b\t%d\n" % (spelled[index], count) for index, count in zip(order.tolist(), train.tolist(), strict=True))
     write_lines(path, hashes[order].tolist(), lines)
     return ids[tokens], len(order)
@@ -222,7 +239,7 @@ def _write_words(
 
 @dataclass(frozen=True)
 class Users:
-    """Balanced users of one split of a bucket; token ids are places in the bucket's words."""
+    """Users of one split of a bucket; token ids are places in the bucket's words."""
 
     names: list[str]
     tokens: NDArray[np.uint32]
@@ -231,12 +248,13 @@ class Users:
 
 
 def users_of(path: Path) -> dict[str, Users]:
-    """Return the balanced users that `balance_bucket` wrote, by split."""
+    """Return the users that `balance_bucket` wrote, by split."""
     with np.load(path) as arrays:
+        splits = dict.fromkeys(name.partition(".")[0] for name in arrays.files)
         return {
             split: Users(
                 json.loads(arrays[f"{split}.names"].tobytes()),
                 *(arrays[f"{split}.{name}"] for name in ("tokens", "record_words", "user_records")),
             )
-            for split in SPLITS
+            for split in splits
         }

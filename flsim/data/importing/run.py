@@ -2,9 +2,10 @@
 
 1. Compressed files and pipes become files. Their parts are read independently, and sentences go to disk by author.
 2. One range of authors at a time, authors with few words are dropped and the others cut into balanced users. Sentences
-   are cut at `record_words` words, and the words of train users are counted.
+   are cut at `record_words` words, and the words of train users are counted. Test and held-out authors are also kept
+   whole, as further splits.
 3. One range of words at a time, counts are summed. The most frequent words of all ranges are the vocabulary.
-4. The balanced users are written, one range at a time, with the vocabulary's token ids.
+4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
 
 Each piece of steps 1, 2 and 3 is a task for a pool of processes. Its result is kept in a scratch folder until the
 corpus is complete.
@@ -35,7 +36,7 @@ from flsim.data.importing.tasks import Given, Steps, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 
-VERSION = 2  # of the pieces: what another version left is not used
+VERSION = 3  # of the pieces: what another version left is not used
 SMALL = 2**23  # bytes of sources that are not worth other processes
 MOST_WORKERS = 12  # together they stay below 2 GB
 UNPACKED = 8  # bytes for each of a compressed source, more or less

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.vocabulary import Layout
 
 
@@ -14,7 +15,8 @@ class ImportHParams:
         vocabulary_size: number of token ids, the four special ones included.
         record_words: a record is a sentence cut at this many words.
         words_per_user: authors who wrote fewer words are dropped. The others are cut into users who wrote at least this
-            many. Punctuation is not counted, and sentences are counted before they are cut. None keeps authors whole.
+            many. Punctuation is not counted, and sentences are counted before they are cut. None keeps authors whole;
+            otherwise test and held-out authors are also kept whole, in splits of their own.
         heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Authors
             whose split the source states are not counted.
         test: expected share of authors kept out of training to measure utility, with the same exception.
@@ -43,3 +45,8 @@ class ImportHParams:
             raise InputError(
                 f"heldout + test must be less than 1, or no author is left to train, found {self.heldout + self.test}"
             )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the corpus' splits: those of `WHOLE` are among them where authors are cut or dropped."""
+        return SPLITS if self.words_per_user is None else (*SPLITS, *WHOLE.values())

@@ -24,7 +24,6 @@ from flsim.data.importing.scratch import MADE, Pieces
 from flsim.data.importing.settings import ImportHParams
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.importing.spill import cuts, ranges_of
-from flsim.data.manifest import SPLITS
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
 
 PIECE = 2**24  # characters of sentences in a file of step 1
@@ -103,7 +102,7 @@ class Steps:
         with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
             shutil.rmtree(made)
         made.mkdir()
-        with CorpusWriter(made, vocabulary, self.layout) as writer:
+        with CorpusWriter(made, vocabulary, self.layout, self.hparams.splits) as writer:
             oov_words = self.write(writer, vocabulary, buckets)
             train = writer.splits["train"]
             balanced = canonical.balanced_warnings(
@@ -290,7 +289,7 @@ class Steps:
         """Run step 4, and return the number of words outside the vocabulary, by split."""
         oov = writer.layout.oov
         ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
-        oov_words = dict.fromkeys(SPLITS, 0)
+        oov_words = dict.fromkeys(writer.splits, 0)
         for bucket in tracked("writing users", buckets):
             words = words_of(bucket.with_name(f"{bucket.name}.words"))
             table = np.fromiter((ids.get(word, oov) for word in words), writer.layout.token_type, len(words))

@@ -36,7 +36,7 @@ def texts(corpus: Corpus) -> dict[str, list[list[str]]]:
             for user in map(users.__getitem__, range(len(users)))
             for record in user
         ]
-        for split, users in ((split, corpus.split(split)) for split in SPLITS)
+        for split, users in ((split, corpus.split(split)) for split in corpus.splits)
     }
 
 

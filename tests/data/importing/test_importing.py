@@ -19,7 +19,7 @@ from flsim.data.corpus import Corpus
 from flsim.data.importing import run
 from flsim.data.importing.balance import split_of
 from flsim.data.importing.run import ImportHParams, import_corpus
-from flsim.data.manifest import SPLITS
+from flsim.data.manifest import SPLITS, WHOLE
 
 Sentence = list[str]
 Posts = list[tuple[str, list[Sentence]]]
@@ -49,7 +49,7 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
         for sentence in sentences:
             record = [*sentence, "."]
             authors.setdefault(user, []).append(record)
-    kept: dict[str, dict[str, list[Sentence]]] = {split: {} for split in SPLITS}
+    kept: dict[str, dict[str, list[Sentence]]] = {split: {} for split in (*SPLITS, *WHOLE.values())}
     for author in sorted(authors, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
         users: list[list[Sentence]] = [[]]
         for record in authors[author]:
@@ -66,6 +66,8 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
         dropped["words_truncated"] += sum(len(record[hparams.record_words :]) for user in users for record in user)
         users = [[record[: hparams.record_words] for record in user] for user in users]
         split = split_of(author, hparams.heldout, hparams.test, hparams.seed)
+        if split in WHOLE:
+            kept[WHOLE[split]][author] = [record[: hparams.record_words] for record in authors[author]]
         kept[split].update((f"{author}#{number}", user) for number, user in enumerate(users))
     return kept, dropped
 
@@ -146,6 +148,12 @@ def test_imports_what_a_naive_import_does(
         assert decoded(corpus, split) == known  # order of users too
         oov_words = sum(record.count("<oov>") for _, records in known for record in records)
         assert corpus.manifest["parameters"]["oov_words"][split] == oov_words
+    for split, whole in WHOLE.items():  # what an author's balanced users hold begins all that the author wrote
+        everything = dict(decoded(corpus, whole))
+        balanced: dict[str, list[Sentence]] = {}
+        for user, records in decoded(corpus, split):
+            balanced.setdefault(user.rpartition("#")[0], []).extend(records)
+        assert all(everything[author][: len(records)] == records for author, records in balanced.items())
 
 
 def test_counts_add_up(tmp_path: Path) -> None:
@@ -195,6 +203,8 @@ def test_only_train_users_make_the_vocabulary(tmp_path: Path) -> None:
         "train": 0,
         "heldout": len(corpus.split("heldout")),
         "test": len(corpus.split("test")),
+        "heldout-whole": len(corpus.split("heldout")),  # all authors have just so many words as a user needs
+        "test-whole": len(corpus.split("test")),
     }
 
 

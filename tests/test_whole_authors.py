@@ -1,0 +1,261 @@
+"""Test and held-out authors that an import keeps whole: what they hold, and that utility is measured on them."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dumps import folder_bytes, write_jsonl
+from helpers import TINY, Flsim
+from helpers import rows as rows_of
+
+from flsim.algorithms import checkpoint
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.canaries.in_corpus import plant_corpus
+from flsim.canaries.planting import draw_canaries
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.importing.balance import split_of
+from flsim.data.importing.run import import_corpus
+from flsim.data.importing.settings import ImportHParams
+from flsim.data.inspect import inspect
+from flsim.data.manifest import SPLITS, WHOLE
+from flsim.data.records import Records
+from flsim.data.remote import fetched
+from flsim.defences.deduplication import DeduplicationHParams, deduplicate
+from flsim.report.page import write_report
+from flsim.results import seeds_table
+from flsim.results.store import read_run
+from flsim.results.tables import from_csv, memorization_table, to_csv, to_latex, to_markdown
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+
+SHARE, WORDS_PER_USER, RECORD_WORDS, VOCABULARY = 0.25, 60, 8, 34
+SETTINGS = ImportHParams(VOCABULARY, RECORD_WORDS, WORDS_PER_USER, heldout=SHARE, test=SHARE)
+Sentences = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What authors wrote, the file of it, and its corpus."""
+
+    texts: dict[str, Sentences]
+    source: Path
+    corpus: Corpus
+
+    def authors_of(self, split: str) -> list[str]:
+        return [author for author in self.texts if split_of(author, SHARE, SHARE, 0) == split]
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    """Sixty authors of 1 to 40 sentences of 1 to 12 words: most of them are too short for a balanced user."""
+    folder = tmp_path_factory.mktemp("whole")
+    rng = stream(0, "test", "whole authors")
+    texts: dict[str, Sentences] = {}
+    for author in range(60):
+        sentences = int(min(40, rng.zipf(1.5)))
+        texts[f"author{author}"] = [
+            [*(f"w{min(word, 60)}" for word in rng.zipf(1.3, rng.integers(1, 13)).tolist()), "."]
+            for _ in range(sentences)
+        ]
+    posts = [(author, " ".join(" ".join(words) for words in text)) for author, text in texts.items()]
+    source = write_jsonl(folder / "posts.jsonl", posts)
+    return Imported(texts, source, import_corpus([source], folder / "corpus", SETTINGS, workers=1))
+
+
+def without_whole(corpus: Corpus, path: Path) -> Corpus:
+    """Return the corpus as earlier versions made it, without the splits of whole authors."""
+    shutil.copytree(corpus.path, path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    for split in WHOLE.values():
+        shutil.rmtree(path / split)
+        del manifest["splits"][split], manifest["parameters"]["oov_words"][split]
+        manifest["files"] = {name: about for name, about in manifest["files"].items() if not name.startswith(split)}
+    (path / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    return Corpus.open(path, verify=True)
+
+
+def naive_utility(run: Run, path: Path, records: Iterable[list[int]]) -> tuple[float, float]:
+    """Accuracy and perplexity, one record and one target at a time, by the logits of the model's forward."""
+    layout, losses, hits = run.corpus.layout, [], []
+    model = checkpoint.model_of(run.provenance).load(run.load(path).params).double()
+    for record in records:
+        sequence = [layout.bos, *record] + [layout.eos] * (len(record) < layout.record_words)
+        with torch.no_grad():
+            logits = model(torch.tensor([sequence]))[0].numpy()
+        for scores, target in zip(logits[:-1], sequence[1:], strict=True):
+            losses.append(math.log(np.exp(scores).sum()) - scores[target])
+            if target not in (layout.oov, layout.eos):
+                hits.append(int(np.argmax(scores)) == target)
+    return float(np.mean(hits)), math.exp(np.mean(losses))
+
+
+def encoded(corpus: Corpus, text: Sentences) -> list[list[int]]:
+    ids = corpus.vocabulary.ids
+    return [[ids.get(word, corpus.layout.oov) for word in sentence[:RECORD_WORDS]] for sentence in text]
+
+
+def evaluated(folder: Path, corpus: Corpus, *overrides: str) -> tuple[Run, Path]:
+    """A run over a corpus whose model was not trained, and its evaluated checkpoint."""
+    folder.mkdir()
+    config = folder / "tiny.toml"
+    config.write_text(TINY)
+    run = Run.create(load(config, [f"data.corpus={corpus.path}", "canaries.length=3", *overrides]), folder / "run")
+    path = run.save(replace(run.latest_state(), round=4))
+    evaluate_checkpoint(run.path, path)
+    run.mark("completed")
+    return run, path
+
+
+def measured(run: Run) -> dict[str, float]:
+    rows = rows_of(run.path)
+    return dict(zip(rows[rows.canary == ""].metric, rows[rows.canary == ""].value, strict=True))
+
+
+def test_whole_authors_are_all_of_a_split_with_all_their_records(imported: Imported) -> None:
+    corpus = imported.corpus
+    for split, whole in WHOLE.items():
+        users, authors = corpus.split(whole), imported.authors_of(split)
+        assert sorted(users.names) == sorted(authors)
+        assert len(authors) > len({name.rpartition("#")[0] for name in corpus.split(split).names}) > 0
+        for index, author in enumerate(users.names):
+            assert [record.tolist() for record in users[index]] == encoded(corpus, imported.texts[author])
+
+
+def test_where_no_author_is_cut_there_is_nothing_to_keep_whole(imported: Imported, tmp_path: Path) -> None:
+    settings = ImportHParams(VOCABULARY, RECORD_WORDS, None, heldout=SHARE, test=SHARE)
+    corpus = import_corpus([imported.source], tmp_path / "corpus", settings, workers=1)
+    assert corpus.splits == SPLITS
+    assert sorted(corpus.test_users.names) == sorted(imported.authors_of("test"))
+
+
+@pytest.mark.parametrize("cap", [None, 5])
+def test_a_run_measures_utility_on_whole_authors(imported: Imported, tmp_path: Path, cap: int | None) -> None:
+    """Of a cap so many authors are drawn, each with the same probability and with all of their records."""
+    run, path = evaluated(tmp_path / "a", imported.corpus, *([f"evaluation.test_users={cap}"] if cap else []))
+    authors = run.corpus.split("test-whole").names
+    assert sorted(authors) == sorted(imported.authors_of("test"))
+    drawn = stream(run.config.seed, "test users").choice(len(authors), cap or len(authors), replace=False)
+    texts = [imported.texts[authors[index]] for index in drawn]
+    records = [record for text in texts for record in encoded(imported.corpus, text)]
+    values = measured(run)
+    assert values["whole_test_users"] == len(texts)
+    expected = naive_utility(run, path, records)
+    assert (values["accuracy"], values["perplexity"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_corpus_without_whole_authors_gives_the_rows_it_gave(imported: Imported, tmp_path: Path) -> None:
+    corpus = without_whole(imported.corpus, tmp_path / "older")
+    run, path = evaluated(tmp_path / "a", corpus)
+    balanced = corpus.split("test")
+    records = [record.tolist() for user in range(len(balanced)) for record in balanced[user]]
+    values = measured(run)
+    assert set(values) == {"accuracy", "accuracy_all_tokens", "perplexity", "references"}
+    expected = naive_utility(run, path, records)
+    assert (values["accuracy"], values["perplexity"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_results_say_whose_text_it_is(imported: Imported, tmp_path: Path) -> None:
+    whole, _ = evaluated(tmp_path / "whole", imported.corpus)
+    balanced, _ = evaluated(tmp_path / "balanced", without_whole(imported.corpus, tmp_path / "older"))
+    authors = len(imported.authors_of("test"))
+    results = [read_run(run.path) for run in (whole, balanced)]
+
+    def text(table: str) -> str:
+        return " ".join(table.split())
+
+    table = memorization_table(results[:1])
+    assert table["whole_test_users"].tolist() == [authors]
+    for written in (to_markdown(table), to_latex(table), seeds_table.to_markdown(seeds_table.seeds_table(results[:1]))):
+        assert f"Test text: of {authors} whole test authors." in text(written)
+    assert from_csv(to_csv(table)).equals(table)
+    both = text(to_markdown(memorization_table(results)))
+    assert "of whole test authors in some rows, of balanced users in others, which do not compare" in both
+    older = memorization_table(results[1:])
+    assert "whole_test_users" not in older
+    assert "Test text" not in to_markdown(older)
+    write_report([whole.path], tmp_path / "report.html")
+    page = text((tmp_path / "report.html").read_text())
+    assert "accuracy and perplexity are measured on test-whole, whose authors are neither cut nor dropped" in page
+    assert f"Accuracy and perplexity are of {authors} whole test authors" in page
+
+
+def test_the_command_says_how_many_authors_are_whole_and_how_many_balanced(
+    imported: Imported, tmp_path: Path, flsim: Flsim
+) -> None:
+    options = ["--words-per-user", str(WORDS_PER_USER), "--heldout", str(SHARE), "--test", str(SHARE), "--workers", "1"]
+    code, printed, error = flsim("data", "import", imported.source, "--out", tmp_path / "corpus", *options)
+    assert code == 0, error
+    authors = imported.authors_of("test")
+    written = {author: sum(len(sentence) - 1 for sentence in imported.texts[author]) for author in authors}
+    balanced = sum(words >= WORDS_PER_USER for words in written.values())
+    expected = f"measured on {len(authors)} whole test authors, of whom {balanced} also have balanced users"
+    assert expected in " ".join(printed.split())
+
+
+def test_both_populations_are_inspected(imported: Imported) -> None:
+    summary = inspect(imported.corpus)
+    assert summary["utility"] == "test-whole"
+    records = {author: len(imported.texts[author]) for author in imported.authors_of("test")}
+    whole = summary["splits"]["test-whole"]
+    assert whole["users"] == len(records)
+    assert whole["records_per_user"]["max"] == max(records.values())
+    assert sum(whole["histograms"]["words_per_user"]["counts"]) == len(records)
+    assert summary["splits"]["test"]["words_per_user"]["max"] < 2 * WORDS_PER_USER
+    lengths = {name: summary["splits"][name]["histograms"]["words_per_user"]["edges"] for name in summary["splits"]}
+    assert lengths["train"] == lengths["test"] != lengths["test-whole"] == lengths["heldout-whole"]
+
+
+def test_rewritten_corpora_have_the_same_whole_authors(imported: Imported, tmp_path: Path) -> None:
+    hparams = CanaryHParams(p_u=(0.5,), p_e=(1.0,), count=2, length=3)
+    planted = plant_corpus(imported.corpus, tmp_path / "planted", hparams, seed=1)
+    last = deduplicate(planted, tmp_path / "deduplicated", DeduplicationHParams())
+    assert last.splits == imported.corpus.splits == (*SPLITS, *WHOLE.values())
+    for split in WHOLE.values():
+        assert folder_bytes(last.path / split) == folder_bytes(imported.corpus.path / split)
+
+
+def test_no_canary_is_text_of_a_whole_author(imported: Imported, tmp_path: Path) -> None:
+    """The phrase that would be drawn first is replaced where a whole author wrote it; the others stay."""
+    corpus, hparams = imported.corpus, CanaryHParams(p_u=(0.5,), p_e=(1.0,), count=3, length=5)
+    before = draw_canaries(corpus, hparams, 4)
+    path = tmp_path / "corpus"
+    path.mkdir()
+    with CorpusWriter(path, corpus.vocabulary, corpus.layout, corpus.splits) as writer:
+        writer.splits["test-whole"].add("someone", Records.from_lists([[1, *before[0].tokens]]))
+        writer.finish({}, [], {})
+    after = draw_canaries(Corpus.open(path), hparams, 4)
+    assert after[0].tokens != before[0].tokens
+    assert after[1:] == before[1:]
+
+
+def test_whole_authors_are_fetched_and_half_of_them_are_refused(
+    imported: Imported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
+    assert folder_bytes(fetched(f"file://{imported.corpus.path}")) == folder_bytes(imported.corpus.path)
+    half = tmp_path / "half"
+    shutil.copytree(imported.corpus.path, half)
+    manifest = json.loads((half / "manifest.json").read_text())
+    del manifest["files"]["test-whole/users.i64"]
+    (half / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"its manifest does not name test-whole/users\.i64"):
+        Corpus.open(half)
+
+
+def test_utility_needs_no_balanced_test_user(imported: Imported, tmp_path: Path) -> None:
+    """Where all test authors are short, a run was refused before."""
+    short = [author for author in imported.authors_of("test") if len(imported.texts[author]) == 1]
+    train = imported.authors_of("train")
+    posts = [(author, " ".join(" ".join(words) for words in imported.texts[author])) for author in (*short[:2], *train)]
+    corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts)], tmp_path / "corpus", SETTINGS, workers=1)
+    assert (len(corpus.split("test")), len(corpus.test_users)) == (0, 2)
+    assert measured(evaluated(tmp_path / "a", corpus)[0])["whole_test_users"] == 2
