@@ -1,0 +1,102 @@
+"""Lower bounds on epsilon from guesses of what canaries are: each canary is one of many phrases, drawn by our own coin.
+
+An attacker sees the model and names, for each of m canaries, a set of phrases; the canary is in the set or not. Before
+training a set has the share f of all phrases. Given the model, and all other canaries, the canary is in it with
+probability at most
+
+    q(epsilon, f) = f e^epsilon / (f e^epsilon + 1 - f)
+
+if training is epsilon-DP for what the canary occupies (replace-one): the odds of two phrases change by at most
+e^epsilon, and so do those of two sets. Canaries one after another, the number of hits is thus dominated by the sum of m
+independent coins with these probabilities (the argument of Steinke, Nasr and Jagielski, "Privacy Auditing with One (1)
+Training Run", 2023, Theorem 5.2, with sets in place of bits). A canary that g users share has g epsilon in place of
+epsilon.
+
+The set here is all phrases that are likelier than the t-th likeliest of R random references, and the canary hits if its
+rank is at most t. The share of that set is random: given the model, Beta(t, R - t + 1), as the references are drawn
+independently of training. One R serves all canaries, so their shares are not independent, and f is bounded for all m at
+once (Bonferroni), at the price of a part of the significance.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import scipy
+
+from flsim.audits.intervals import at_least
+
+SIGNIFICANCE = 0.05
+OF_SHARES = 0.01  # part of the significance that the bound of the shares takes
+HIGHEST = 60.0  # epsilon; beyond it a bound is no longer a number that anybody asks about
+
+
+def share_of_references(threshold: int, references: int, canaries: int, significance: float = OF_SHARES) -> float:
+    """Return f, which the shares of all canaries' sets are below with probability at least 1 - significance.
+
+    Args:
+        threshold: t, the largest rank that is a hit.
+        references: R.
+        canaries: m.
+        significance: probability that a share is larger.
+    """
+    return float(scipy.special.betaincinv(threshold, references - threshold + 1, 1 - significance / canaries))
+
+
+def hit_probability(epsilon: float, share: float) -> float:
+    """Return q(epsilon, f), the most that epsilon-DP allows.
+
+    >>> hit_probability(0.0, 0.25)
+    0.25
+    """
+    if share >= 1:
+        return 1.0
+    return float(scipy.special.expit(epsilon + math.log(share) - math.log1p(-share)))
+
+
+def epsilon_of_hits(hits: int, share: float, groups: Sequence[int], significance: float = SIGNIFICANCE) -> float:
+    """Return the lower bound on epsilon of one user that so many hits prove under pure DP; 0 where they prove none.
+
+    Any training with a smaller epsilon has so many hits with probability at most `significance`.
+
+    Args:
+        hits: number of canaries in their sets.
+        share: f, the share of a set before training.
+        groups: number of users that share each canary, [m]; at least 1.
+        significance: probability of a bound above the truth.
+    """
+    sizes = np.asarray(groups, dtype=np.float64)
+
+    def probability(epsilon: float) -> float:
+        return at_least([hit_probability(epsilon * size, share) for size in sizes], hits)
+
+    if hits == 0 or probability(0.0) >= significance:
+        return 0.0
+    if probability(HIGHEST) < significance:
+        return HIGHEST
+    return float(scipy.optimize.brentq(lambda epsilon: probability(epsilon) - significance, 0.0, HIGHEST, xtol=1e-10))
+
+
+def epsilon_of_ranks(
+    hits: int, threshold: int, references: int, groups: Sequence[int], significance: float = SIGNIFICANCE
+) -> float:
+    """Return the lower bound on epsilon of one user from ranks among shared references, in two stages.
+
+    Args:
+        hits: number of canaries whose rank is at most `threshold`.
+        threshold: t, fixed before the ranks were looked at.
+        references: R, shared by all canaries.
+        groups: number of users that share each canary, [m].
+        significance: probability of a bound above the truth; `OF_SHARES` of it is for the shares.
+    """
+    share = share_of_references(threshold, references, len(groups))
+    return epsilon_of_hits(hits, share, groups, significance - OF_SHARES)
+
+
+def default_threshold(references: int) -> int:
+    """Return the rank up to which a canary counts as named, by a rule that does not look at ranks.
+
+    >>> [default_threshold(references) for references in (500, 20_000, 2_000_000)]
+    [1, 20, 100]
+    """
+    return 100 if references >= 100_000 else max(1, references // 1_000)

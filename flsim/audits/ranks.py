@@ -1,0 +1,75 @@
+"""Exact tests from ranks: a canary among R references that were drawn from the same law, independently of training.
+
+A model that knows nothing of a canary gives it each rank from 1 to R + 1 with the same probability. So rank <= t is a
+test of whether the canary was trained on. Its false-positive rate is t / (R + 1) exactly, without a shadow model and
+without text that was not trained on.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from flsim.audits.intervals import interval
+
+LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
+
+
+def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]:
+    """Return rank / (R + 1) of each canary: the p-value that the model knows nothing of it.
+
+    Ties count for the reference, so that the value is at most too large.
+
+    Args:
+        ranks: float64 [canaries], from 1 to R + 1.
+        references: R.
+    """
+    return np.asarray(ranks, dtype=np.float64) / (references + 1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The canaries that a test finds.
+
+    Attributes:
+        threshold: t, the largest rank that counts.
+        fpr: t / (R + 1), the mean false-positive rate over references.
+        fpr_low, fpr_high: its 95% interval for the R references that were drawn, which all canaries share.
+        found, canaries: number of canaries of rank at most t, and of all.
+        tpr, tpr_low, tpr_high: share of canaries with its 95% interval, which treats them as independent.
+    """
+
+    threshold: int
+    fpr: float
+    fpr_low: float
+    fpr_high: float
+    found: int
+    canaries: int
+    tpr: float
+    tpr_low: float
+    tpr_high: float
+
+
+def found_at(ranks: NDArray[np.float64], references: int, threshold: int) -> Found:
+    """Return what the test rank <= t finds."""
+    found, canaries = int((ranks <= threshold).sum()), len(ranks)
+    low, high = scipy.special.betaincinv(threshold, references - threshold + 1, [0.025, 0.975])
+    return Found(
+        threshold,
+        threshold / (references + 1),
+        float(low),
+        float(high),
+        found,
+        canaries,
+        found / canaries if canaries else math.nan,
+        *interval(found, canaries),
+    )
+
+
+def found_by_level(ranks: NDArray[np.float64], references: int, levels: Sequence[float] = LEVELS) -> dict[float, Found]:
+    """Return what is found at each false-positive rate; rates below 1 / (R + 1) are left out."""
+    thresholds = {level: math.floor(level * (references + 1)) for level in levels}
+    return {level: found_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}
