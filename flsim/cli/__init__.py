@@ -14,6 +14,8 @@ import typer
 
 from flsim.base.errors import InputError, Interrupted, RunFailed
 from flsim.base.extensions import naming_own_code
+from flsim.cli.audit import EPILOG as AUDIT_EPILOG
+from flsim.cli.audit import audit
 from flsim.cli.bench import bench
 from flsim.cli.canaries import EPILOG as CANARIES_EPILOG
 from flsim.cli.canaries import canaries
@@ -192,6 +194,7 @@ app.command(rich_help_panel=TRAIN, epilog=VERIFY_EPILOG)(verify)
 app.command(rich_help_panel=MEASURE, epilog=EPILOG)(evaluate)
 app.command(rich_help_panel=MEASURE, epilog=QUANTIZE_EPILOG)(quantize)
 app.command(rich_help_panel=MEASURE, epilog=PRIVACY_EPILOG)(privacy)
+app.command(rich_help_panel=MEASURE, epilog=AUDIT_EPILOG)(audit)
 app.command(rich_help_panel=TABLES, epilog=TABLE_EPILOG)(table)
 app.command(rich_help_panel=TABLES, epilog=PLOT_EPILOG)(plot)
 app.command(rich_help_panel=TABLES, epilog=CANARIES_EPILOG)(canaries)

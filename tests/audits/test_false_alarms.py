@@ -22,7 +22,7 @@ CANARIES = 48
 def quantiles_of_canaries(
     rng: np.random.Generator, epsilon: float, share: float, groups: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Where canaries lie among all phrases, [simulations, canaries]: e^(g epsilon) times as dense in the likeliest share.
+    """Places of canaries among all phrases, [simulations, canaries]: e^(g epsilon) times denser in the likeliest share.
 
     This is randomized response over two sets, the strongest epsilon-DP mechanism for a hit.
     """

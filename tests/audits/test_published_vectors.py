@@ -1,7 +1,6 @@
 """Bounds against values of others, each with its source."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -69,11 +68,15 @@ def test_one_run_bounds_of_normal_scores(shift: float, one_run: float, f_dp: flo
     best_one, best_mu = 0.0, 0.0
     for place in np.argsort(wrong / right.clip(1))[:300]:
         hits, made = int(right[place]), int(right[place] + wrong[place])
-        test = partial(coins.is_refuted, canaries=20_000, guesses=made, right=hits, significance=0.05 / len(vertices))
-        if hits and coins.p_value(best_one, 1e-6, 20_000, made, hits) < 0.05 / len(vertices):
-            best_one = coins.epsilon_of_coins(20_000, made, hits, 1e-6, 0.05 / len(vertices))
-        if hits and test(coins.of_one(trade_off.gaussian(best_mu + 1e-6))):
-            best_mu = coins.mu_refuted(lambda least, test=test: test(coins.of_one(least)))
+        part = 0.05 / len(vertices)
+
+        def refuted(least: trade_off.LeastProbability, hits: int = hits, made: int = made, part: float = part) -> bool:
+            return coins.is_refuted(coins.of_one(least), 20_000, made, hits, part)
+
+        if hits and coins.p_value(best_one, 1e-6, 20_000, made, hits) < part:
+            best_one = coins.epsilon_of_coins(20_000, made, hits, 1e-6, part)
+        if hits and refuted(trade_off.gaussian(best_mu + 1e-6)):
+            best_mu = coins.mu_refuted(refuted)
     assert best_one == pytest.approx(one_run, rel=1e-5)
     assert trade_off.epsilon_of_gaussian(best_mu, 1e-6) == pytest.approx(f_dp, rel=1e-4)
 

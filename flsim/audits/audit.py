@@ -1,0 +1,150 @@
+"""`flsim audit` of a run: what its canaries' ranks prove, and what its ledger allows, as rows.
+
+Each row says what it is:
+
+    bound       holds with the stated confidence, whatever the training and the attacker
+    estimate    supposes something that is said, such as a Gaussian mechanism
+    heuristic   treats canaries of one model as independent, which they are not
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from flsim.audits import coins, guesses, ranks, thresholds
+from flsim.audits.subject import Subject
+from flsim.audits.trade_off import LeastProbability, epsilon_of_gaussian
+from flsim.base.errors import InputError
+
+CONFIDENCE = 0.95
+COLUMNS = {
+    "run": "string",
+    "setting": "string",
+    "round": "Int64",
+    "method": "string",
+    "kind": "string",
+    "unit": "string",
+    "neighbours": "string",
+    "group": "Int64",
+    "n_in": "Int64",
+    "n_out": "Int64",
+    "threshold": "Int64",
+    "found": "Int64",
+    "fpr": "Float64",
+    "estimate": "Float64",
+    "low": "Float64",
+    "high": "Float64",
+    "confidence": "Float64",
+    "delta": "Float64",
+    "allowed": "Float64",
+    "refuted": "boolean",
+}
+
+
+def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
+    """Return the rows of one run, with the columns of `COLUMNS`.
+
+        tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
+                         "allowed" is the largest that the claim leaves to an attacker
+        epsilon          lower bound under pure DP, replace-one, of one unit
+        trade-off        whether the ledger's own curve is refuted
+        epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
+        epsilon, controls    planted canaries against never-planted ones, at one threshold
+
+    Args:
+        subject: the run.
+        threshold: rank up to which a canary counts as named, fixed before ranks were looked at; by default
+            `flsim.audits.guesses.default_threshold`.
+
+    Raises:
+        InputError: the threshold is above R.
+    """
+    fixed = guesses.default_threshold(subject.references) if threshold is None else threshold
+    if fixed > subject.references:
+        raise InputError(
+            f"--threshold {fixed}: there are {subject.references} references; name a rank of at most "
+            f"{subject.references}"
+        )
+    rows = [*_found(subject), *_bounds(subject, fixed)]
+    table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
+    results = subject.results
+    table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
+    return table.astype(COLUMNS)
+
+
+def ceiling(canaries: int, references: int, units: int = 1) -> float:
+    """Return the largest lower bound on epsilon that so many canaries can prove: all of them named."""
+    return guesses.epsilon_of_ranks(canaries, guesses.default_threshold(references), references, [units] * canaries)
+
+
+def _found(subject: Subject) -> Iterator[dict[str, Any]]:
+    least = _least(subject)
+    for found in ranks.found_by_level(subject.ranks, subject.references).values():
+        yield {
+            "method": "tpr",
+            "kind": "bound",
+            "neighbours": "replace-one",
+            "group": subject.groups.max(),
+            "n_in": found.canaries,
+            "n_out": subject.references,
+            "threshold": found.threshold,
+            "found": found.found,
+            "fpr": found.fpr,
+            "estimate": found.tpr,
+            "low": found.tpr_low,
+            "high": found.tpr_high,
+            "confidence": CONFIDENCE,
+            "allowed": None if least is None else 1 - least(1 - found.fpr_high),
+        }
+
+
+def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
+    canaries, claim = len(subject.ranks), subject.claim
+    hits = int((subject.ranks <= threshold).sum())
+    common = {
+        "neighbours": "replace-one",
+        "group": subject.groups.max(),
+        "n_in": canaries,
+        "n_out": subject.references,
+        "threshold": threshold,
+        "found": hits,
+        "confidence": CONFIDENCE,
+    }
+    low = guesses.epsilon_of_ranks(hits, threshold, subject.references, subject.groups.tolist())
+    yield common | {"method": "epsilon", "kind": "bound", "low": low, "delta": 0.0}
+    share = guesses.share_of_references(threshold, subject.references, canaries)
+    significance = guesses.SIGNIFICANCE - guesses.OF_SHARES
+    if claim is not None:
+        refuted = coins.is_refuted(
+            coins.of_set(claim.least_of_group(int(subject.groups.max())), share), canaries, canaries, hits, significance
+        )
+        yield common | {"method": "trade-off", "kind": "bound", "refuted": refuted}
+        mu = coins.mu_refuted(
+            lambda least: coins.is_refuted(coins.of_set(least, share), canaries, canaries, hits, significance)
+        )
+        of_one = mu / (int(subject.groups.max()) * claim.steps)
+        yield common | {
+            "method": "epsilon, GDP",
+            "kind": "estimate",
+            "neighbours": claim.convention.relation,
+            "estimate": epsilon_of_gaussian(of_one, claim.delta) if of_one else 0.0,
+            "delta": claim.delta,
+            "allowed": claim.epsilon,
+        }
+    if len(subject.control_ranks):
+        alarms = int((subject.control_ranks <= threshold).sum())
+        controls = thresholds.epsilon_of_threshold(hits, canaries, alarms, len(subject.control_ranks))
+        largest = int(subject.groups.max())
+        yield common | {
+            "method": "epsilon, controls",
+            "kind": "heuristic",
+            "n_out": len(subject.control_ranks),
+            "fpr": alarms / len(subject.control_ranks),
+            "low": controls / largest,
+            "delta": 0.0,
+        }
+
+
+def _least(subject: Subject) -> LeastProbability | None:
+    return None if subject.claim is None else subject.claim.least_of_group(int(subject.groups.max()))

@@ -1,0 +1,143 @@
+"""What an audit needs of a run: ranks, the users or records that share each canary, and what its ledger claims."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.audits.trade_off import Allowed, LeastProbability, of_group
+from flsim.base.errors import InputError
+from flsim.privacy.allowed import EPSILONS, delta_curve, sound_convention
+from flsim.privacy.conventions import Convention
+from flsim.privacy.ledger import epsilon
+from flsim.privacy.report import Unit
+from flsim.results.store import RunResults, read_run
+from flsim.runs.folder import Run
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the ledger of a run claims at an evaluated round.
+
+    Attributes:
+        convention: the sound convention under which it is stated.
+        epsilon, delta: the claim as one point.
+        curve: the claim as a whole curve.
+    """
+
+    convention: Convention
+    epsilon: float
+    delta: float
+    curve: Allowed
+
+    @property
+    def steps(self) -> int:
+        """Return how many neighbours apart two data sets are that differ in what one unit holds.
+
+        To exchange a unit is to remove it and to add another.
+        """
+        return 1 if self.convention.relation == "replace-one" else 2
+
+    def least_of_group(self, units: int) -> LeastProbability:
+        """Return T of data sets in which so many units hold other data."""
+        return of_group(self.curve.least_probability, units * self.steps)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run at an evaluated round.
+
+    Attributes:
+        results: results of the run.
+        round: the evaluated round.
+        unit: what the ledger protects, and what the bounds are about.
+        canaries: ids of the planted canaries.
+        ranks: float64 [canaries], their ranks among `references` random phrases.
+        groups: int64 [canaries], number of units that share each, at least 1.
+        is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
+        references: R.
+        control_ranks: float64 [controls], ranks of canaries that were never planted.
+        claim: what the ledger claims; None of a run without noise.
+    """
+
+    results: RunResults
+    round: int
+    unit: Unit
+    canaries: tuple[str, ...]
+    ranks: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    is_exact: bool
+    references: int
+    control_ranks: NDArray[np.float64]
+    claim: Claim | None
+
+
+def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
+    """Read what an audit needs of a run.
+
+    Args:
+        path: the run folder.
+        round: the evaluated round; the last one if neither it nor `epoch` is given.
+        epoch: the evaluation after so many epochs.
+        delta: delta of the claim; that of the run if not given.
+
+    Raises:
+        InputError: `path` is no run, was not evaluated there, has no planted canary, or has no ranks.
+    """
+    results, run = read_run(path), Run.open(path)
+    at = results.at(round, epoch)
+    ranks, references = results.of_planted("rank", at), results.references(at)
+    if ranks is None or references is None:
+        raise InputError(f"run {results.name}, round {at}: canaries were not ranked, so there is nothing to audit")
+    if ranks.empty:
+        raise InputError(f"run {results.name}: no canary was planted, so there is nothing to audit; plant some")
+    controls = results.of_controls("rank", at)
+    groups, is_exact = _groups(run, results)
+    return Subject(
+        results,
+        at,
+        run.config.unit,
+        tuple(map(str, ranks.index)),
+        np.asarray(ranks, dtype=np.float64),
+        groups,
+        is_exact,
+        int(references),
+        np.asarray([] if controls is None else controls, dtype=np.float64),
+        _claim(run, at, delta),
+    )
+
+
+def _groups(run: Run, results: RunResults) -> tuple[NDArray[np.int64], bool]:
+    """Return the number of units that share each planted canary, and whether the numbers are exact.
+
+    The users of an IID twin are synthetic ones, which only its corpus can tell. Without it the number of copies stands
+    for that of users.
+    """
+    planted = results.planted
+    copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
+    if run.config.unit == "record":
+        return copies, True
+    if results.world != "iid":
+        return planted["sharers"].to_numpy("int64"), True
+    try:
+        users = run.users
+    except InputError:
+        return copies, False
+    holders = users.user_offsets.searchsorted(users.overlay.records, side="right") - 1
+    sharers = {
+        canary.id: len(np.unique(holders[users.overlay.canaries == index])) for index, canary in enumerate(run.canaries)
+    }
+    return np.array([sharers[canary] for canary in planted["canary"]], np.int64), True
+
+
+def _claim(run: Run, round_: int, delta: float | None) -> Claim | None:
+    if run.config.privacy.mechanism != "dp":
+        return None
+    kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
+    if not kept.exists():
+        raise InputError(f"{kept}: no such checkpoint, and the ledger of that round is in it; audit another --round")
+    ledger = run.load(kept).ledger
+    convention, of_delta = sound_convention(run.config.sampler), run.delta if delta is None else delta
+    curve = Allowed(EPSILONS, delta_curve(ledger, convention))
+    return Claim(convention, epsilon(ledger, of_delta, convention), of_delta, curve)

@@ -1,0 +1,110 @@
+"""An audit as text for people: what was found at each false-positive rate, and sentences that can be quoted."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from flsim.audits.subject import Claim, Subject
+from flsim.results.formats import formatted, note
+from flsim.results.layout import Column, markdown
+
+FOUND = (
+    "Found: canaries of so high a rank, of all that were planted, with a 95% interval that treats them as independent."
+)
+FPR = (
+    "FPR: the false-positive rate of that test. A canary that training never saw has each rank with the same "
+    "probability, so that the rate is exact."
+)
+ALLOWED = "Allowed: the largest share that the run's own ledger leaves to any attacker."
+
+
+def to_text(subject: Subject, table: pd.DataFrame) -> str:
+    """Return the audit of one run.
+
+    Args:
+        subject: the run.
+        table: its rows, from `flsim.audits.audit.audit`.
+    """
+    results = subject.results
+    title = f"{results.setting} ({results.name}), after round {subject.round:,}\n"
+    found = table[table["method"] == "tpr"]
+    columns = [
+        Column("FPR", formatted(found["fpr"], "{:.2g}"), note=FPR),
+        Column("Rank", formatted(found["threshold"], "{:,}")),
+        Column("Found", [f"{hits} of {total}" for hits, total in zip(found["found"], found["n_in"], strict=True)]),
+        Column("%", formatted(found["estimate"], "{:.0f}", 100), note=FOUND),
+        Column(
+            "95%", [f"{100 * low:.0f}-{100 * high:.0f}" for low, high in zip(found["low"], found["high"], strict=True)]
+        ),
+    ]
+    if found["allowed"].notna().any():
+        columns.append(Column("Allowed %", formatted(found["allowed"], "{:.1f}", 100), note=ALLOWED))
+    paragraphs = [sentence(subject, table), *_others(subject, table), _groups(subject)]
+    return "\n".join([title, markdown(columns[:1], [columns[1:]]), *map(note, paragraphs)])
+
+
+def sentence(subject: Subject, table: pd.DataFrame) -> str:
+    """Return what the audit proves, in words that can be quoted."""
+    row = row_of(table, "epsilon")
+    about = (
+        f"{row['found']} of {row['n_in']} canaries rank among the first {row['threshold']:,} of "
+        f"{subject.references + 1:,} phrases."
+    )
+    low = float(row["low"])
+    if subject.claim is None:
+        return f"{about} {_without_claim(low, subject.unit)}"
+    return f"{about} {_with_claim(low, subject.claim, bool(row_of(table, 'trade-off')['refuted']), subject.unit)}"
+
+
+def row_of(table: pd.DataFrame, method: str) -> Mapping[Any, Any]:
+    """Return the only row of a method."""
+    (row,) = table[table["method"] == method].to_dict("records")
+    return row
+
+
+def _without_claim(low: float, unit: str) -> str:
+    if low == 0:
+        return "Chance may do that, so that nothing is proven about the privacy of this training."
+    return (
+        f"If this training were epsilon-differentially private for one {unit} (replace-one, delta 0) with epsilon "
+        f"below {low:.2f}, that would happen in at most 5% of runs. So no smaller epsilon can be claimed for it."
+    )
+
+
+def _with_claim(low: float, claim: Claim, is_refuted: bool, unit: str) -> str:
+    stated = f"epsilon {claim.epsilon:.3g} at delta {claim.delta:.3g} for one {unit} ({claim.convention.name})"
+    verdict = (
+        f"That contradicts the ledger, which claims {stated}: the claim is refuted at 95% confidence."
+        if is_refuted
+        else f"That does not contradict the ledger, which claims {stated}."
+    )
+    under_pure = f" With delta 0 it would prove an epsilon of {low:.2f} (replace-one)." if low else ""
+    return verdict + under_pure
+
+
+def _others(subject: Subject, table: pd.DataFrame) -> list[str]:
+    sentences = []
+    if subject.claim is not None:
+        row = row_of(table, "epsilon, GDP")
+        sentences.append(
+            f"Estimate, not a bound: if training is a Gaussian mechanism, epsilon is at least {row['estimate']:.2f} at "
+            f"delta {subject.claim.delta:.3g} ({subject.claim.convention.relation})."
+        )
+    if len(subject.control_ranks):
+        row = row_of(table, "epsilon, controls")
+        sentences.append(
+            f"Heuristic, as canaries of one model are not independent: against {row['n_out']} canaries that were never "
+            f"planted, epsilon is at least {row['low']:.2f}."
+        )
+    return sentences
+
+
+def _groups(subject: Subject) -> str:
+    low, high = int(subject.groups.min()), int(subject.groups.max())
+    size = f"{low}" if low == high else f"{low} to {high}"
+    counted = "" if subject.is_exact else ", where copies are counted for users, since the corpus is not here"
+    return (
+        f"Each canary is shared by {size} {subject.unit}s{counted}. A canary of g {subject.unit}s says of one only an "
+        f"epsilon of g times less, and the figures above are of one {subject.unit}."
+    )

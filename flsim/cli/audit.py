@@ -1,0 +1,69 @@
+"""`flsim audit`: what the ranks of canaries prove about a run's privacy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flsim.base.errors import InputError
+from flsim.cli.results import RUNS, Epoch, Format, Round, TableOut
+
+EPILOG = """Example: flsim audit runs/demo/iid runs/demo/non-iid
+
+Example: flsim audit runs/dp --delta 1e-6 --format csv --out audit.csv"""
+
+
+def audit(
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    threshold: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="RANK",
+            help="Largest rank at which a canary counts as named; fix it before you look at ranks.",
+            show_default="|R| / 1,000, and 100 from |R| = 100,000 on",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the claim, e.g. 1e-6.", show_default="that of each run")
+    ] = None,
+    round: Round = None,
+    epoch: Epoch = None,
+    format: Annotated[Format, typer.Option(help="Format of the output: md, csv or parquet.")] = Format.md,
+    out: TableOut = None,
+) -> None:
+    """Say what a run's canaries prove about its privacy.
+
+    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on epsilon, and of a run with
+    noise whether its ledger is contradicted.
+    """
+    import pandas as pd
+
+    from flsim.audits.audit import audit as rows_of
+    from flsim.audits.subject import subject_of
+    from flsim.audits.text import to_text
+    from flsim.base.files import named_file
+    from flsim.results import formats
+    from flsim.results.paths import expanded
+    from flsim.results.store import refuse_two_points
+
+    if format is Format.latex:
+        raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
+    if format is Format.parquet and out is None:
+        raise InputError("--format parquet: not for a terminal; name a file with --out")
+    refuse_two_points(round, epoch)
+    subjects = [subject_of(path, round, epoch, delta) for path in expanded(runs)]
+    tables = [rows_of(subject, threshold) for subject in subjects]
+    if format is Format.parquet and out is not None:
+        formats.write_parquet(pd.concat(tables, ignore_index=True), out)
+        return
+    text = (
+        formats.to_csv(pd.concat(tables, ignore_index=True))
+        if format is Format.csv
+        else "\n".join(to_text(subject, table) for subject, table in zip(subjects, tables, strict=True))
+    )
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        with named_file(out) as partial:
+            partial.write_text(text, encoding="utf-8")

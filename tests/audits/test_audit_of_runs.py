@@ -1,0 +1,104 @@
+"""`flsim audit` of real runs: rows against a second computation from their files, groups, claims and refusals."""
+
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy
+from helpers import PRIVATE
+from scipy.special import ndtr, ndtri
+
+from flsim.audits.subject import subject_of
+from flsim.audits.trade_off import Allowed
+from flsim.privacy.allowed import EPSILONS, delta_curve
+from flsim.privacy.conventions import conventions_of
+from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.runs.folder import Run
+
+Trained = Callable[..., Path]
+Flsim = Callable[..., tuple[int, str, str]]
+
+
+def test_rows_are_those_of_the_ranks(trained: Trained, flsim: Flsim) -> None:
+    """Counts, shares and intervals from the Parquet files, and the bound as the root of a binomial tail."""
+    run = trained()
+    code, out, _ = flsim("audit", run, "--threshold", 3, "--format", "csv")
+    assert code == 0
+    table = pd.read_csv(io.StringIO(out))
+    subject = subject_of(run)
+    roster = pd.read_parquet(run / "planted" / "roster.parquet").query("sharers > 0")
+    rows = pd.read_parquet(sorted((run / "rows").glob("*.parquet"))[-1])
+    ranks = rows[rows["metric"] == "rank"].set_index("canary")["value"].loc[roster["canary"]]
+    references = int(rows.loc[rows["metric"] == "references", "value"].iloc[0])
+    for row in table[table["method"] == "tpr"].to_dict("records"):
+        found = int((ranks <= row["threshold"]).sum())
+        interval = scipy.stats.binomtest(found, len(ranks)).proportion_ci(method="exact")
+        assert (row["found"], row["n_in"], row["fpr"]) == (found, len(ranks), row["threshold"] / (references + 1))
+        assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+    (bound,) = table[table["method"] == "epsilon"].to_dict("records")
+    share = scipy.stats.beta.ppf(1 - 0.01 / len(ranks), 3, references - 2)
+    odds = [share / (1 - share) * math.exp(bound["low"] * users) for users in roster["sharers"]]
+    hits = np.random.default_rng(0).random((200_000, len(odds))) < np.array([one / (1 + one) for one in odds])
+    if bound["low"] > 0:
+        assert (hits.sum(axis=1) >= bound["found"]).mean() == pytest.approx(0.04, abs=4 * math.sqrt(0.04 / 200_000))
+    assert subject.groups.tolist() == roster["sharers"].tolist()
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+def test_users_that_share_a_canary_are_counted(trained: Trained, world: str) -> None:
+    """Each user by itself, as users read their records; without the corpus, copies stand for users of the twin."""
+    run = trained(f"data.world='{world}'")
+    subject, opened = subject_of(run), Run.open(run)
+    phrases = {canary.id: list(canary.tokens) for canary in opened.canaries}
+    for canary, group in zip(subject.canaries, subject.groups, strict=True):
+        users = [opened.users[user] for user in range(len(opened.users))]
+        assert group == sum(phrases[canary] in [record.tolist() for record in records] for records in users)
+    assert subject.is_exact
+
+
+def test_a_ledger_is_held_against_what_was_found(trained: Trained, flsim: Flsim) -> None:
+    """The claim is the ledger's own, to remove a user and add another; a tiny run contradicts nothing."""
+    run = trained(*PRIVATE)
+    subject = subject_of(run)
+    assert subject.claim is not None
+    assert (subject.claim.convention.name, subject.claim.steps) == ("poisson-rdp", 2)
+    ledger = Run.open(run).latest_state().ledger
+    assert subject.claim.epsilon == epsilon(ledger, subject.claim.delta, subject.claim.convention)
+    at = np.abs(subject.claim.curve.epsilons - subject.claim.epsilon).argmin()
+    assert subject.claim.curve.deltas[at + 1] <= subject.claim.delta <= subject.claim.curve.deltas[at - 1]
+    _, out, _ = flsim("audit", run)
+    text = " ".join(out.split())
+    assert f"That does not contradict the ledger, which claims epsilon {subject.claim.epsilon:.3g} at delta" in text
+    assert "Estimate, not a bound: if training is a Gaussian mechanism" in text
+
+
+def test_a_curve_of_a_ledger_allows_what_its_noise_does() -> None:
+    """One round of all users without sampling is a Gaussian mechanism of mu = 1 / noise; RDP is a little looser."""
+    ledger = Ledger((Entry("poisson", 100, 100, 2.0, 1),))
+    (convention,) = [one for one in conventions_of("poisson") if one.name == "poisson-rdp"]
+    curve = Allowed(EPSILONS, delta_curve(ledger, convention))
+    for fpr in (0.001, 0.01, 0.1):
+        exact = ndtr(ndtri(fpr) + 0.5)
+        assert exact <= curve.tpr(fpr) <= 3 * exact
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--round", "3"), "round 3 was not evaluated"),
+        (("--format", "parquet"), "--format parquet: not for a terminal; name a file with --out"),
+        (("--format", "latex"), "--format latex: audits are md, csv or parquet; choose one of them"),
+        (("--threshold", "500"), "--threshold 500: there are 200 references; name a rank of at most 200"),
+    ],
+)
+def test_what_cannot_be_audited_is_one_line(
+    trained: Trained, flsim: Flsim, options: tuple[str, ...], message: str
+) -> None:
+    code, out, err = flsim("audit", trained(), *options)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
