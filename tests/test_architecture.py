@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
     "runs": {"algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "training"},
     "report": {"data", "measures", "privacy", "results", "runs"},
+    "audits": {"privacy", "results", "runs"},
     "sweeps": {"data", "measures", "results", "runs"},
     "wire": {"algorithms", "models", "training"},
     "simulation": {"algorithms", "canaries", "data", "models", "privacy", "training"},
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         *(
+            "audits",
             "bench",
             "canaries",
             "data",

@@ -30,7 +30,7 @@ COLUMNS = {
     "n_in": "Int64",
     "n_out": "Int64",
     "threshold": "Int64",
-    "found": "Int64",
+    "detected": "Int64",
     "fpr": "Float64",
     "estimate": "Float64",
     "low": "Float64",
@@ -66,7 +66,7 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
             f"--threshold {fixed}: there are {subject.references} references; name a rank of at most "
             f"{subject.references}"
         )
-    rows = [*_found(subject), *_bounds(subject, fixed)]
+    rows = [*_detected(subject), *_bounds(subject, fixed)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
@@ -78,24 +78,24 @@ def ceiling(canaries: int, references: int, units: int = 1) -> float:
     return guesses.epsilon_of_ranks(canaries, guesses.default_threshold(references), references, [units] * canaries)
 
 
-def _found(subject: Subject) -> Iterator[dict[str, Any]]:
+def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
     least = _least(subject)
-    for found in ranks.found_by_level(subject.ranks, subject.references).values():
+    for detection in ranks.detections_by_level(subject.ranks, subject.references).values():
         yield {
             "method": "tpr",
             "kind": "bound",
             "neighbours": "replace-one",
             "group": subject.groups.max(),
-            "n_in": found.canaries,
+            "n_in": detection.canaries,
             "n_out": subject.references,
-            "threshold": found.threshold,
-            "found": found.found,
-            "fpr": found.fpr,
-            "estimate": found.tpr,
-            "low": found.tpr_low,
-            "high": found.tpr_high,
+            "threshold": detection.threshold,
+            "detected": detection.detected,
+            "fpr": detection.fpr,
+            "estimate": detection.tpr,
+            "low": detection.tpr_low,
+            "high": detection.tpr_high,
             "confidence": CONFIDENCE,
-            "allowed": None if least is None else 1 - least(1 - found.fpr_high),
+            "allowed": None if least is None else 1 - least(1 - detection.fpr_high),
         }
 
 
@@ -108,7 +108,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
         "n_in": canaries,
         "n_out": subject.references,
         "threshold": threshold,
-        "found": hits,
+        "detected": hits,
         "confidence": CONFIDENCE,
     }
     low = guesses.epsilon_of_ranks(hits, threshold, subject.references, subject.groups.tolist())

@@ -31,14 +31,14 @@ def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Found:
+class Detection:
     """The canaries that a test finds.
 
     Attributes:
         threshold: t, the largest rank that counts.
         fpr: t / (R + 1), the mean false-positive rate over references.
         fpr_low, fpr_high: its 95% interval for the R references that were drawn, which all canaries share.
-        found, canaries: number of canaries of rank at most t, and of all.
+        detected, canaries: number of canaries of rank at most t, and of all.
         tpr, tpr_low, tpr_high: share of canaries with its 95% interval, which treats them as independent.
     """
 
@@ -46,30 +46,32 @@ class Found:
     fpr: float
     fpr_low: float
     fpr_high: float
-    found: int
+    detected: int
     canaries: int
     tpr: float
     tpr_low: float
     tpr_high: float
 
 
-def found_at(ranks: NDArray[np.float64], references: int, threshold: int) -> Found:
+def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) -> Detection:
     """Return what the test rank <= t finds."""
-    found, canaries = int((ranks <= threshold).sum()), len(ranks)
+    detected, canaries = int((ranks <= threshold).sum()), len(ranks)
     low, high = scipy.special.betaincinv(threshold, references - threshold + 1, [0.025, 0.975])
-    return Found(
+    return Detection(
         threshold,
         threshold / (references + 1),
         float(low),
         float(high),
-        found,
+        detected,
         canaries,
-        found / canaries if canaries else math.nan,
-        *interval(found, canaries),
+        detected / canaries if canaries else math.nan,
+        *interval(detected, canaries),
     )
 
 
-def found_by_level(ranks: NDArray[np.float64], references: int, levels: Sequence[float] = LEVELS) -> dict[float, Found]:
-    """Return what is found at each false-positive rate; rates below 1 / (R + 1) are left out."""
+def detections_by_level(
+    ranks: NDArray[np.float64], references: int, levels: Sequence[float] = LEVELS
+) -> dict[float, Detection]:
+    """Return what is detected at each false-positive rate; rates below 1 / (R + 1) are left out."""
     thresholds = {level: math.floor(level * (references + 1)) for level in levels}
-    return {level: found_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}
+    return {level: detection_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}

@@ -20,13 +20,13 @@ class AtLevel:
     Attributes:
         level: the largest false-positive rate that is allowed.
         alarms: number of others at or above the threshold.
-        found: number of members at or above it.
+        detected: number of members at or above it.
         tpr, low, high: share of members, with its 95% interval (Clopper and Pearson), which treats them as independent.
     """
 
     level: float
     alarms: int
-    found: int
+    detected: int
     tpr: float
     low: float
     high: float
@@ -55,8 +55,8 @@ class Roc:
         if level * self.others < 1:
             raise InputError(f"a false-positive rate of {level:g} needs {1 / level:,.0f} others, found {self.others:,}")
         place = int(np.searchsorted(self.fpr, level * (1 + 1e-12), side="right")) - 1
-        alarms, found = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
-        return AtLevel(level, alarms, found, found / self.members, *interval(found, self.members))
+        alarms, detected = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
+        return AtLevel(level, alarms, detected, detected / self.members, *interval(detected, self.members))
 
 
 def roc(members: Floats, others: Floats) -> Roc:

@@ -1,4 +1,4 @@
-"""An audit as text for people: what was found at each false-positive rate, and sentences that can be quoted."""
+"""An audit as text for people: what is found at each false-positive rate, and sentences that can be quoted."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,18 +28,18 @@ def to_text(subject: Subject, table: pd.DataFrame) -> str:
     """
     results = subject.results
     title = f"{results.setting} ({results.name}), after round {subject.round:,}\n"
-    found = table[table["method"] == "tpr"]
+    rates = table[table["method"] == "tpr"]
     columns = [
-        Column("FPR", formatted(found["fpr"], "{:.2g}"), note=FPR),
-        Column("Rank", formatted(found["threshold"], "{:,}")),
-        Column("Found", [f"{hits} of {total}" for hits, total in zip(found["found"], found["n_in"], strict=True)]),
-        Column("%", formatted(found["estimate"], "{:.0f}", 100), note=FOUND),
+        Column("FPR", formatted(rates["fpr"], "{:.2g}"), note=FPR),
+        Column("Rank", formatted(rates["threshold"], "{:,}")),
+        Column("Found", [f"{hits} of {total}" for hits, total in zip(rates["detected"], rates["n_in"], strict=True)]),
+        Column("%", formatted(rates["estimate"], "{:.0f}", 100), note=FOUND),
         Column(
-            "95%", [f"{100 * low:.0f}-{100 * high:.0f}" for low, high in zip(found["low"], found["high"], strict=True)]
+            "95%", [f"{100 * low:.0f}-{100 * high:.0f}" for low, high in zip(rates["low"], rates["high"], strict=True)]
         ),
     ]
-    if found["allowed"].notna().any():
-        columns.append(Column("Allowed %", formatted(found["allowed"], "{:.1f}", 100), note=ALLOWED))
+    if rates["allowed"].notna().any():
+        columns.append(Column("Allowed %", formatted(rates["allowed"], "{:.1f}", 100), note=ALLOWED))
     paragraphs = [sentence(subject, table), *_others(subject, table), _groups(subject)]
     return "\n".join([title, markdown(columns[:1], [columns[1:]]), *map(note, paragraphs)])
 
@@ -48,7 +48,7 @@ def sentence(subject: Subject, table: pd.DataFrame) -> str:
     """Return what the audit proves, in words that can be quoted."""
     row = row_of(table, "epsilon")
     about = (
-        f"{row['found']} of {row['n_in']} canaries rank among the first {row['threshold']:,} of "
+        f"{row['detected']} of {row['n_in']} canaries rank among the first {row['threshold']:,} of "
         f"{subject.references + 1:,} phrases."
     )
     low = float(row["low"])

@@ -12,14 +12,14 @@ from flsim.audits.trade_off import epsilon_of_gaussian
 
 
 def epsilon_of_threshold(
-    found: int, members: int, alarms: int, others: int, delta: float = 0.0, significance: float = 0.05
+    detected: int, members: int, alarms: int, others: int, delta: float = 0.0, significance: float = 0.05
 ) -> float:
     """Return ln((TPR - delta) / FPR) at the ends of exact intervals, or its counterpart for misses (0 if negative).
 
     See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4.
 
     Args:
-        found: members above the threshold, which was fixed before scores were looked at.
+        detected: members above the threshold, which was fixed before scores were looked at.
         members: number of members.
         alarms: others above it.
         others: number of others.
@@ -29,8 +29,8 @@ def epsilon_of_threshold(
     tail = significance / 2
     bounds = [0.0]
     for hits, trials, errors, rest in (
-        (found, members, alarms, others),
-        (others - alarms, others, members - found, members),
+        (detected, members, alarms, others),
+        (others - alarms, others, members - detected, members),
     ):
         gain = lower(hits, trials, tail) - delta
         if gain > 0:
@@ -39,9 +39,9 @@ def epsilon_of_threshold(
 
 
 def epsilon_of_gaussian_threshold(
-    found: int, members: int, alarms: int, others: int, delta: float, significance: float = 0.05
+    detected: int, members: int, alarms: int, others: int, delta: float, significance: float = 0.05
 ) -> float:
     """Return epsilon of mu = Phi^-1(1 - FPR) - Phi^-1(FNR) at the ends of exact intervals: Gaussian mechanisms only."""
     tail = significance / 2
-    mu = float(ndtri(1 - upper(alarms, others, tail)) - ndtri(upper(members - found, members, tail)))
+    mu = float(ndtri(1 - upper(alarms, others, tail)) - ndtri(upper(members - detected, members, tail)))
     return epsilon_of_gaussian(mu, delta) if mu > 0 else 0.0

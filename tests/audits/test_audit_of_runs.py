@@ -35,16 +35,16 @@ def test_rows_are_those_of_the_ranks(trained: Trained, flsim: Flsim) -> None:
     ranks = rows[rows["metric"] == "rank"].set_index("canary")["value"].loc[roster["canary"]]
     references = int(rows.loc[rows["metric"] == "references", "value"].iloc[0])
     for row in table[table["method"] == "tpr"].to_dict("records"):
-        found = int((ranks <= row["threshold"]).sum())
-        interval = scipy.stats.binomtest(found, len(ranks)).proportion_ci(method="exact")
-        assert (row["found"], row["n_in"], row["fpr"]) == (found, len(ranks), row["threshold"] / (references + 1))
+        detected = int((ranks <= row["threshold"]).sum())
+        interval = scipy.stats.binomtest(detected, len(ranks)).proportion_ci(method="exact")
+        assert (row["detected"], row["n_in"], row["fpr"]) == (detected, len(ranks), row["threshold"] / (references + 1))
         assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
     (bound,) = table[table["method"] == "epsilon"].to_dict("records")
     share = scipy.stats.beta.ppf(1 - 0.01 / len(ranks), 3, references - 2)
     odds = [share / (1 - share) * math.exp(bound["low"] * users) for users in roster["sharers"]]
     hits = np.random.default_rng(0).random((200_000, len(odds))) < np.array([one / (1 + one) for one in odds])
     if bound["low"] > 0:
-        assert (hits.sum(axis=1) >= bound["found"]).mean() == pytest.approx(0.04, abs=4 * math.sqrt(0.04 / 200_000))
+        assert (hits.sum(axis=1) >= bound["detected"]).mean() == pytest.approx(0.04, abs=4 * math.sqrt(0.04 / 200_000))
     assert subject.groups.tolist() == roster["sharers"].tolist()
 
 
@@ -60,7 +60,7 @@ def test_users_that_share_a_canary_are_counted(trained: Trained, world: str) -> 
     assert subject.is_exact
 
 
-def test_a_ledger_is_held_against_what_was_found(trained: Trained, flsim: Flsim) -> None:
+def test_a_ledger_is_held_against_what_was_detected(trained: Trained, flsim: Flsim) -> None:
     """The claim is the ledger's own, to remove a user and add another; a tiny run contradicts nothing."""
     run = trained(*PRIVATE)
     subject = subject_of(run)
