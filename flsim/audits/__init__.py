@@ -1,4 +1,4 @@
-"""What a run proves about its privacy: exact tests, curves of an attacker's success, and lower bounds on epsilon.
+"""Exact tests, curves of an attacker's success, and lower bounds on epsilon: the proofs in a run.
 
 All functions here are of numbers alone, in numpy and scipy. Scores are larger for what an attacker takes for a member.
 """

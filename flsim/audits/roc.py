@@ -105,7 +105,7 @@ def auroc_interval(
         rng: source of the resamples.
         confidence: coverage of the interval.
     """
-    sides = [_by_unit(scores, of) for scores, of in zip((members, others), units, strict=True)]
+    sides = [_by_unit(scores, names) for scores, names in zip((members, others), units, strict=True)]
     areas = []
     for _ in range(RESAMPLES):
         drawn = [np.concatenate([side[i] for i in rng.integers(len(side), size=len(side))]) for side in sides]

@@ -1,4 +1,4 @@
-"""What an audit needs of a run: ranks, the users or records that share each canary, and what its ledger claims."""
+"""The subject of an audit: ranks, the users or records that share each canary, and the claim of the ledger."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from flsim.runs.folder import Run
 
 @dataclass(frozen=True)
 class Claim:
-    """What the ledger of a run claims at an evaluated round.
+    """The claim of the ledger of a run at an evaluated round.
 
     Attributes:
         convention: the sound convention under which it is stated.

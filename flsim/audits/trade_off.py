@@ -1,4 +1,4 @@
-"""What a claim of privacy allows an attacker: the largest true-positive rate at each false-positive rate.
+"""The largest true-positive rate that a claim of privacy leaves to an attacker, at each false-positive rate.
 
 Of (epsilon, delta)-DP any test of one user's presence has (Kairouz, Oh and Viswanath, "The Composition Theorem for
 Differential Privacy", 2015, Theorem 2.1)
