@@ -57,6 +57,7 @@ def sweep(
     from flsim.data.corpus import Corpus
     from flsim.data.stores import located
     from flsim.sweeps import definition, folder
+    from flsim.sweeps.shared import shared_settings
     from server.sweep import sweep as train_sweep
 
     sweep_definition = definition.load(file)
@@ -73,7 +74,9 @@ def sweep(
         opened = folder.open_corpus(at, path, sweep_folder.path)
         if tuned:
             tuned.refuse_corpus(opened.digest, path)
-        sweep_folder.write(file, sweep_definition, tier, planned, shlex.join(["flsim", *sys.argv[1:]]), tuned)
+        command = shlex.join(["flsim", *sys.argv[1:]])
+        shared = shared_settings(sweep_definition, at, set_ or (), opened.digest, tuned)
+        sweep_folder.write(file, sweep_definition, tier, planned, command, tuned, shared)
         train = opened.split("train")
         failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
     if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):

@@ -126,7 +126,10 @@ def provenance(gathered: Gathered) -> list[Block]:
     blocks: list[Block] = []
     for sweep in gathered.sweeps:
         versions = ", ".join(f"{name} {number_}" for name, number_ in sweep.versions.items())
-        facts: list[tuple[str, Cell]] = [("Command", Markup("<code>{}</code>").format(sweep.command))]
+        facts: list[tuple[str, Cell]] = []
+        for command, names in sweep.commands:
+            runs = Markup(" <small>({})</small>").format(plural(len(names), "run")) if len(sweep.commands) > 1 else ""
+            facts.append(("Command", Markup("<code>{}</code>{}").format(command, runs)))
         facts += [("Versions", versions)] if versions else []
         blocks.append(Facts(facts))
         if sweep.sessions:

@@ -45,6 +45,13 @@ class Session(TypedDict, total=False):
     failed: dict[str, str] | None
 
 
+class Command(TypedDict):
+    """A command that added runs, or changed how long runs are."""
+
+    command: str
+    runs: list[str]
+
+
 class SweepFile(TypedDict):
     """The content of sweep.json."""
 
@@ -58,6 +65,8 @@ class SweepFile(TypedDict):
     versions: dict[str, str]
     sessions: list[Session]
     runs: list[Run]
+    commands: NotRequired[list[Command]]
+    shared: NotRequired[dict[str, Any] | None]
     synthetic: NotRequired[dict[str, Any] | None]
     tuned: NotRequired[str]
 

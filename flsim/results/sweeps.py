@@ -60,7 +60,9 @@ class Sweep:
         tier: the scale of the sweep.
         about: a description of that scale.
         source: the source of the published values; None if there are none.
-        command: the command that made the sweep.
+        command: the newest command.
+        commands: all commands that added runs, in order, each with the names of these runs; of an older sweep, whose
+            commands are not known, the newest one.
         versions: versions of the packages in the last session.
         sessions: a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained
             (names), failed (reasons by name).
@@ -80,6 +82,7 @@ class Sweep:
     sessions: Sequence[Mapping[str, Any]]
     runs: Sequence[SweepRun]
     tuned: str = ""
+    commands: Sequence[tuple[str, Sequence[str]]] = ()
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -95,8 +98,16 @@ def read_sweep(path: Path) -> Sweep:
         for run in about["runs"]
     ]
     texts = {name: about[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}
+    newest = [{"command": about["command"], "runs": [run.name for run in runs]}]
+    commands = [(entry["command"], entry["runs"]) for entry in about.get("commands", newest)]
     return Sweep(
-        path, **texts, versions=about["versions"], sessions=about["sessions"], runs=runs, tuned=about.get("tuned", "")
+        path,
+        **texts,
+        versions=about["versions"],
+        sessions=about["sessions"],
+        runs=runs,
+        tuned=about.get("tuned", ""),
+        commands=commands,
     )
 
 

@@ -1,6 +1,6 @@
 """The folder of a sweep, which is made once and can be continued; `flsim.results.sweeps` reads it.
 
-sweep.json      all runs, their published rows, and sessions
+sweep.json      all runs, their published rows, the settings that they share, commands and sessions
 sweep.toml      the definition
 configs/        the settings of each run
 corpus/         the corpus, if the tier makes one
@@ -25,6 +25,7 @@ from flsim.data.synthetic import make_synthetic
 from flsim.results.sweeps import FILE, RUNS
 from flsim.runs.config import dump
 from flsim.sweeps.definition import Definition, Planned, Tier
+from flsim.sweeps.shared import refuse_other_settings
 from flsim.sweeps.tuned import Tuned
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
@@ -102,12 +103,22 @@ class SweepFolder:
         planned: Sequence[Planned],
         command: str,
         tuned: Tuned | None = None,
+        shared: Mapping[str, Any] | None = None,
     ) -> None:
         """Add runs to those of the sweep; the settings of existing runs must be the same.
 
+        Args:
+            source: the file of the sweep.
+            definition: its content.
+            tier: the name of a tier.
+            planned: the runs to add; some of them may be there.
+            command: the command that adds them.
+            tuned: outcome of the search that the tier names.
+            shared: settings of all grids, of `flsim.sweeps.shared`; None records and compares none.
+
         Raises:
-            InputError: the sweep was begun at another tier, on another synthetic corpus, or has one of these runs with
-                other settings.
+            InputError: the sweep was begun at another tier, on another synthetic corpus, with other shared settings, or
+                has one of these runs with other settings.
         """
         known, synthetic = self._known(), definition.tiers[tier].corpus.synthetic
         corpus = None if synthetic is None else asdict(synthetic)
@@ -119,7 +130,10 @@ class SweepFolder:
             raise InputError(
                 f"{self.path}: its corpus was made by other settings than {source} has now; name another --out"
             )
+        if known and shared is not None and known.get("shared") is not None:
+            refuse_other_settings(self.path, known["shared"], shared)
         runs = {run["name"]: run for run in known["runs"]} if known else {}
+        commands = _commands(known, command, [run.name for run in planned if run.name not in runs])
         for run in planned:
             before = runs.get(run.name)
             if before is not None and before["digest"] != run.config.digest:
@@ -149,6 +163,9 @@ class SweepFolder:
                 "about": " ".join(about.split()),
                 "source": published.source if published else None,
                 "command": command,
+                "commands": commands,
+                # A folder of an older version does not say what its runs share, so nothing is recorded for it later.
+                "shared": known.get("shared") if known else shared,
                 "synthetic": corpus,
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
                 "sessions": known["sessions"] if known else [],
@@ -203,6 +220,16 @@ def _entry(run: Planned) -> dict[str, Any]:
         "published": published,
         "digest": run.config.digest,
     }
+
+
+def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the commands so far, each with the runs that it added, and the new one unless it only repeats another."""
+    commands: list[dict[str, Any]] = []
+    if known:
+        first = {"command": known.get("command", ""), "runs": [run["name"] for run in known["runs"]]}
+        commands = [*known.get("commands", [first])]
+    is_repeated = not added and command in [entry["command"] for entry in commands]
+    return commands if is_repeated else [*commands, {"command": command, "runs": [*added]}]
 
 
 def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:

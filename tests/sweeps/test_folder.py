@@ -10,8 +10,33 @@ from flsim.base.errors import InputError
 from flsim.results.sweeps import FILE, read_sweep, run_folders
 from flsim.sweeps.definition import load, planned_runs
 from flsim.sweeps.folder import SweepFolder, open_corpus
+from flsim.sweeps.shared import shared_settings
 
 TABLE = Path(__file__).parents[2] / "experiments" / "table1.toml"
+
+SMALL = """
+title = "t"
+question = "?"
+
+[base]
+canaries = { p_u = [0.2], p_e = [0.5], count = 4, length = 3 }
+
+[[grids]]
+name = "sgd"
+axes = { "data.world" = ["iid", "non-iid"] }
+set = { training = { kind = "central", steps = 10 } }
+
+[[grids]]
+name = "fedavg"
+axes = { "data.world" = ["iid", "non-iid"] }
+set = { training = { rounds = 1, cohort = 13 } }
+
+[tiers.smoke]
+about = "tiny"
+
+[tiers.smoke.corpus]
+synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 50 }
+"""
 
 
 @pytest.fixture
@@ -83,3 +108,106 @@ def test_a_damaged_description_is_named(folder: SweepFolder, key: str, value: ob
 def test_a_sweep_that_did_not_begin_has_no_run_folders(folder: SweepFolder) -> None:
     with pytest.raises(InputError, match="no run of this sweep has started"):
         run_folders([folder.path])
+
+
+def small_sweep(path: Path, *overrides: str) -> SweepFolder:
+    """Write the folder of the sweep SMALL with the planned runs of grid sgd, as `flsim sweep` writes it."""
+    source, made = path / "small.toml", SweepFolder(path / "out")
+    source.write_text(SMALL)
+    definition = load(source)
+    tier = definition.tiers["smoke"]
+    with made.hold_lock():
+        opened = open_corpus(tier, made.path / "corpus", made.path)
+        planned = planned_runs(
+            definition, tier, made.path / "corpus", str(source), only=["sgd"], overrides=list(overrides)
+        )
+        shared = shared_settings(definition, tier, overrides, opened.digest)
+        made.write(source, definition, "smoke", planned, "flsim sweep small.toml --only sgd", shared=shared)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "edit", "message"),
+    [
+        ((), ["--set", "canaries.count=3"], ("", ""), "canaries.count = 4, and this command gives 3"),
+        (("canaries.count=3",), [], ("", ""), "canaries.count = 3, and this command gives 4"),
+        ((), ["--set", "model.units=7"], ("", ""), "model.units = 670, and this command gives 7"),
+        ((), [], ("length = 3", "length = 4"), "canaries.length = 3, and this command gives 4"),
+        ((), [], ("about =", "set = { canaries = { p_e = [1.0] } }\nabout ="), "canaries.p_e = [0.5], and this"),
+    ],
+)
+def test_runs_with_other_settings_are_not_added(
+    before: tuple[str, ...],
+    arguments: list[str],
+    edit: tuple[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = small_sweep(tmp_path, *before)
+    (tmp_path / "small.toml").write_text(SMALL.replace(*edit))
+    monkeypatch.chdir(tmp_path)
+    written = (made.path / FILE).read_bytes()
+    capsys.readouterr()  # the making of the corpus
+    monkeypatch.setattr("sys.argv", ["flsim", "sweep", "small.toml", "--out", "out", "--only", "fedavg", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    told = capsys.readouterr().err
+    assert (stop.value.code, told.count("\n")) == (2, 1)
+    assert f"{made.path}: its runs have {message}" in told
+    assert "runs of one sweep share it: give the same, or name another --out" in told
+    assert (made.path / FILE).read_bytes() == written
+
+
+def test_another_corpus_is_not_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_sweep(tmp_path)
+    tier = load(tmp_path / "small.toml").tiers["smoke"]
+    open_corpus(tier, tmp_path / "other" / "corpus", tmp_path / "other", seed=1)
+    monkeypatch.chdir(tmp_path)
+    command = ["flsim", "sweep", "small.toml", "--out", "out", "--only", "fedavg", "--corpus", "other/corpus"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "its runs were trained on another corpus than this command names" in capsys.readouterr().err
+
+
+def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(tmp_path: Path) -> None:
+    made = small_sweep(tmp_path)
+    definition = load(tmp_path / "small.toml")
+    tier, corpus = definition.tiers["smoke"], made.path / "corpus"
+    digest = open_corpus(tier, corpus, made.path).digest
+    for command, options in (
+        ("longer", {"only": ["sgd"], "overrides": ["training.steps=20", "system.threads=2", "evaluation.every=5"]}),
+        ("longer", {"only": ["sgd"], "overrides": ["training.steps=20"]}),
+        ("seeds", {"only": ["sgd"], "seeds": [0, 1]}),
+        ("fedavg", {"only": ["fedavg"], "overrides": ["model.units=670"]}),  # the default
+    ):
+        planned = planned_runs(definition, tier, corpus, str(tmp_path / "small.toml"), **options)  # type: ignore[arg-type]
+        shared = shared_settings(definition, tier, options.get("overrides", []), digest)
+        made.write(tmp_path / "small.toml", definition, "smoke", planned, command, shared=shared)
+    worlds = ["iid", "non-iid"]
+    assert list(read_sweep(made.path).commands) == [
+        ("flsim sweep small.toml --only sgd", [f"sgd-{world}-seed0" for world in worlds]),
+        ("longer", []),
+        ("seeds", [f"sgd-{world}-seed1" for world in worlds]),
+        ("fedavg", [f"fedavg-{world}-seed0" for world in worlds]),
+    ]
+
+
+def test_a_folder_of_an_older_version_takes_runs_as_before(tmp_path: Path) -> None:
+    made = small_sweep(tmp_path)
+    about = json.loads((made.path / FILE).read_text())
+    del about["shared"], about["commands"]
+    (made.path / FILE).write_text(json.dumps(about))
+    definition, source = load(tmp_path / "small.toml"), tmp_path / "small.toml"
+    tier, more = definition.tiers["smoke"], ["canaries.count=3"]
+    planned = planned_runs(definition, tier, made.path / "corpus", str(source), only=["fedavg"], overrides=more)
+    shared = shared_settings(definition, tier, more, "digest")
+    made.write(source, definition, "smoke", planned, "flsim sweep --only fedavg", shared=shared)
+    first, second = read_sweep(made.path).commands
+    assert first[0] == "flsim sweep small.toml --only sgd"
+    assert second == ("flsim sweep --only fedavg", [run.name for run in planned])
