@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,13 +181,14 @@ def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(tmp_pa
     definition = load(tmp_path / "small.toml")
     tier, corpus = definition.tiers["smoke"], made.path / "corpus"
     digest = open_corpus(tier, corpus, made.path).digest
-    for command, options in (
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("longer", {"only": ["sgd"], "overrides": ["training.steps=20", "system.threads=2", "evaluation.every=5"]}),
         ("longer", {"only": ["sgd"], "overrides": ["training.steps=20"]}),
         ("seeds", {"only": ["sgd"], "seeds": [0, 1]}),
         ("fedavg", {"only": ["fedavg"], "overrides": ["model.units=670"]}),  # the default
-    ):
-        planned = planned_runs(definition, tier, corpus, str(tmp_path / "small.toml"), **options)  # type: ignore[arg-type]
+    ]
+    for command, options in cases:
+        planned = planned_runs(definition, tier, corpus, str(tmp_path / "small.toml"), **options)
         shared = shared_settings(definition, tier, options.get("overrides", []), digest)
         made.write(tmp_path / "small.toml", definition, "smoke", planned, command, shared=shared)
     worlds = ["iid", "non-iid"]
