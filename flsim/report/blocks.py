@@ -96,6 +96,22 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Dots:
+    """A figure with a row for each value: its name, a drawing on a common scale, and the value in words.
+
+    Attributes:
+        caption: what the figure shows.
+        rows: name, drawing and words of each row.
+        scale: the axis below the drawings.
+    """
+
+    kind: ClassVar = "dots"
+    caption: Cell
+    rows: Sequence[tuple[Cell, Markup, Cell]]
+    scale: Markup
+
+
+@dataclass(frozen=True)
 class Fold:
     """Blocks behind a line that opens them; a printed report shows them."""
 
@@ -105,7 +121,7 @@ class Fold:
     is_open: bool = False
 
 
-Block = Prose | Facts | Table | Figure | Fold
+Block = Prose | Facts | Table | Figure | Dots | Fold
 
 
 @dataclass(frozen=True)

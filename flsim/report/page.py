@@ -12,11 +12,15 @@ from markupsafe import Markup, escape
 from flsim.base.errors import InputError
 from flsim.base.files import named_file
 from flsim.measures.built_in import PRIMARY
-from flsim.report import about, figures, ledger, like_utility, maps, phrases, settings, summary, tables, worlds
-from flsim.report.blocks import Section, plural
+from flsim.report import about, effects, figures, ledger, like_utility, maps, phrases, settings, summary, tables, worlds
+from flsim.report.blocks import Section, listed, plural
+from flsim.report.factors import name_of
 from flsim.report.gather import Gathered, gather
+from flsim.report.overview import overview
+from flsim.results.run_file import WORLDS
 
 FOLDER = Path(__file__).parent
+MOST_NAMES = 3  # in a title
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ def render(gathered: Gathered) -> str:
         title=title,
         openings=openings,
         paragraph=" ".join(summary.paragraph(gathered, comparison)),
+        overview=overview(gathered),
+        factors=effects.sentences(effects.effects(gathered)),
+        factor_note=effects.NOTE,
         tiles=summary.tiles(gathered),
         sections=sections(gathered, comparison),
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
@@ -85,12 +92,7 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
 
 def _openings(gathered: Gathered) -> list[Opening]:
     if not gathered.sweeps:
-        names = [run.results.name for run in gathered.runs]
-        title = (
-            names[0]
-            if len(names) == 1
-            else f"{plural(len(names), 'run')}: {names[0]} {'and' if len(names) == 2 else 'to'} {names[-1]}"
-        )
+        title = gathered.runs[0].results.name if len(gathered.runs) == 1 else title_of(gathered)
         return [Opening(title, "What did the models memorize of the canaries that were planted in their data?")]
     openings = []
     for sweep in gathered.sweeps:
@@ -102,5 +104,23 @@ def _openings(gathered: Gathered) -> list[Opening]:
 
 
 def subscripts(text: str | Markup) -> Markup:
-    """Return batch sizes and probabilities as the paper prints them, such as b_u with a lowered u."""
-    return Markup(re.sub(r"(?<![.\w])([bp])_([uer])\b", r"<i>\1</i><sub>\2</sub>", str(escape(text))))
+    """Return text with commands as code, and with batch sizes and probabilities as the paper has them, b_u lowered."""
+    lowered = re.sub(r"(?<![.\w])([bp])_([uer])\b", r"<i>\1</i><sub>\2</sub>", str(escape(text)))
+    return Markup(re.sub(r"`(flsim [^`<]+)`", r"<code>\1</code>", lowered))
+
+
+def title_of(gathered: Gathered) -> str:
+    """Return the title of a report on runs of no sweep: what was trained, in which worlds, and the number of runs."""
+    names = list(dict.fromkeys(line.label for line in gathered.lines))
+    if len(names) > MOST_NAMES:
+        names = list(dict.fromkeys(name_of(setting) for setting in gathered.settings))
+    what = listed(names) if len(names) <= MOST_NAMES else plural(len(names), "setting")
+    worlds = [WORLDS[world] for world in WORLDS if any(setting.world == world for setting in gathered.settings)]
+    where = (
+        f", {worlds[0]} against {worlds[1].replace('N', 'n')}"
+        if len(worlds) > 1
+        else f", {worlds[0]}"
+        if worlds
+        else ""
+    )
+    return f"{what}{where}: {plural(len(gathered.runs), 'run')}"

@@ -1,7 +1,7 @@
 """The beginning of a report: a paragraph and a few numbers, computed from the results."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,14 +12,15 @@ from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
+from flsim.report.factors import techniques
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
+from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.display_columns import text_of_count
-from flsim.results.like_utility import like_utility
+from flsim.results.like_utility import LikeUtility, like_utility
 from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
-MANY = 0.1  # of canaries at the ceiling
 FIRST = flags(QUANTITIES.values())[0]
 
 
@@ -33,20 +34,24 @@ class Tile:
 
 
 def tiles(gathered: Gathered) -> list[Tile]:
-    """Return flags and exposure, in both worlds if there are pairs, otherwise over all settings; and the run count."""
+    """Return flags and exposure, in both worlds if there are pairs, otherwise over all settings; and the run count.
+
+    Several techniques have flags of their own.
+    """
     entries = []
     worlds = _worlds(gathered.pairs)
+    by_technique = _by_technique(gathered, gathered.pairs)
+    of_techniques = {name: _worlds(lines) for name, lines in by_technique.items()} or {"": [gathered.settings]}
     for flag in flags(gathered.quantities):
-        name = f"{flag.outcome.capitalize()} ({flag.heading})"
-        shares = [
-            _mean([_share(setting, flag.name) for setting in settings]) for settings in worlds or [gathered.settings]
-        ]
-        if all(share is not None for share in shares):
-            entries.append(
-                Tile(name, " / ".join(number(share, "{:.0%}") for share in shares), _unit(worlds, "canaries"))
-            )
+        for technique, sides in of_techniques.items():
+            name = f"{flag.outcome.capitalize()} ({flag.heading})" + f", {technique}" * (len(of_techniques) > 1)
+            shares = [_mean([_share(setting, flag.name) for setting in settings]) for settings in sides]
+            if all(share is not None for share in shares):
+                entries.append(
+                    Tile(name, " / ".join(number(share, "{:.0%}") for share in shares), _unit(worlds, "canaries"))
+                )
     bits = [_mean([setting.mean(PRIMARY.name) for setting in settings]) for settings in worlds or [gathered.settings]]
-    if all(value is not None for value in bits):
+    if len(of_techniques) == 1 and all(value is not None for value in bits):
         mean = " / ".join(number(value) for value in bits)
         entries.append(Tile(PRIMARY.caption, mean, _unit(worlds, PRIMARY.unit)))
     completed = sum(run.results.status == "completed" for run in gathered.runs)
@@ -70,7 +75,7 @@ def paragraph(gathered: Gathered, comparison: pd.DataFrame) -> list[str]:
             *_compared(gathered, pairs),
             *_agreement(pairs),
             *_chance(comparison),
-            *_at_like_utility(pairs),
+            *_at_like_utility(_by_technique(gathered, pairs)),
         ]
     elif any(setting.mean(FIRST.name) is not None for setting in gathered.settings):
         sentences = _ranges(
@@ -86,8 +91,12 @@ def paragraph(gathered: Gathered, comparison: pd.DataFrame) -> list[str]:
 
 def _compared(gathered: Gathered, pairs: Sequence[Line]) -> list[str]:
     iid, other = _worlds(pairs)
+    by_technique = _by_technique(gathered, pairs)
     sentences = []
-    for flag in flags(gathered.quantities):
+    for technique, lines in by_technique.items():
+        if len(by_technique) > 1:
+            sentences.append(_of_technique(gathered, technique, *_worlds(lines)))
+    for flag in flags(gathered.quantities) if len(by_technique) == 1 else []:
         metric = flag.name
         shares = [_mean([_share(setting, metric) for setting in settings]) for settings in (iid, other)]
         if shares[0] is not None and shares[1] is not None:
@@ -99,13 +108,36 @@ def _compared(gathered: Gathered, pairs: Sequence[Line]) -> list[str]:
     if bits[0] is not None and bits[1] is not None:
         ceilings = {f"{bound:.1f}" for setting in (*iid, *other) if (bound := ceiling_of(setting))}
         most = f", of at most {ceilings.pop()}" if len(ceilings) == 1 else ""
-        sentences.append(f"Mean exposure is {bits[0]:.1f} bits against {bits[1]:.1f}{most}.")
+        if len(by_technique) == 1:
+            sentences.append(f"Mean exposure is {bits[0]:.1f} bits against {bits[1]:.1f}{most}.")
         sentences += _at_ceiling([*iid, *other])
     seeds = sorted({len(setting.shown_runs) for setting in (*iid, *other)})
     over = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else plural(seeds[0], "seed")
-    whole = "These are means" if len(pairs) > 1 else "That is"
+    whole = "These are means" if len(pairs) > len(by_technique) else "That is"
     sentences.append(f"{whole} over {plural(len(pairs), 'setting')} trained in both worlds, with {over} each.")
     return sentences + _diverged(gathered)
+
+
+def _by_technique(gathered: Gathered, pairs: Sequence[Line]) -> dict[str, list[Line]]:
+    """Return the lines of each technique, by its name; techniques are not averaged with each other."""
+    names = techniques(gathered)
+    groups: dict[str, list[Line]] = {}
+    for line in pairs:
+        groups.setdefault(names.get(line.settings[0], "unknown technique"), []).append(line)
+    return groups
+
+
+def _of_technique(gathered: Gathered, name: str, iid: Sequence[Setting], other: Sequence[Setting]) -> str:
+    """Return a sentence on the shares of memorized canaries and the mean exposure of a technique in both worlds."""
+    parts = []
+    for flag in flags(gathered.quantities):
+        a, b = (_mean([_share(setting, flag.name) for setting in settings]) for settings in (iid, other))
+        if a is not None and b is not None:
+            parts.append(f"{flag.title} {flag.finds} {a:.0%} against {b:.0%} of the planted canaries")
+    bits = [_mean([setting.mean(PRIMARY.name) for setting in settings]) for settings in (iid, other)]
+    if bits[0] is not None and bits[1] is not None:
+        parts.append(f"mean exposure is {bits[0]:.1f} against {bits[1]:.1f} {PRIMARY.unit}")
+    return f"With {name}, on IID against non-IID data, {listed(parts)}."
 
 
 def _diverged(gathered: Gathered) -> list[str]:
@@ -123,16 +155,12 @@ def _diverged(gathered: Gathered) -> list[str]:
 
 def _at_ceiling(settings: Sequence[Setting]) -> list[str]:
     """Return a sentence on how many canaries have the largest possible exposure; none if they are few."""
-    reached, total = 0, 0
-    for setting in settings:
-        values, ceiling = setting.last(PRIMARY.name), ceiling_of(setting)
-        if not values.empty and ceiling is not None:
-            reached, total = reached + int((values["value"] > ceiling - 1e-6).sum()), total + len(values)
-    if not total or reached < MANY * total:
+    counts = at_ceiling([(run.results, round_) for setting in settings for run, round_ in setting.shown_runs])
+    reached, total = counts.reached, counts.canaries
+    if counts.share < MANY:
         return []
     return [
-        f"{reached:,} of {total:,} canaries are at that ceiling, where differences cannot show; `flsim evaluate RUN "
-        f"--also space` measures beyond it."
+        f"{reached:,} of {total:,} canaries are at the ceiling of exposure, where differences cannot show; {WHAT_TO_DO}"
     ]
 
 
@@ -148,25 +176,31 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
     return [f"Setting by setting, {FIRST.title} {FIRST.finds} {listed(words)} of {len(rs)}."]
 
 
-def _at_like_utility(pairs: Sequence[Line]) -> list[str]:
+def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
     """Return a sentence on exposure where both models of a pair first predict equally well; none where none did."""
-    differences = []
-    for line in pairs:
-        iid, other = ([run.results for run, _ in setting.shown_runs] for setting in line.paired)
-        with suppress(InputError):
-            differences.append(like_utility(iid, other))
+    differences: dict[str, list[LikeUtility]] = {}
+    for technique, lines in by_technique.items():
+        for line in lines:
+            iid, other = ([run.results for run, _ in setting.shown_runs] for setting in line.paired)
+            with suppress(InputError):
+                compared = like_utility(iid, other)
+                differences.setdefault(technique, []).append(compared)
     if not differences:
         return []
     begin = "Where both models first predict equally well, mean exposure"
-    if len(differences) > 1:
-        mean = np.mean([one.mean_difference for one in differences])
-        more = sum(one.mean_difference > 0 for one in differences)
-        return [
-            f"{begin} is higher with IID data in {more} of {len(differences)} settings, by {mean:+.1f} bits over all."
-        ]
-    (one,) = differences
-    interval = "" if math.isnan(one.ci_low) else f" (95% interval {one.ci_low:+.1f} to {one.ci_high:+.1f})"
-    return [f"{begin} with IID data less that with non-IID data is {one.mean_difference:+.1f} bits{interval}."]
+    if len(by_technique) == 1 and len(of_all := next(iter(differences.values()))) > 1:
+        mean = np.mean([one.mean_difference for one in of_all])
+        more = sum(one.mean_difference > 0 for one in of_all)
+        return [f"{begin} is higher with IID data in {more} of {len(of_all)} settings, by {mean:+.1f} bits over all."]
+    words = []
+    for technique, of_technique in differences.items():
+        mean = np.mean([one.mean_difference for one in of_technique])
+        only = of_technique[0]
+        has_interval = len(of_technique) == 1 and not math.isnan(only.ci_low)
+        interval = f" (95% interval {only.ci_low:+.1f} to {only.ci_high:+.1f})" if has_interval else ""
+        over = f" (mean over {len(of_technique)} settings)" if len(of_technique) > 1 else ""
+        words.append(f"{mean:+.1f} bits{interval}{over}" + f" with {technique}" * (len(by_technique) > 1))
+    return [f"{begin} with IID data less that with non-IID data is {listed(words)}."]
 
 
 def _chance(comparison: pd.DataFrame) -> list[str]:

@@ -189,9 +189,14 @@ def swatch(style: int) -> Markup:
     content = Markup('<g class="s{}"><path class="l" d="M1,7H35"/><path class="m" d="{}"/></g>').format(
         style % STYLES, marker(style, 18, 7)
     )
-    return Markup('<svg aria-hidden="true" class="swatch" viewBox="0 0 36 14" width="36" height="14">{}</svg>').format(
-        content
-    )
+    return decoration(36, 14, content, "swatch")
+
+
+def decoration(width: float, height: float, content: Markup, kind: str = "scale") -> Markup:
+    """Return an SVG that screen readers leave out, because the words beside it say the same."""
+    return Markup(
+        '<svg aria-hidden="true" class="{0}" viewBox="0 0 {1:g} {2:g}" width="{1:g}" height="{2:g}">{3}</svg>'
+    ).format(kind, width, height, content)
 
 
 def path(points: Sequence[Point]) -> str:

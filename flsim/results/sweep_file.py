@@ -69,6 +69,7 @@ class SweepFile(TypedDict):
     shared: NotRequired[dict[str, Any] | None]
     synthetic: NotRequired[dict[str, Any] | None]
     tuned: NotRequired[str]
+    chosen: NotRequired[list[str]]
 
 
 SWEEP_FILE = TypeAdapter(SweepFile)

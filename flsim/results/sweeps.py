@@ -63,6 +63,7 @@ class Sweep:
         command: the newest command.
         commands: all commands that added runs, in order, each with the names of these runs; of an older sweep, whose
             commands are not known, the newest one.
+        chosen: the settings that the search chose, by key.
         versions: versions of the packages in the last session.
         sessions: a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained
             (names), failed (reasons by name).
@@ -83,6 +84,7 @@ class Sweep:
     runs: Sequence[SweepRun]
     tuned: str = ""
     commands: Sequence[tuple[str, Sequence[str]]] = ()
+    chosen: Sequence[str] = ()
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -108,6 +110,7 @@ def read_sweep(path: Path) -> Sweep:
         runs=runs,
         tuned=about.get("tuned", ""),
         commands=commands,
+        chosen=about.get("chosen", []),
     )
 
 

@@ -170,7 +170,7 @@ class SweepFolder:
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
                 "sessions": known["sessions"] if known else [],
                 "runs": _in_order(runs, definition),
-                **({"tuned": tuned.note} if tuned else {}),
+                **({"tuned": tuned.note, "chosen": tuned.keys} if tuned else {}),
             },
         )
 

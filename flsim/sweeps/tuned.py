@@ -129,6 +129,11 @@ class Tuned(Strict):
             )
 
     @property
+    def keys(self) -> list[str]:
+        """Return the settings that were chosen, such as ``local.learning_rate``."""
+        return sorted({key for group in self.groups for key in group.values})
+
+    @property
     def note(self) -> str:
         """Return sentences below a table on how the values were chosen."""
         chosen = "; ".join(

@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from itertools import product
 from math import log2
 from pathlib import Path
 
@@ -12,12 +13,21 @@ import pytest
 from reported import Made, roster, write_run
 
 from flsim.base.rng import stream
+from flsim.report.blocks import number
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render
 from flsim.results.inference import t_interval
 from flsim.results.rows import SCHEMA
+from flsim.results.run_file import WORLDS
 from flsim.results.store import RunResults, read_run
-from flsim.runs.config import DataHParams, FederatedConfig, TrainingHParams, load
+from flsim.runs.config import (
+    CentralConfig,
+    CentralTrainingHParams,
+    DataHParams,
+    FederatedConfig,
+    TrainingHParams,
+    load,
+)
 
 VOID = {"meta", "wbr", "br"}
 
@@ -91,10 +101,13 @@ def test_every_setting_status_reason_and_run_occurs(page: Page, sweep: Made) -> 
 
 
 def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) -> None:
-    """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4."""
-    iid, other = np.mean([7.5, 1, 4]), np.mean([3.5, 1, 4])
+    """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4. Techniques are not averaged with each other."""
+    iid, other = np.mean([7.5, 1]) / 16, np.mean([3.5, 1]) / 16
     answer = page.section("answer")
-    assert f"finds {iid:.1f} of 16 planted canaries ({iid / 16:.0%}) where data are IID and {other:.1f} of 16" in answer
+    finds = "on IID against non-IID data, Random Sampling finds"
+    assert f"With FedAvg, {finds} {iid:.0%} against {other:.0%} of the planted canaries, Beam Search" in answer
+    assert f"With SGD, {finds} 25% against 25% of the planted canaries" in answer
+    assert f"Memorized (RS), FedAvg{iid:.0%} / {other:.0%}" in answer
     assert "over 3 settings trained in both worlds, with 1 to 2 seeds each" in answer
     assert "more with IID data in 1 and equally many in 2 of 3" in answer
     assert "Exposure differs by more than chance in" in answer
@@ -102,7 +115,7 @@ def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) ->
     assert "Of 11 runs, 1 still in training, 1 diverged and 1 not begun" in answer
     assert "8 / 11" in answer
     at_ceiling = 7 + 8 + 3 + 4 + 2 * (1 + 4)
-    assert f"{at_ceiling} of 128 canaries are at that ceiling, where differences cannot show" in answer
+    assert f"{at_ceiling} of 128 canaries are at the ceiling of exposure, where differences cannot show" in answer
 
 
 def test_published_values_stand_beside_ours(page: Page) -> None:
@@ -149,7 +162,8 @@ def test_provenance_has_seeds_lengths_times_digests_and_versions(page: Page, swe
     assert f"fedavg-iid-1 1 30 / 30 3 45 s – {digest[:12]}" in page.text
     for said in (
         "torch 2.13.0",
-        "flsim sweep table9.toml --out table9",
+        "flsim sweep table9.toml --out table9 --only fedavg (2 runs)",
+        "flsim sweep table9.toml --out table9 (1 run)",
         "2026-01-02T03:04:05Z 9 min 2.0 GiB 2 on 2 1 1",
     ):
         assert said in page.text
@@ -186,9 +200,73 @@ def test_worlds_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) ->
     assert f"2 88 {np.mean(differences):+.2f} {low:+.2f} to {high:+.2f}".replace("-", "−") in section
     bits = np.mean([values.mean() for values in of_world["iid"]])  # type: ignore[union-attr]
     assert f"to {bits:.1f} bits at 88." in described(page, "Exposure against perplexity")
-    over_all = np.mean([np.mean(differences), 0, 0])
-    answer = f"mean exposure is higher with IID data in 1 of 3 settings, by {over_all:+.1f} bits over all."
+    of_fedavg = np.mean([np.mean(differences), 0])
+    less = "mean exposure with IID data less that with non-IID data is"
+    answer = f"{less} {of_fedavg:+.1f} bits (mean over 2 settings) with FedAvg and +0.0 bits with SGD."
     assert f"Where both models first predict equally well, {answer}" in page.section("answer")
+
+
+def test_the_figure_at_the_top_has_a_row_for_each_setting(page: Page, sweep: Made) -> None:
+    """Of FedAvg there are two seeds: their interval; of others one."""
+    of_world: dict[str, list[float]] = {}
+    for world in ("iid", "non-iid"):
+        runs = [read_run(sweep.path / "runs" / f"fedavg-{world}-{seed}") for seed in (0, 1)]
+        of_world[world] = [float(run.of_canaries("exposure", 30).mean()) for run in runs]  # type: ignore[union-attr]
+        low, high = (number(end) for end in t_interval(np.array(of_world[world])))
+        told = described(page, f"Mean exposure, {sweep.settings[f'fedavg-{world}-0']}")
+        memorized = 7.5 if world == "iid" else 3.5
+        assert f"{np.mean(of_world[world]):.1f} bits ({low} to {high}) · RS {memorized / 16:.0%}" in told
+    assert "bits · RS 25%. From 0.0 to 10.0 bits." in described(page, f"Mean exposure, {sweep.settings['sgd-iid']}")
+    assert f"Mean exposure, {sweep.settings['hot']}" not in page.html
+    assert page.html.index("overview-0-t") < page.html.index('class="lead"')
+
+
+def test_each_factor_has_a_sentence(page: Page, sweep: Made) -> None:
+    """World within FedAvg is a mean over FedAvg and DP-FedAvg, which has no effect and seed 0 alone."""
+    a, b = (read_run(sweep.path / "runs" / f"fedavg-{world}-0").of_canaries("exposure", 30) for world in WORLDS)
+    mean = (float((a - b).mean()) + 0.0) / 2  # type: ignore[operator]
+    answer = page.section("answer")
+    assert f"World, with FedAvg: IID less non-IID is {mean:+.2f} bits (one seed, so no interval over seeds" in answer
+    assert "World, with SGD: IID less non-IID is +0.00 bits" in answer
+    assert "Technique, with IID data: FedAvg less SGD is" in answer
+    assert "at the ceiling, where differences cannot show" in answer
+
+
+def test_several_techniques_in_both_worlds_share_rows(tmp_path: Path, corpus: Path) -> None:
+    paths = []
+    for world, size in product(WORLDS, (2, 4)):
+        data = DataHParams(corpus, world)  # type: ignore[arg-type]
+        steps = CentralTrainingHParams(steps=30, batch_size=size)
+        configs = (
+            CentralConfig(data, training=steps),
+            FederatedConfig(data, training=TrainingHParams(rounds=30, cohort=size)),
+        )
+        for config in configs:
+            name = f"{config.label}-{world}".replace(", ", "-")
+            paths.append(write_run(tmp_path / name, config, setting=config.setting, memorized=size))
+    page = Page(render(gather(paths)))
+    assert re.findall(r">Mean exposure, ([^<]+)</title>", page.html) == [
+        "IID, SGD", "Non-IID, SGD", "IID, FedAvg", "Non-IID, FedAvg",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("worlds", "cohorts", "title"),
+    [
+        (("iid", "non-iid"), (4,), "FedAvg, b_u=4, IID against non-IID: 2 runs"),
+        (("non-iid",), (4, 8), "FedAvg, b_u=4 and FedAvg, b_u=8, Non-IID: 2 runs"),
+        (("iid", "non-iid"), (4, 8, 16, 32), "FedAvg, IID against non-IID: 8 runs"),
+    ],
+)
+def test_a_title_says_what_was_compared(
+    worlds: tuple[str, ...], cohorts: tuple[int, ...], title: str, tmp_path: Path
+) -> None:
+    names = {"iid": "IID", "non-iid": "Non-IID"}
+    paths = [
+        write_run(tmp_path / f"{world}-{size}", setting=f"{names[world]}, FedAvg, b_u={size}")
+        for world, size in product(worlds, cohorts)
+    ]
+    assert f"<title>{title}</title>" in render(gather(paths))
 
 
 def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:
@@ -298,4 +376,4 @@ def test_a_large_sweep_stays_below_three_megabytes() -> None:
         lines.append(Line(rest, settings))
     html = render(Gathered([], lines, []))
     assert 200_000 < len(html.encode()) < 3_000_000
-    assert html.count("<svg role") == 6 * 8 + 3 * 16 + 8 + 9 * 16 + 8
+    assert html.count("<svg role") == 2 + 6 * 8 + 3 * 16 + 8 + 9 * 16 + 8

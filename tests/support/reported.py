@@ -144,6 +144,10 @@ def write_sweep(path: Path, corpus: Path) -> Made:
         "about": "12 users instead of 392,000.",
         "source": "Thakkar et al. (2020), Table 9",
         "command": "flsim sweep table9.toml --out table9",
+        "commands": [
+            {"command": "flsim sweep table9.toml --out table9 --only fedavg", "runs": ["fedavg-iid-0", "fedavg-iid-1"]},
+            {"command": "flsim sweep table9.toml --out table9", "runs": ["dp-iid"]},
+        ],
         "versions": {"torch": "2.13.0", "flwr": "1.41.0"},
         "runs": listed,
         "sessions": [{**session, "trained": ["fedavg-iid-0"], "failed": {"hot": "its loss was absurd"}}],

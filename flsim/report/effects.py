@@ -1,0 +1,143 @@
+"""The effect of each factor on mean exposure, in sentences: pairs of settings that differ in this factor alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.utility import PERPLEXITY
+from flsim.report.blocks import number, plural
+from flsim.report.factors import Contrast, contrasts
+from flsim.report.gather import Gathered, RunView, Setting
+from flsim.results.ceiling import MANY, at_ceiling
+from flsim.results.inference import ROUNDING, t_interval
+
+NOTE = (
+    "Each effect is on mean exposure at the end of training, in bits: a mean over the pairs of settings that differ in "
+    "this factor alone (and in what always changes with it), seed by seed, with its 95% interval over seeds (Student’s "
+    "t). It holds for these settings, and says nothing about others. A model that predicts better has memorized more, "
+    "so perplexities stand beside it."
+)
+MOST = 12  # sentences
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Mean exposure at value a of a factor less that at value b.
+
+    Attributes:
+        contrast: the factor, its values, and the pairs of settings.
+        compared: number of pairs that have a seed in common with all other compared pairs.
+        differences: a - b in bits for each seed, means over the compared pairs; empty if nothing can be compared.
+        low, high: 95% interval of their mean, from Student's t over seeds; NaN below two.
+        perplexities: mean perplexities at a and at b; NaN if not measured.
+        at_ceiling: shares of the canaries that have the largest possible exposure, at a and at b.
+    """
+
+    contrast: Contrast
+    compared: int
+    differences: tuple[float, ...]
+    low: float
+    high: float
+    perplexities: tuple[float, float]
+    at_ceiling: tuple[float, float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.differences))
+
+
+def effects(gathered: Gathered) -> list[Effect]:
+    """Return the effect of each factor, in the order of `flsim.report.factors.contrasts`."""
+    return [effect_of(contrast) for contrast in contrasts(gathered)]
+
+
+def effect_of(contrast: Contrast) -> Effect:
+    """Return the effect of one factor.
+
+    Compared are completed runs. A seed without a completed run on one side of a pair is dropped from all pairs, so that
+    every seed's mean is over the same settings. A pair without any common seed is left out.
+    """
+    by_seed = [(_by_seed(a), _by_seed(b)) for a, b in contrast.pairs]
+    pairs = [(a, b) for a, b in by_seed if {*a} & {*b} and _references(a) == _references(b)]
+    seeds = sorted(set.intersection(*({*a} & {*b} for a, b in pairs))) if pairs else []
+    nan = (math.nan, math.nan)
+    if not seeds:
+        return Effect(contrast, 0, (), *nan, nan, nan)
+    differences = [np.mean([_exposure(a[seed]) - _exposure(b[seed]) for a, b in pairs]) for seed in seeds]
+    rounded = np.round(differences, ROUNDING)
+    sides = [[run[seed] for run in side for seed in seeds] for side in zip(*pairs, strict=True)]
+    utility = [np.mean([_last(run, PERPLEXITY.name) for run in side]) for side in sides]
+    shares = [at_ceiling([(run.results, run.results.evaluated[-1]) for run in dict.fromkeys(side)]) for side in sides]
+    return Effect(
+        contrast,
+        len(pairs),
+        tuple(rounded.tolist()),
+        *t_interval(rounded),
+        (float(utility[0]), float(utility[1])),
+        (shares[0].share, shares[1].share),
+    )
+
+
+def sentences(every: Sequence[Effect]) -> list[Markup]:
+    """Return a sentence for each effect, with the name of the factor in bold type."""
+    shown = [Markup("<b>{}:</b> {}").format(_heading(effect.contrast), _sentence(effect)) for effect in every[:MOST]]
+    left_out = len(every) - len(shown)
+    return [*shown, *([Markup("{} more are not shown.").format(plural(left_out, "effect"))] if left_out else [])]
+
+
+def _heading(contrast: Contrast) -> str:
+    return contrast.factor + (f", with {contrast.within}" if contrast.within else "")
+
+
+def _sentence(effect: Effect) -> str:
+    contrast = effect.contrast
+    between = f"{contrast.a} less {contrast.b}"
+    if not effect.differences:
+        return f"{between} is not compared, because no seed is completed on both sides."
+    ends = f", with {plural(contrast.between, 'value')} between them," if contrast.between else ""
+    mean, low, high = (number(value, "{:+.2f}") for value in (effect.mean, effect.low, effect.high))
+    count = len(effect.differences)
+    interval = (
+        "one seed, so no interval over seeds" if count == 1 else f"95% interval {low} to {high} over {count} seeds"
+    )
+    pairs = plural(effect.compared, "pair") + " of settings"
+    if effect.compared < len(contrast.pairs):
+        pairs += f" of {len(contrast.pairs)}, as others have no seed that is completed on both sides"
+    text = f"{between}{ends} is {mean} bits ({interval}; {pairs})"
+    if not any(map(math.isnan, effect.perplexities)):
+        a, b = (number(value, "{:.3g}") for value in effect.perplexities)
+        text += f", at perplexity {a} against {b}"
+    if max(effect.at_ceiling) >= MANY:
+        a, b = (number(share, "{:.0%}") for share in effect.at_ceiling)
+        text += f"; {a} and {b} of the canaries are at the ceiling, where differences cannot show"
+    return f"{text}."
+
+
+def _by_seed(setting: Setting) -> dict[int, RunView]:
+    """Return the completed and evaluated runs of a setting, by seed."""
+    return {
+        run.results.seed: run
+        for run in setting.runs
+        if run.results.status == "completed" and run.results.seed is not None and run.results.evaluated
+        if not math.isnan(_exposure(run))
+    }
+
+
+def _references(runs: dict[int, RunView]) -> set[float | None]:
+    """Return the numbers of references of runs; exposures among different numbers have no difference."""
+    return {run.references for run in runs.values()}
+
+
+def _exposure(run: RunView) -> float:
+    return _last(run, PRIMARY.name)
+
+
+def _last(run: RunView, metric: str) -> float:
+    """Return a metric at a run's last evaluation, as `RunView.over_rounds` does; NaN if it was not measured there."""
+    values = run.over_rounds(metric)
+    last = run.results.evaluated[-1]
+    return float(values[last]) if last in values.index else math.nan

@@ -1,0 +1,253 @@
+"""Sentences on each factor of a sweep, on simulated rows whose effects are known, and on rows without any."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from flsim.base.rng import stream
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.report.effects import Effect, effects, sentences
+from flsim.report.gather import Gathered, Line, RunView, Setting
+from flsim.results.rows import SCHEMA
+from flsim.results.store import RunResults
+from flsim.results.sweeps import Sweep, SweepRun
+from flsim.runs.config import (
+    CentralConfig,
+    CentralTrainingHParams,
+    Config,
+    DataHParams,
+    FederatedConfig,
+    TrainingHParams,
+)
+from flsim.training.hparams import LocalHParams
+
+CANARIES = [f"c{index}" for index in range(8)]
+REFERENCES = 1_000
+CEILING = math.log2(REFERENCES + 1)
+Level = Callable[[Config, int], float]
+
+
+def run_of(config: Config, level: float, status: str = "completed", perplexity: float = 60.0) -> RunView:
+    """Return a run whose canaries have exposures around a level, in bits, with a spread that sums to zero."""
+    spread = np.linspace(-1, 1, len(CANARIES))
+    bits = np.minimum(level + spread, CEILING)
+    measured = [("exposure", canary, value) for canary, value in zip(CANARIES, bits, strict=True)]
+    measured += [("rs", canary, float(value == CEILING)) for canary, value in zip(CANARIES, bits, strict=True)]
+    measured += [("references", "", REFERENCES), ("perplexity", "", perplexity)]
+    rows = pd.DataFrame([("run", 10, *row) for row in measured], columns=SCHEMA.names)
+    roster = pd.DataFrame({"canary": CANARIES, "tokens": [[1]] * 8, "words": [["a"]] * 8, "sharers": [1] * 8})
+    results = RunResults(
+        f"{config.label}-{config.seed}", config.label, status, None, 10, 10, rows, roster, world=config.world,
+        seed=config.seed, series=config.series, rounds_per_epoch=1.0,
+    )  # fmt: skip
+    return RunView(Path("runs") / config.label, results, config)
+
+
+def gathered_of(configs: Sequence[Config], level: Level, seeds: int = 3) -> Gathered:
+    """Return a report's runs: each configuration with all seeds, at the mean exposure that `level` returns."""
+    lines: dict[str, Line] = {}
+    for config in configs:
+        runs = [run_of(replace(config, seed=seed), level(config, seed)) for seed in range(seeds)]
+        line = lines.setdefault(config.label, Line(config.label))
+        line.settings.append(Setting(config.setting, config.world, runs))
+    return Gathered([], list(lines.values()), [])
+
+
+def table_1() -> list[Config]:
+    """SGD and FedAvg, in both worlds, at two batch sizes each, and with rates of their own."""
+    data = {world: DataHParams(Path("corpus"), world) for world in ("iid", "non-iid")}
+    sgd = [
+        CentralConfig(data[world], training=CentralTrainingHParams(steps=99, batch_size=size))
+        for world, size in product(data, (16, 32))
+    ]
+    federated = [
+        FederatedConfig(data[world], training=TrainingHParams(rounds=50, cohort=size))
+        for world, size in product(data, (4, 8, 16))
+    ]
+    return [*sgd, *federated]
+
+
+def is_federated(config: Config) -> bool:
+    return isinstance(config, FederatedConfig)
+
+
+def drawn(config: Config, seed: int, scale: float = 0.3) -> float:
+    """Return the part of a seed's level that is chance."""
+    return scale * float(stream(seed, "factors", config.setting).standard_normal())
+
+
+def by_name(found: Sequence[Effect]) -> dict[tuple[str, str], Effect]:
+    return {(effect.contrast.factor, effect.contrast.within): effect for effect in found}
+
+
+def test_effects_of_table_1_are_the_differences_that_were_made() -> None:
+    """World is worth 2 bits within FedAvg and none within SGD; FedAvg 1 bit; a round of 16 users for 4, -0.5."""
+
+    def level(config: Config, seed: int) -> float:
+        world = 2.0 * (config.data.world == "iid")
+        cohort = {4: 0.5, 8: 0.4, 16: 0.0}.get(config.round_size, 0.0) if is_federated(config) else 0.0
+        return 4.0 + is_federated(config) * (1.0 + world) + cohort
+
+    found = by_name(effects(gathered_of(table_1(), level)))
+    expected = {
+        ("World", "SGD"): ("IID", "non-IID", 2, 0.0),
+        ("World", "FedAvg"): ("IID", "non-IID", 3, 2.0),
+        ("Technique", "IID data"): ("FedAvg", "SGD", 6, 3.0 + 0.3),
+        ("Technique", "Non-IID data"): ("FedAvg", "SGD", 6, 1.0 + 0.3),
+        ("Batch size", "SGD"): ("b_r=32", "b_r=16", 2, 0.0),
+        ("Cohort", "FedAvg"): ("b_u=16", "b_u=4", 2, -0.5),
+    }
+    assert {*found} == {*expected}
+    for name, (a, b, pairs, mean) in expected.items():
+        contrast = found[name].contrast
+        assert (contrast.a, contrast.b, found[name].compared) == (a, b, pairs), name
+        assert found[name].differences == pytest.approx([mean] * 3), name
+
+
+def test_the_interval_is_students_over_the_seeds_means_over_pairs() -> None:
+    gathered = gathered_of(table_1(), lambda config, seed: 5.0 + drawn(config, seed), seeds=4)
+    effect = by_name(effects(gathered))["World", "FedAvg"]
+    settings = {(config.world, config.round_size): config for config in table_1() if is_federated(config)}
+    means = [
+        np.mean([drawn(settings["iid", k], seed) - drawn(settings["non-iid", k], seed) for k in (4, 8, 16)])
+        for seed in range(4)
+    ]
+    interval = stats.ttest_1samp(means, 0).confidence_interval(0.95)
+    assert effect.differences == pytest.approx(means)
+    assert (effect.low, effect.high) == pytest.approx((interval.low, interval.high))
+    (text,) = sentences([effect])
+    mean, low, high = (f"{value:+.2f}".replace("-", "−") for value in (np.mean(means), *interval))
+    told = (
+        f"is {mean} bits (95% interval {low} to {high} over 4 seeds; 3 pairs of settings), at perplexity 60 against 60."
+    )
+    assert text == f"<b>World, with FedAvg:</b> IID less non-IID {told}"
+
+
+def test_without_any_effect_most_intervals_hold_zero() -> None:
+    """Of eight sweeps' 95% intervals, fewer than five hold zero once in 2,000."""
+    configs = [config for config in table_1() if is_federated(config) and config.round_size == 4]
+    held = 0
+    for sweep in range(8):
+        gathered = gathered_of(configs, lambda config, seed: 5 + drawn(config, 100 * sweep + seed))  # noqa: B023
+        (effect,) = effects(gathered)
+        held += effect.low < 0 < effect.high
+    assert held >= stats.binom.ppf(5e-4, 8, 0.95)
+
+
+def test_one_seed_has_no_interval() -> None:
+    (text,) = sentences([by_name(effects(gathered_of(table_1(), lambda *_: 5.0, seeds=1)))["World", "SGD"]])
+    assert "is +0.00 bits (one seed, so no interval over seeds; 2 pairs of settings)" in text
+    assert "95%" not in text
+
+
+def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_like_ones() -> None:
+    """Table 3: SGD, Momentum and Adam over records, FedAvg and FedAvg with Adam, each at its own rate."""
+    data = DataHParams(Path("corpus"))
+    central = [
+        CentralConfig(data, training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
+        for name, rate in (("sgd", 1.0), ("momentum", 0.1), ("adam", 0.002))
+    ]
+    federated = [
+        FederatedConfig(data, training=TrainingHParams(rounds=50)),
+        FederatedConfig(
+            data, training=TrainingHParams(rounds=50, server_optimizer="adam", server_learning_rate=0.1),
+            local=LocalHParams(learning_rate=0.5),
+        ),
+    ]  # fmt: skip
+    levels = {"SGD": 5.0, "Momentum": 6.0, "Adam": 7.5, "FedAvg": 4.0, "FedAvg+Adam": 4.5}
+    found = effects(gathered_of([*central, *federated], lambda config, _: levels[config.label.partition(",")[0]]))
+    told = {(effect.contrast.within, effect.contrast.a, effect.contrast.b): effect.mean for effect in found}
+    assert told == {
+        ("", "FedAvg", "central training"): pytest.approx(((4.0 - 5.0) + (4.5 - 7.5)) / 2),
+        ("central training", "Momentum", "SGD"): pytest.approx(1.0),
+        ("central training", "Adam", "SGD"): pytest.approx(2.5),
+        ("FedAvg", "FedAvg+Adam", "FedAvg"): pytest.approx(0.5),
+    }
+    assert {effect.contrast.factor for effect in found} == {"Technique", "Optimizer (each with its learning rate)"}
+
+
+def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_alike() -> None:
+    """Table 2 of the paper: clipping against none, noise beside the same clip, after 100 and 10 epochs."""
+    data = DataHParams(Path("corpus"))
+    mechanisms = {"none": PrivacyHParams(), "clip": PrivacyHParams("clip", 0.2), "dp": PrivacyHParams("dp", 0.2, 1.0)}
+    rows = (("none", 8_000), ("clip", 8_000), ("dp", 7_840), ("clip", 784), ("dp", 784))
+    configs = [
+        FederatedConfig(data, training=TrainingHParams(rounds=rounds, cohort=5_000), privacy=mechanisms[name])
+        for name, rounds in rows
+    ]
+
+    def level(config: Config, _seed: int) -> float:
+        assert isinstance(config, FederatedConfig)
+        mechanism = {"none": 6.0, "clip": 5.0, "dp": 2.0}[config.privacy.mechanism]
+        return mechanism + (config.training.rounds > 1_000)
+
+    found = effects(gathered_of(configs, level))
+    names = [(effect.contrast.factor, effect.contrast.a, effect.contrast.b, effect.compared) for effect in found]
+    assert names == [
+        ("Clip", "clip 0.2", "no clip", 1),
+        ("Noise multiplier", "z=1", "no noise", 2),
+        ("Length of training", "8,000 rounds", "784 rounds", 2),
+    ]
+    assert [effect.mean for effect in found] == pytest.approx([-1.0, -3.0, 1.0])
+
+
+def test_settings_that_a_search_chose_are_no_factor() -> None:
+    """Both worlds have rates of their own: chosen by a search, or as part of what differs."""
+    configs = [
+        FederatedConfig(
+            DataHParams(Path("corpus"), world),  # type: ignore[arg-type]
+            training=TrainingHParams(rounds=50),
+            local=LocalHParams(learning_rate=rate),
+        )
+        for world, rate in (("iid", 0.4), ("non-iid", 3.2))
+    ]
+    by_hand = gathered_of(configs, lambda *_: 5.0)
+    assert [effect.contrast.factor for effect in effects(by_hand)] == ["World (each with its learning rate)"]
+    for chosen in (["local.learning_rate"], []):  # an older sweep does not say which
+        sweep = Sweep(Path(), "", "", "", "", "", None, "", {}, [], [], tuned="By a search.", chosen=chosen)
+        lines = [
+            Line(
+                line.label,
+                [
+                    replace(setting, runs=[planned(run) for run in setting.runs])
+                    for setting in line.settings
+                ],
+            )
+            for line in by_hand.lines
+        ]  # fmt: skip
+        assert [effect.contrast.factor for effect in effects(Gathered([sweep], lines, []))] == ["World"]
+
+
+def planned(run: RunView) -> RunView:
+    """Return a run as one of the sweep in the working directory."""
+    entry = SweepRun(run.results.name, "fedavg", run.results.seed or 0, {}, None, run.results)
+    return replace(run, path=Path("runs") / run.results.name, planned=entry)
+
+
+def test_a_seed_that_diverged_is_dropped_from_all_pairs_and_running_ones_do_not_count() -> None:
+    def level(config: Config, seed: int) -> float:
+        return 5.0 + (config.data.world == "iid") * (1 + seed)
+
+    gathered = gathered_of([config for config in table_1() if is_federated(config)], level)
+    diverged, running = gathered.settings[0], gathered.settings[2]
+    for setting, seed, status in ((diverged, 1, "diverged"), (running, 2, "running")):
+        run = setting.runs[seed]
+        setting.runs[seed] = replace(run, results=replace(run.results, status=status))
+    effect = by_name(effects(gathered))["World", ""]
+    assert effect.compared == 3
+    assert effect.differences == pytest.approx([1.0])
+
+
+def test_canaries_at_the_ceiling_are_counted_on_each_side() -> None:
+    """At a level of the ceiling, less 0.5 or 3 bits, 2 and none of the 8 canaries are ranked first."""
+    configs = [config for config in table_1() if is_federated(config)]
+    gathered = gathered_of(configs, lambda config, _: CEILING - (0.5 if config.data.world == "iid" else 3.0))
+    (text,) = sentences([by_name(effects(gathered))["World", ""]])
+    assert "25% and 0% of the canaries are at the ceiling, where differences cannot show" in text
