@@ -12,14 +12,15 @@ from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import number, plural
 from flsim.report.factors import Contrast, contrasts
 from flsim.report.gather import Gathered, RunView, Setting
-from flsim.results.ceiling import MANY, at_ceiling
+from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.inference import ROUNDING, t_interval
 
 NOTE = (
-    "Each effect is on mean exposure at the end of training, in bits: a mean over the pairs of settings that differ in "
-    "this factor alone (and in what always changes with it), seed by seed, with its 95% interval over seeds (Student’s "
-    "t). It holds for these settings, and says nothing about others. A model that predicts better has memorized more, "
-    "so perplexities stand beside it."
+    "Each effect is a mean over the pairs of settings that differ in this factor alone, and in what always changes "
+    "with it, seed by seed, at the end of training; the 95% interval is Student’s t over seeds. Techniques are means "
+    "over settings that only one of them has, such as the users in a round. Effects hold for these settings, and say "
+    "nothing about others. A model that predicts better has often memorized more, so perplexities stand beside them. "
+    f"Where many canaries are at the ceiling of exposure, differences cannot show; {WHAT_TO_DO}"
 )
 MOST = 12  # sentences
 
@@ -84,9 +85,9 @@ def effect_of(contrast: Contrast) -> Effect:
 
 def sentences(every: Sequence[Effect]) -> list[Markup]:
     """Return a sentence for each effect, with the name of the factor in bold type."""
-    shown = [Markup("<b>{}:</b> {}").format(_heading(effect.contrast), _sentence(effect)) for effect in every[:MOST]]
-    left_out = len(every) - len(shown)
-    return [*shown, *([Markup("{} more are not shown.").format(plural(left_out, "effect"))] if left_out else [])]
+    texts = [Markup("<b>{}:</b> {}").format(_heading(effect.contrast), _sentence(effect)) for effect in every[:MOST]]
+    left_out = len(every) - len(texts)
+    return [*texts, *([Markup("{} more are not shown.").format(plural(left_out, "effect"))] if left_out else [])]
 
 
 def _heading(contrast: Contrast) -> str:
@@ -113,7 +114,7 @@ def _sentence(effect: Effect) -> str:
         text += f", at perplexity {a} against {b}"
     if max(effect.at_ceiling) >= MANY:
         a, b = (number(share, "{:.0%}") for share in effect.at_ceiling)
-        text += f"; {a} and {b} of the canaries are at the ceiling, where differences cannot show"
+        text += f"; {a} and {b} of the canaries are at the ceiling"
     return f"{text}."
 
 

@@ -189,7 +189,7 @@ def _within(profile: _Profile, owners: frozenset[str], names: Mapping[Setting, s
     if TECHNIQUE in owners:
         worlds = {other.world for other in names} - {None}
         world = profile.setting.world
-        return "" if WORLD in owners or len(worlds) < 2 or world is None else f"{WORLDS[world]} data"
+        return "" if WORLD in owners or len(worlds) < 2 or world is None else f"{_world(world)} data"
     return names[profile.setting] if len({*names.values()}) > 1 else ""
 
 
@@ -254,7 +254,7 @@ def _named(owners: Sequence[str], profile: _Profile, names: Mapping[Setting, str
 def _word(owner: str, profile: _Profile) -> str:
     values = profile.values
     if owner == WORLD:
-        return str(WORLDS[values["data.world"]]).replace("N", "n")
+        return _world(values["data.world"])
     if owner == OPTIMIZER:
         local = values.get("local.optimizer", "sgd")
         return name_of(profile.setting) if local == "sgd" else f"{name_of(profile.setting)} with local {local}"
@@ -271,6 +271,11 @@ def _word(owner: str, profile: _Profile) -> str:
         return ", ".join(f"{_text(values[key])} {key.rpartition('.')[2]}" for key in keys)
     keys = [key for key in keys if key.endswith("learning_rate")] or keys if owner == RATE else keys
     return ", ".join(f"{key} {_text(values[key])}" for key in keys)
+
+
+def _world(world: str) -> str:
+    """Return the name of a world within a sentence."""
+    return WORLDS[world].replace("N", "n")
 
 
 def _text(value: Any) -> str:

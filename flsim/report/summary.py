@@ -129,11 +129,12 @@ def _by_technique(gathered: Gathered, pairs: Sequence[Line]) -> dict[str, list[L
 
 def _of_technique(gathered: Gathered, name: str, iid: Sequence[Setting], other: Sequence[Setting]) -> str:
     """Return a sentence on the shares of memorized canaries and the mean exposure of a technique in both worlds."""
-    parts = []
+    parts = list[str]()
     for flag in flags(gathered.quantities):
         a, b = (_mean([_share(setting, flag.name) for setting in settings]) for settings in (iid, other))
         if a is not None and b is not None:
-            parts.append(f"{flag.title} {flag.finds} {a:.0%} against {b:.0%} of the planted canaries")
+            whole = "them" if parts else "the planted canaries"
+            parts.append(f"{flag.title} {flag.finds} {a:.0%} against {b:.0%} of {whole}")
     bits = [_mean([setting.mean(PRIMARY.name) for setting in settings]) for settings in (iid, other)]
     if bits[0] is not None and bits[1] is not None:
         parts.append(f"mean exposure is {bits[0]:.1f} against {bits[1]:.1f} {PRIMARY.unit}")

@@ -12,7 +12,8 @@ from flsim.measures.quantity import Quantity, flags, numbers
 from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
 from flsim.report.gather import Gathered, Line, RunView, Setting
 from flsim.report.svg import image
-from flsim.results.columns import DIFFERENCE, prefix_of
+from flsim.results.ceiling import MANY, WHAT_TO_DO
+from flsim.results.columns import AT_CEILING, DIFFERENCE, prefix_of
 from flsim.results.compare import signed
 from flsim.results.compare_pairs import STANDARD, compare_pairs, p_of, quantities_in_pairs
 from flsim.results.display_columns import text_of_count
@@ -29,6 +30,10 @@ NOTE = (
     "marked †, they are Student’s t and McNemar’s exact test over its canaries: about these two models, not about "
     "other seeds. A seed that diverged in one world is dropped from both. In brackets: p corrected for the number of "
     "rows (Holm)."
+)
+CEILING = (
+    " At the ceiling: canaries whose exposure is the largest that |R| references can show. Where many are there, a "
+    f"difference near zero does not mean that the worlds are alike: more cannot show; {WHAT_TO_DO}"
 )
 
 
@@ -62,6 +67,7 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
     quantities = quantities_in_pairs(frame)
     has_published = bool(frame[[f"{PREFIX}{COUNTED_OF[0]}_{side}" for side in "ab"]].notna().all(axis=1).any())
     has_diverged = bool((frame[["diverged_a", "diverged_b"]] > 0).any(axis=None))
+    has_ceiling = bool((frame[list(AT_CEILING)].div(frame["canaries"], axis=0) >= MANY).any(axis=None))
     records: Sequence[Mapping[Any, Any]] = frame.to_dict("records")
     rows = [
         [
@@ -69,6 +75,7 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
             *_cells(row, quantities, has_published, has_diverged),
             _whisker(f"difference-{index}", row, low, high, line.label),
             _p(row, "p"),
+            *[_both(row, "at_ceiling")] * has_ceiling,
             *(
                 cell
                 for quantity in _others(quantities)
@@ -87,6 +94,8 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
     note += f", published ones of {_listed(frame['published_canaries_a'])}." if has_published else "."
     scale = f"from {number(low)} to {number(high)} bits"
     headings += [Heading(_less(PRIMARY)), left(scale), Heading("p")]
+    headings += [Heading(Markup("At the ceiling, IID&nbsp;/ non"))] * has_ceiling
+    note += CEILING * has_ceiling
     for quantity in _others(quantities):
         headings += [Heading(_less(quantity)), Heading("p")]
         note += f" {quantity.title}: {quantity.sentence}"

@@ -39,6 +39,7 @@ COUNTS = {
     "share_high": "Float64",
 }
 DIFFERENCE = ("mean_difference", "ci_low", "ci_high")  # of a number, a less b, with its 95% interval
+AT_CEILING = ("at_ceiling_a", "at_ceiling_b")  # canaries with the largest possible exposure, in a and in b
 PAIRED = (*DIFFERENCE, "low", "high", "p_t", "p_t_holm", "p_wilcoxon")  # and COUNTS: what comparisons say of it
 # Columns beside those of measures, in any table or frame of results.
 TAKEN = (
@@ -48,6 +49,7 @@ TAKEN = (
     *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
     *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
     *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
+    *AT_CEILING,
     *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *AGAINST, "diverged"),
     *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
 )

@@ -13,6 +13,8 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity
+from flsim.results.ceiling import is_at_ceiling
+from flsim.results.columns import AT_CEILING
 from flsim.results.inference import ROUNDING, discordant_interval, mcnemar_p
 from flsim.results.inference import paired_t_p as paired_t_p
 from flsim.results.inference import signed_rank_p as signed_rank_p
@@ -131,6 +133,17 @@ def differences_of(canaries: pd.DataFrame, quantity: Quantity = PRIMARY) -> dict
         "p_wilcoxon": signed_rank_p(differences),
         "p_t": paired_t_p(differences),
     }
+
+
+def counted_at_ceiling(canaries: pd.DataFrame, references: float) -> dict[str, int]:
+    """Return how many canaries have the largest possible exposure in run a and in run b.
+
+    Args:
+        canaries: all or some rows of `PairedCanaries.canaries`.
+        references: |R| of both runs.
+    """
+    columns = {name: f"{PRIMARY.name}_{run}" for name, run in zip(AT_CEILING, "ab", strict=True)}
+    return {name: int(is_at_ceiling(canaries[column], references).sum()) for name, column in columns.items()}
 
 
 def signed(quantity: Quantity) -> str:

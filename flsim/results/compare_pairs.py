@@ -11,6 +11,7 @@ The frame:
     epochs_a, epochs_b         number of epochs that the models read, means over seeds
     mean_difference            exposure in a less that in b, bits
     ci_low, ci_high, p         its 95% interval and p, from Student's t over `unit`
+    at_ceiling_a, _b           canaries at the ceiling of exposure, log2(|R| + 1), means over seeds
     rs_a, rs_b                 memorized canaries, means over seeds
     rs_low, rs_high            95% interval of their difference, Student's t over seeds; blank for one seed
     rs_p                       exact: a and b are exchanged within seeds (Fisher); for one seed McNemar's over canaries
@@ -33,8 +34,8 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
-from flsim.results.columns import DIFFERENCE, described, prefix_of, quantities_in
-from flsim.results.compare import counts_of, paired_exposure
+from flsim.results.columns import AT_CEILING, DIFFERENCE, described, prefix_of, quantities_in
+from flsim.results.compare import counted_at_ceiling, counts_of, paired_exposure
 from flsim.results.compare_seeds import counts_over_seeds
 from flsim.results.inference import holm
 from flsim.results.pairing import compared_in, paired_canaries
@@ -74,6 +75,7 @@ COLUMNS = {
     "canaries": "Float64",
     **dict.fromkeys(("epochs_a", "epochs_b"), "Float64"),
     **{name: "Float64" for quantity in STANDARD for name in columns_of(quantity)},
+    **dict.fromkeys(AT_CEILING, "Float64"),
     **{f"{PREFIX}{metric}_{side}": "Int64" for metric in COUNTED_OF for side in "ab"},
     "left_out": "string",
 }
@@ -137,6 +139,8 @@ def _compared(
         "unit": "seeds" if len(pairs) > 1 else "canaries",
         "canaries": float(np.mean([len(pair.canaries) for pair in canaries])),
     }
+    counts = [counted_at_ceiling(pair.canaries, pair.references) for pair in canaries]
+    row |= {name: float(np.mean([count[name] for count in counts])) for name in AT_CEILING}
     for name, runs in (("a", [run for _, run, _ in pairs]), ("b", [run for _, _, run in pairs])):
         points = [run.at(round, epoch) for run in runs]
         row[f"epochs_{name}"] = _mean([run.epochs_of(at) for run, at in zip(runs, points, strict=True)])
@@ -152,9 +156,9 @@ def _compared(
             row |= {f"{metric}_low": over.ci_low, f"{metric}_high": over.ci_high}
         return row
     for flag in flags(quantities):
-        counts = counts_of(canaries[0].canaries, flag.name)
-        if counts is not None:
-            row |= {f"{flag.name}_a": counts.a, f"{flag.name}_b": counts.b, f"{flag.name}_p": counts.p}
+        of_flag = counts_of(canaries[0].canaries, flag.name)
+        if of_flag is not None:
+            row |= {f"{flag.name}_a": of_flag.a, f"{flag.name}_b": of_flag.b, f"{flag.name}_p": of_flag.p}
     return row
 
 

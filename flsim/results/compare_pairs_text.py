@@ -6,6 +6,8 @@ import pandas as pd
 
 from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats, layout
+from flsim.results.ceiling import MANY, WHAT_TO_DO
+from flsim.results.columns import AT_CEILING
 from flsim.results.compare_pairs import STANDARD, p_of, quantities_in_pairs
 from flsim.results.compare_text import counts_text, difference_columns, p_texts
 from flsim.results.display_columns import text_of_count
@@ -30,6 +32,10 @@ seeds and is at least 2/2^n: below 0.05 only from 6 seeds on.
 CANARIES_LEGEND = """With one seed: p is of the t test over canaries and McNemar's exact test. Both
 are about these models, not other seeds, and treat canaries as independent.
 """
+CEILING = (
+    "Ceil.: canaries at the ceiling of exposure, a/b. They are ranked before all references, so that differences "
+    f"between them cannot show; {WHAT_TO_DO}"
+)
 UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
 EPOCHS_LEGEND = "All after {} epochs; an epoch reads as many records as there are.\n"
@@ -68,7 +74,7 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
         if p and quantity.is_flag:
             units.append([Column(quantity.heading, counts_text(table, quantity.name, template)), p])
         elif p:
-            units.append([*difference_columns(table, quantity), p])
+            units.append([*difference_columns(table, quantity), p, *_at_ceiling(table, quantity, template)])
     units.append([_utility(table, quantity) for quantity in of_model(quantities)])
     for flag in flags(quantities):
         if flag.name not in COUNTED_OF:
@@ -82,6 +88,14 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
                 [Column(f"{flag.heading}, %", cells, note=PUBLISHED.format(flag_names)), Column("Paper", theirs)]
             )
     return labels, [unit for unit in units if any(cell for column in unit for cell in column.cells)]
+
+
+def _at_ceiling(table: pd.DataFrame, quantity: Quantity, template: str) -> list[Column]:
+    """Return the column of canaries at the ceiling of exposure; none where they are few in every row."""
+    shares = table[list(AT_CEILING)].div(table["canaries"], axis=0)
+    if not quantity.is_primary or not (shares >= MANY).any(axis=None):
+        return []
+    return [Column("Ceil.", counts_text(table, "at_ceiling", template), note=CEILING)]
 
 
 def _utility(table: pd.DataFrame, quantity: Quantity) -> Column:

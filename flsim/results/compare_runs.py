@@ -6,6 +6,7 @@ The frame has a row for all canaries and one for each configuration:
     p_u, p_e, copies, n           the configuration's settings, and n, its number of canaries planted in either run
     mean_difference, ci_low, _high  exposure in a less that in b, bits, with its 95% interval (Student's t)
     p_wilcoxon, p_t               p of no difference; p_t_holm: p_t corrected for the number of configurations
+    at_ceiling_a, at_ceiling_b    canaries at the ceiling of exposure, log2(|R| + 1)
     rs_a, rs_b                    memorized canaries; rs_only_a, rs_only_b: memorized by one model only
     rs_p, rs_p_holm               McNemar's exact test; for configurations also corrected for their number
     rs_share, _share_low, _high   share of the discordant canaries memorized in a, with its exact 95% interval
@@ -24,13 +25,14 @@ import pandas as pd
 
 from flsim.measures.quantity import Quantity, flags, numbers, of_model
 from flsim.results import formats, layout
-from flsim.results.columns import COUNTS, DIFFERENCE, described, prefix_of
-from flsim.results.compare import PairedNumbers, counts_of, differences_of, paired_exposure
+from flsim.results.ceiling import MANY, WHAT_TO_DO
+from flsim.results.columns import AT_CEILING, COUNTS, DIFFERENCE, described, prefix_of
+from flsim.results.compare import PairedNumbers, counted_at_ceiling, counts_of, differences_of, paired_exposure
 from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
 from flsim.results.formats import formatted, text_of
 from flsim.results.inference import holm
 from flsim.results.layout import Column
-from flsim.results.pairing import compared_in, paired_canaries
+from flsim.results.pairing import PairedCanaries, compared_in, paired_canaries
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, memorization_table, user_share
 
@@ -75,6 +77,7 @@ COLUMNS = {
     "p_e": "Float64",
     "copies": "Int64",
     "n": "Int64",
+    **dict.fromkeys(AT_CEILING, "Int64"),
     **{name: kind for quantity in _of_canaries([]) for name, kind in _columns_of(quantity).items()},
 }
 
@@ -106,11 +109,11 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
     """
     pair = paired_canaries(a, b, round, epoch)
     canaries, compared = pair.canaries, _of_canaries([a, b])
-    rows = [{"configuration": "all", **_statistics(canaries, pair.quantities)}]
+    rows = [{"configuration": "all", **_statistics(canaries, pair)}]
     keys = [name for name in ("p_u", "p_e", "copies") if name in canaries]
     for _, group in canaries.groupby(keys, dropna=False, sort=False):
         configuration = {name: group[name].iloc[0] for name in keys}
-        rows.append({"configuration": _name(configuration)} | configuration | _statistics(group, pair.quantities))
+        rows.append({"configuration": _name(configuration)} | configuration | _statistics(group, pair))
     for p in (_p_of(quantity) for quantity in compared):
         for row, corrected in zip(rows[1:], holm([row.get(p, math.nan) for row in rows[1:]]), strict=True):
             row[f"{p}_holm"] = corrected
@@ -129,9 +132,9 @@ def _name(configuration: Mapping[Any, Any]) -> str:
     return "unknown" if pd.isna(number) else copies(number)
 
 
-def _statistics(canaries: pd.DataFrame, quantities: Sequence[Quantity]) -> dict[str, Any]:
-    row: dict[str, Any] = {"n": len(canaries)}
-    for quantity in quantities:
+def _statistics(canaries: pd.DataFrame, pair: PairedCanaries) -> dict[str, Any]:
+    row: dict[str, Any] = {"n": len(canaries), **counted_at_ceiling(canaries, pair.references)}
+    for quantity in pair.quantities:
         if quantity.is_flag:
             counts = counts_of(canaries, quantity.name)
             statistics = asdict(counts) if counts is not None else {}
@@ -223,6 +226,13 @@ def _warnings(compared: RunsCompared, width: int) -> str:
         number = compared.never_planted
         which = "1 canary, planted in neither run, is" if number == 1 else f"{number} canaries, planted in neither, are"
         text += formats.note(f"{which} in no number.", width)
+    n, a, b = (int(compared.table[name].iloc[0]) for name in ("n", *AT_CEILING))
+    if max(a, b) >= MANY * n:
+        text += formats.note(
+            f"{a} of {n} canaries in a and {b} in b are at the ceiling of exposure, ranked before all references: "
+            f"differences between them cannot show; {WHAT_TO_DO}",
+            width,
+        )
     for name, status in zip(models["run"], models["status"], strict=True):
         if status != "completed":
             text += formats.note(f"Run {name} is {status}: this is not its final model.", width)

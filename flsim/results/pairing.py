@@ -21,6 +21,7 @@ class PairedCanaries:
             planned number, if p_u is not set), and NAME_a and NAME_b of each compared quantity that was measured.
         never_planted: number of canaries that were planted in neither run, and are in no statistic.
         quantities: the quantities that were measured in both runs, the primary one first.
+        references: |R| of both.
     """
 
     round_a: int
@@ -28,6 +29,7 @@ class PairedCanaries:
     canaries: pd.DataFrame
     never_planted: int
     quantities: Sequence[Quantity]
+    references: float
 
 
 def paired_canaries(
@@ -76,7 +78,7 @@ def paired_canaries(
             f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted, and fewer "
             f"than two have no spread; plant more, e.g. with a larger canaries.p_u"
         )
-    return PairedCanaries(round_a, round_b, canaries[planted], int((~planted).sum()), in_both)
+    return PairedCanaries(round_a, round_b, canaries[planted], int((~planted).sum()), in_both, references[0])
 
 
 def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:

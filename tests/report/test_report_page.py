@@ -135,6 +135,14 @@ def test_extracted_phrases_are_said_in_words(page: Page, sweep: Made) -> None:
             assert f"{name} " not in section
 
 
+def test_canaries_at_the_ceiling_are_counted_in_the_table_of_worlds(page: Page) -> None:
+    """FedAvg has 7 and 8, and 3 and 4, of 16 there: what is memorized is at the ceiling."""
+    worlds = page.section("worlds")
+    assert "At the ceiling, IID / non" in worlds
+    assert "7.5 / 3.5" in worlds.partition("FedAvg, bu=4")[2].partition("At the ceiling:")[0]
+    assert "does not mean that the worlds are alike: more cannot show; flsim evaluate RUN --also space" in worlds
+
+
 def test_each_epsilon_has_its_convention(page: Page) -> None:
     privacy = page.section("privacy")
     assert "paper 18.8 0.001 user fixed-size replace-one S rdp mironov-proposition-3 1 30" in privacy
@@ -229,7 +237,7 @@ def test_each_factor_has_a_sentence(page: Page, sweep: Made) -> None:
     assert f"World, with FedAvg: IID less non-IID is {mean:+.2f} bits (one seed, so no interval over seeds" in answer
     assert "World, with SGD: IID less non-IID is +0.00 bits" in answer
     assert "Technique, with IID data: FedAvg less SGD is" in answer
-    assert "at the ceiling, where differences cannot show" in answer
+    assert "of the canaries are at the ceiling." in answer
 
 
 def test_several_techniques_in_both_worlds_share_rows(tmp_path: Path, corpus: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -233,3 +234,44 @@ def test_equal_differences_of_counts_have_no_interval(make_sweep: MakeSweep) -> 
     assert row["rs_a"] - row["rs_b"] == 2
     assert pd.isna(row["rs_low"])
     assert row["rs_p"] == 2 / 2**3
+
+
+def ceiling_levels(make_sweep: MakeSweep) -> Path:
+    """Canary i has 11 + i / 2 bits and a bit more at round 20; 10,000 references show 13.29 bits at most.
+
+    In the fixture nothing cuts exposures there, so that all of 13.29 bits and more are at the ceiling or above it.
+    """
+    return make_sweep({("fedavg", "iid"): [11.0, 11.0], ("fedavg", "non-iid"): [8.5, 9.0]})
+
+
+def at_ceiling(level: float) -> int:
+    return sum(level + 1 + index / 2 >= math.log2(10_001) for index in range(9))
+
+
+def test_canaries_at_the_ceiling_are_counted_on_each_side(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    folder = ceiling_levels(make_sweep)
+    row = compare_pairs(twins(read_sweep(folder))).iloc[0]
+    expected = at_ceiling(11.0), (at_ceiling(8.5) + at_ceiling(9.0)) / 2
+    assert (row["at_ceiling_a"], row["at_ceiling_b"]) == expected == (6, 1.5)
+    code, out, err = flsim("compare", "sweep")
+    assert code == 0, err
+    assert "Ceil.|" in out
+    assert "6.0/1.5" in out
+    told = " ".join(out.split())
+    assert "Ceil.: canaries at the ceiling of exposure, a/b." in told
+    assert "cannot show; `flsim evaluate RUN --also space` measures beyond it." in told
+    code, out, err = flsim("compare", "sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-non-iid-seed0")
+    assert code == 0, err
+    told = " ".join(out.split())
+    assert "6 of 9 canaries in a and 1 in b are at the ceiling of exposure, ranked before all references" in told
+    code, out, err = flsim("table", "sweep", "--over-seeds")
+    assert code == 0, err
+    assert f"; {12 / 18:.0%} and {3 / 18:.0%} of canaries at the ceiling" in out
+
+
+def test_no_ceiling_is_spoken_of_where_canaries_are_below_it(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    make_sweep(TWO)
+    for command in (("compare", "sweep"), ("table", "sweep", "--over-seeds")):
+        code, out, err = flsim(*command)
+        assert code == 0, err
+        assert "eil" not in out
