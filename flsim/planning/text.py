@@ -200,31 +200,37 @@ def _epsilon(value: float | None, is_of_sampler: bool) -> str:
 
 
 def _power(plan: Plan) -> str:
+    """Return the section on power; each sentence is about one kind of test: over canaries, or over seeds."""
     power = plan.power
-    seeds, canaries = count(power.seeds, "seed"), f"{power.canaries:,} canar{'y' if power.canaries == 1 else 'ies'}"
+    canaries = f"{power.canaries:,} canar{'y' if power.canaries == 1 else 'ies'}"
+    effect = f"{power.effect:g} {'bit' if power.effect == 1 else 'bits'}"
+    seeds_needed = "no number of" if power.seeds_needed is None else f"{power.seeds_needed:,}"
     is_one = power.seeds == 1
+    what, where = ("runs", canaries) if is_one else ("settings", f"{canaries} in each of {count(power.seeds, 'seed')}")
     text = (
         "One seed is tested over its canaries: about one pair of models, and not about other seeds. "
         if is_one
         else "Several seeds are tested over seeds: about the settings, and not about one pair of models. "
     )
-    text += f"With {canaries} and {seeds} a mean difference in exposure between two runs, such as twins, "
+    text += f"With {where} a mean difference in exposure between two {what}, such as twins, "
     text += "is not found" if power.bits is None else f"of {power.bits:.2g} bits is found with 80% power"
-    text += f" (a canary has at most {power.most_bits:.1f} bits)"
-    if power.counts is not None:
-        text += f"; one in {MEMORIZED.heading} of one pair of models, by McNemar's test over canaries, "
-        text += f"where it is {share(power.counts)} of canaries"
-    effect = f"{power.effect:g} {'bit' if power.effect == 1 else 'bits'}"
-    text += f". A difference of {effect} is found with {share(power.found)} power. To find it with 80% takes "
-    more = "no number of" if power.canaries_needed is None else f"{power.canaries_needed:,}"
-    seeds_more = "no number of" if power.seeds_needed is None else f"{power.seeds_needed:,}"
-    text += f"{more} canaries"
-    # One seed's test and the one over seeds answer two questions, so their numbers are no alternatives.
+    text += f" (a canary has at most {power.most_bits:.1f} bits). "
+    text += f"A difference of {effect} is found with {share(power.found)} power. "
+    if power.canaries_needed is None:
+        text += f"More canaries {'' if is_one else 'in each seed '}do not raise that to 80%"
+    else:
+        text += f"To find it with 80% takes {power.canaries_needed:,} canaries{'' if is_one else ' in each seed'}"
     text += (
-        f". The same difference between settings, over seeds, takes {seeds_more} seeds of {canaries}."
+        f". Other seeds are another question: over seeds, the same difference between two settings takes "
+        f"{seeds_needed} seeds of {canaries}."
         if is_one
-        else f" in each of {seeds}, or {seeds_more} seeds of {canaries}."
+        else f"; {seeds_needed} seeds of {canaries} do."
+        if power.canaries_needed is None
+        else f", or {seeds_needed} seeds of {canaries}."
     )
+    if power.counts is not None:
+        text += f" Of one pair of models, McNemar's test over canaries finds a difference in {MEMORIZED.heading} of "
+        text += f"{share(power.counts)} of canaries with 80% power."
     return _heading("Statistical power") + note(
         f"{text} Differences are assumed to spread as the demo's do, by {SD_CANARIES:.1f} bits over canaries and "
         f"{SD_SEEDS:.1f} between seeds."

@@ -212,11 +212,16 @@ def _chance(comparison: pd.DataFrame) -> list[str]:
     sure = int((tested < LEVEL).sum())
     one_seed = (comparison.loc[tested.index, "unit"] == "canaries").any()
     more = (
-        " Where there is one seed, this is over its canaries, and says nothing about other seeds." if one_seed else ""
+        " Where there is one seed, this is over the canaries of one pair of models, and says nothing about other seeds."
+        if one_seed
+        else ""
     )
     if len(tested) == 1:
         says = "differs by more than chance" if sure else "does not differ by more than chance"
-        return [f"Exposure {says} (p = {tested.iloc[0]:.2g}).{more}"]
+        p = f"(p = {tested.iloc[0]:.2g})"
+        if one_seed:
+            return [f"Over the canaries of this one pair of models exposure {says} {p}; that is not about other seeds."]
+        return [f"Exposure {says} {p}."]
     count = f"{sure} of {len(tested)}" if sure else f"none of {len(tested)}"
     corrected = f"p < {LEVEL:g}, corrected for their number"
     return [f"Exposure differs by more than chance in {count} settings ({corrected}).{more}"]

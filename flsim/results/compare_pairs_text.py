@@ -30,7 +30,8 @@ for {}; for {} Fisher's exact test, which exchanges a and b within
 seeds and is at least 2/2^n: below 0.05 only from 6 seeds on.
 """
 CANARIES_LEGEND = """With one seed: p is of the t test over canaries and McNemar's exact test. Both
-are about these models, not other seeds, and treat canaries as independent.
+are about one pair of models and say nothing about other seeds. They treat
+canaries as independent.
 """
 CEILING = (
     "Ceil.: canaries at the ceiling of exposure, a/b. They are ranked before all references, so that differences "

@@ -44,7 +44,8 @@ PRIVACY = {
 }
 LEGEND = """Only a, only b: memorized by that model only. Share: a's share of these, with
 its exact 95% interval (Clopper-Pearson). p: the chance of an equally uneven
-split if neither model memorized more (McNemar's exact test).
+split if neither model memorized more (McNemar's exact test over the canaries
+of this one pair of models).
 """
 CONFIGURATIONS_LEGEND = """{}, a-b: mean {} in a minus that in b; CI: half its 95% interval (t).
 {}: memorized canaries, a/b. p: of the t test and of McNemar's exact test,

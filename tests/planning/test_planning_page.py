@@ -120,7 +120,11 @@ def test_power_over_canaries_of_one_pair_and_power_over_seeds_are_told_apart(swe
     evaluation = EvaluationHParams()
     one, many = (" ".join(page(replace(plan, power=power_of(36, seeds, evaluation, 1.0))).split()) for seeds in (1, 5))
     assert "about one pair of models, and not about other seeds" in one
-    assert f"takes {canaries_for(1.0, 1)} canaries. The same difference between settings, over seeds, takes" in one
-    assert f"takes {seeds_for(1.0, 36)} seeds of 36 canaries." in one
+    other = "Other seeds are another question: over seeds, the same difference between two settings takes"
+    assert f"takes {canaries_for(1.0, 1)} canaries. {other} {seeds_for(1.0, 36)} seeds of 36 canaries." in one
     assert "about the settings, and not about one pair of models" in many
-    assert f"canaries in each of 5 seeds, or {seeds_for(1.0, 36)} seeds of 36 canaries." in many
+    assert canaries_for(1.0, 5) is None  # differences between seeds do not shrink with more canaries
+    assert f"More canaries in each seed do not raise that to 80%; {seeds_for(1.0, 36)} seeds of 36 canaries do." in many
+    nine = " ".join(page(replace(plan, power=power_of(36, 9, evaluation, 1.0))).split())
+    assert f"takes {canaries_for(1.0, 9)} canaries in each seed, or {seeds_for(1.0, 36)} seeds of 36 canaries." in nine
+    assert "Of one pair of models, McNemar's test over canaries finds a difference in RS of" in many
