@@ -23,6 +23,7 @@ from flsim.runs.trackers import flat
 WORLD, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
     *("World", "Technique", "Optimizer", "Clip", "Noise multiplier", "Learning rate"),
 )
+CORPUS = "data.corpus"
 # The names of factors that are of several keys, or whose key does not speak for itself; others have their key's name.
 FACTORS = {
     WORLD: ("data.world",),
@@ -38,7 +39,9 @@ OWNERS = {key: factor for factor, keys in FACTORS.items() for key in keys}
 LENGTHS = FACTORS["Length of training"]
 RATES = re.compile(r"(training|local)\.(.*(learning_rate|schedule|momentum|tau|beta2)|tuned_at|warmup)")
 # What follows from other settings, and what changes no result.
-FOLLOWING = re.compile(r"privacy\.(mechanism|delta|count_noise|clip_learning_rate)|system\..*|evaluation\.every.*")
+FOLLOWING = re.compile(
+    r"privacy\.(mechanism|delta|count_noise|clip_learning_rate)|system\..*|evaluation\.(every.*|also|beam_width|decide|samples|nodes)"
+)
 LIKE_LENGTH = (
     0.05  # relative difference up to which two lengths of training count as equal: the paper's 7,840 and 8,000
 )
@@ -266,6 +269,8 @@ def _word(owner: str, profile: _Profile) -> str:
         return f"z={noise:g}" if noise else "no noise"
     if owner in {"Batch size", "Cohort"}:
         return f"{'b_r' if owner == 'Batch size' else 'b_u'}={values[FACTORS[owner][0]]}"
+    if owner == CORPUS:
+        return "/".join(Path(str(values[owner]).partition("?")[0]).parts[-2:])
     keys = [key for key in _keys(owner, values) if key in values]
     if owner == "Length of training":
         return ", ".join(f"{_text(values[key])} {key.rpartition('.')[2]}" for key in keys)

@@ -227,6 +227,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
         folder.write(tmp_path / "sweep.toml", definition, "smoke", runs, "flsim sweep", tuned)
     (note,) = tuned_notes([folder.path])
     assert note == read_sweep(folder.path).tuned
+    assert read_sweep(folder.path).chosen == ["local.learning_rate"]
     for part in (
         "chosen by perplexity on test users alone, never by canaries (search 0123456789ab)",
         "a-iid local.learning_rate 0.4; a-non-iid local.learning_rate 3.2.",
