@@ -1,0 +1,55 @@
+"""Reading of a report's page: its elements and its text, section by section."""
+
+import re
+from html.parser import HTMLParser
+
+VOID = {"meta", "wbr", "br"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, in order, and all text, of one space between words."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html, self.elements, self.open = html, list[tuple[str, dict[str, str]]](), list[str]()
+        self._texts, self._section = {"": ""}, ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag == "h2":
+            self._section = self.elements[-1][1]["id"]
+            self._texts[self._section] = ""
+        if tag not in VOID and not self.get_starttag_text().endswith("/>"):  # type: ignore[union-attr]
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "path" and tag != "rect" and tag != "circle":
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self._texts[self._section] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self._texts.values()).split())
+
+    def section(self, id_: str) -> str:
+        return " ".join(self._texts[id_].split())
+
+    def elements_of(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def plain(setting: str) -> str:
+    """A setting as text shows it: with a lowered index in place of an underscore."""
+    return setting.replace("b_", "b")
+
+
+def described(page: Page, title: str) -> str:
+    """The description of the image of that title."""
+    found = re.search(rf">{re.escape(title)}</title><desc id=\"[^\"]+\">(.*?)</desc>", page.html)
+    assert found, title
+    return found[1]
