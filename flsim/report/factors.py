@@ -1,8 +1,8 @@
 """Factors of a report's settings, and the pairs of settings that differ in one factor alone.
 
-A factor is a setting that differs between runs, or several that change only together: an optimizer and its learning
-rate, in a table that never changes one without the other. Two settings differ in a factor alone if no other pair of
-settings differs in a part of it.
+A factor is a setting that differs between runs, or several that change only together, such as layers and units of
+equally large networks. Learning rates belong to what they change with, unless some settings differ in a rate alone. Two
+settings differ in a factor alone if no other pair of settings differs in a part of it.
 """
 
 import math
@@ -102,6 +102,8 @@ def contrasts(gathered: Gathered) -> list[Contrast]:
     profiles = _profiles(gathered)
     names = _techniques(profiles)
     pairs = [(a, b, owners) for a, b in combinations(profiles, 2) if a.sweep == b.sweep and (owners := _owners(a, b))]
+    if frozenset({RATE}) not in {owners for _, _, owners in pairs}:  # rates only follow: an optimizer has its own
+        pairs = [(a, b, owners - {RATE}) for a, b, owners in pairs]
     every = {owners for _, _, owners in pairs}
     smallest = [owners for owners in every if not any(other < owners for other in every)]
     order = [*FACTORS, RATE]
@@ -203,23 +205,29 @@ def _contrasts(
     pairs: Sequence[tuple[_Profile, _Profile]],
     names: Mapping[Setting, str],
 ) -> Iterator[Contrast]:
-    """Yield each value against the first one; of numbers, only the largest against the smallest."""
-    known = sorted(owners - {RATE} or owners, key=lambda owner: (_place(order)(owner), owner))
+    """Yield each value against the first one; of numbers, only the largest against the smallest.
+
+    Where factors change only together, the values are those of the first one.
+    """
+    first_owner, *following = sorted(owners, key=lambda owner: (_place(order)(owner), owner))
     levels: dict[Level, str] = {}
-    for profile in sorted((profile for pair in pairs for profile in pair), key=lambda profile: _rank(known, profile)):
-        levels.setdefault(_level(known, profile), _named(known, profile, names))
+    for profile in sorted((profile for pair in pairs for profile in pair), key=lambda own: _rank(first_owner, own)):
+        name = names[profile.setting] if first_owner == TECHNIQUE else _word(first_owner, profile)
+        levels.setdefault(_level(first_owner, profile), name)
     first, *others = levels
     between, changing = 0, [values for values in zip(*levels, strict=True) if len({*values}) > 1]
     if len(others) > 1 and all(isinstance(value, int | float) for values in changing for value in values):
         others, between = others[-1:], len(others) - 1
-    title = listed([known[0], *(owner[0].lower() + owner[1:] for owner in known[1:])])
-    title += " (each with its learning rate)" * (RATE in owners - {*known})
     both_ways = [*pairs, *((b, a) for a, b in pairs)]
     for level in others:
-        of_levels = [(a, b) for a, b in both_ways if (_level(known, a), _level(known, b)) == (level, first)]
-        if of_levels:
-            settings = [(a.setting, b.setting) for a, b in of_levels]
-            yield Contrast(title, within, levels[level], levels[first], settings, between)
+        compared = [(a, b) for a, b in both_ways if (_level(first_owner, a), _level(first_owner, b)) == (level, first)]
+        if not compared:
+            continue
+        has_rates = RATE not in owners and any(RATE in _owners(a, b) for a, b in compared)
+        own = [owner[0].lower() + owner[1:] for owner in [*following, *[RATE] * has_rates]]
+        title = first_owner + (f" (each with its {listed(own)})" if own else "")
+        settings = [(a.setting, b.setting) for a, b in compared]
+        yield Contrast(title, within, levels[level], levels[first], settings, between)
 
 
 def _keys(owner: str, values: Mapping[str, Any]) -> list[str]:
@@ -228,9 +236,9 @@ def _keys(owner: str, values: Mapping[str, Any]) -> list[str]:
     return list(FACTORS.get(owner, (owner,)))
 
 
-def _level(owners: Sequence[str], profile: _Profile) -> Level:
+def _level(owner: str, profile: _Profile) -> Level:
     values = profile.values
-    return tuple(_single(values.get(key)) for owner in owners for key in _keys(owner, values))
+    return tuple(_single(values.get(key)) for key in _keys(owner, values))
 
 
 def _single(value: Any) -> Any:
@@ -238,20 +246,17 @@ def _single(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-def _rank(owners: Sequence[str], profile: _Profile) -> tuple[Any, ...]:
+def _rank(owner: str, profile: _Profile) -> tuple[Any, ...]:
     """Return the place of a setting's value: users' own data, plain training, unset and small values come first."""
-    ranks = {WORLD: profile.values["data.world"] == "iid", TECHNIQUE: profile.values["training.kind"] != "central"}
-    numbers = [
-        (value is not None, value if isinstance(value, int | float) else 0.0)
-        for value in _level([owner for owner in owners if owner not in ranks and owner != OPTIMIZER], profile)
-    ]
-    return (*(ranks[owner] for owner in owners if owner in ranks), *numbers)
-
-
-def _named(owners: Sequence[str], profile: _Profile, names: Mapping[Setting, str]) -> str:
-    """Return a setting's value of a factor in words."""
-    words = [names[profile.setting] if owner == TECHNIQUE else _word(owner, profile) for owner in owners]
-    return ", ".join(dict.fromkeys(filter(None, words)))
+    if owner == WORLD:
+        return (profile.values["data.world"] == "iid",)
+    if owner == TECHNIQUE:
+        return (profile.values["training.kind"] != "central",)
+    if owner == OPTIMIZER:
+        return ()
+    return tuple(
+        (value is not None, value if isinstance(value, int | float) else 0.0) for value in _level(owner, profile)
+    )
 
 
 def _word(owner: str, profile: _Profile) -> str:

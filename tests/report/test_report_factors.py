@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from flsim.base.rng import stream
+from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.report.effects import Effect, effects, sentences
 from flsim.report.gather import Gathered, Line, RunView, Setting
@@ -147,12 +148,13 @@ def test_one_seed_has_no_interval() -> None:
     assert "95%" not in text
 
 
-def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_like_ones() -> None:
-    """Table 3: SGD, Momentum and Adam over records, FedAvg and FedAvg with Adam, each at its own rate."""
+@pytest.mark.parametrize("momentums_rate", [0.1, 1.0])
+def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_like_ones(momentums_rate: float) -> None:
+    """Table 3: SGD, Momentum and Adam over records, FedAvg and FedAvg with Adam. SGD and Momentum may share a rate."""
     data = DataHParams(Path("corpus"))
     central = [
         CentralConfig(data, training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
-        for name, rate in (("sgd", 1.0), ("momentum", 0.1), ("adam", 0.002))
+        for name, rate in (("sgd", 1.0), ("momentum", momentums_rate), ("adam", 0.002))
     ]
     federated = [
         FederatedConfig(data, training=TrainingHParams(rounds=50)),
@@ -170,7 +172,43 @@ def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_l
         ("central training", "Adam", "SGD"): pytest.approx(2.5),
         ("FedAvg", "FedAvg+Adam", "FedAvg"): pytest.approx(0.5),
     }
-    assert {effect.contrast.factor for effect in found} == {"Technique", "Optimizer (each with its learning rate)"}
+    factors = {(effect.contrast.a, effect.contrast.factor) for effect in found}
+    own = "Optimizer (each with its learning rate)"
+    assert factors == {
+        ("FedAvg", "Technique"),
+        ("Momentum", "Optimizer" if momentums_rate == 1.0 else own),
+        ("Adam", own),
+        ("FedAvg+Adam", own),
+    }
+
+
+def test_sizes_that_follow_from_an_architecture_are_no_factor_of_their_own() -> None:
+    """Table 1 of The Secret Sharer: two architectures of one and two layers each, with units that keep the size."""
+    sizes = {("gru", 1): 370, ("gru", 2): 235, ("lstm", 1): 320, ("lstm", 2): 200}
+    configs = [
+        CentralConfig(DataHParams(Path("corpus")), model=ModelHParams(architecture=name, layers=layers, units=units))
+        for (name, layers), units in sizes.items()
+    ]
+    found = effects(gathered_of(configs, lambda config, _: 5.0 + (config.model.architecture == "lstm")))
+    told = [(effect.contrast.factor, effect.contrast.a, effect.compared, effect.mean) for effect in found]
+    assert told == [
+        ("model.architecture (each with its model.units)", "model.architecture lstm", 2, 1.0),
+        ("model.layers (each with its model.units)", "model.layers 2", 2, 0.0),
+    ]
+
+
+def test_a_rate_that_is_an_axis_is_a_factor() -> None:
+    configs = [
+        CentralConfig(DataHParams(Path("corpus")), training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
+        for name, rate in product(("sgd", "momentum"), (0.1, 0.2, 0.4))
+    ]
+    found = effects(gathered_of(configs, lambda config, _: 5.0 + config.training.learning_rate))  # type: ignore[attr-defined]
+    told = [(effect.contrast.factor, effect.contrast.a, effect.contrast.b, effect.compared) for effect in found]
+    assert told == [
+        ("Optimizer", "Momentum", "SGD", 3),
+        ("Learning rate", "training.learning_rate 0.4", "training.learning_rate 0.1", 2),
+    ]
+    assert found[1].mean == pytest.approx(0.3)
 
 
 def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_alike() -> None:
