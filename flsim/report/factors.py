@@ -42,9 +42,7 @@ RATES = re.compile(r"(training|local)\.(.*(learning_rate|schedule|momentum|tau|b
 FOLLOWING = re.compile(
     r"privacy\.(mechanism|delta|count_noise|clip_learning_rate)|system\..*|evaluation\.(every.*|also|beam_width|decide|samples|nodes)"
 )
-LIKE_LENGTH = (
-    0.05  # relative difference up to which two lengths of training count as equal: the paper's 7,840 and 8,000
-)
+LIKE_LENGTH = 0.05  # relative difference of lengths of training that count as equal: the paper's 7,840 and 8,000 rounds
 PLAIN_NAME = re.compile(r"^DP-|\+.*$")
 
 Level = tuple[Any, ...]
