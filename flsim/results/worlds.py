@@ -11,6 +11,7 @@ from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, numbers
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.compare import paired_exposure, signed
+from flsim.results.formats import note
 from flsim.results.inference import ROUNDING, paired_t_p, t_interval
 from flsim.results.pairing import compared_in
 from flsim.results.run_file import WORLDS
@@ -20,10 +21,10 @@ from flsim.results.store import RunResults
 HEADING = """{} of IID less Non-IID{}, paired over the canaries of each seed: mean,
 95% interval and p from Student's t over seeds, and seeds with the mean's sign.
 """
-HIGHEST = "at the ceiling"
-CEILING = f"""At the ceiling canaries are ranked before all references, and differences between
-them cannot show; {WHAT_TO_DO}
-"""
+CEILING = (
+    "Canaries at the ceiling of exposure, IID and Non-IID: {}. They are ranked before all references, and differences "
+    f"between them cannot show; {WHAT_TO_DO}"
+)
 
 
 @dataclass(frozen=True)
@@ -173,25 +174,30 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
         ]
         heading = HEADING.format(quantity.title, f", {quantity.unit}" if quantity.unit else "")
         text += "\n" * bool(text) + heading + "".join(lines) if lines else ""
-        text += CEILING if any(HIGHEST in line for line in lines) else ""
+        text += _ceilings(twins, round, epoch) if quantity.is_primary else ""
     return text
 
 
 def _line(worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity) -> str:
     if any(len(series) > 1 for series in worlds.values()):
         return "not compared, since several rows have this setting; show fewer runs"
-    iid, other = worlds["iid"][0], worlds["non-iid"][0]
     try:
-        text = str(paired_over_seeds(iid, other, round, epoch, quantity))
+        return str(paired_over_seeds(worlds["iid"][0], worlds["non-iid"][0], round, epoch, quantity))
     except InputError as error:
         return f"not compared: {error}"
-    shares = [
-        at_ceiling([(run, run.at(round, epoch)) for run in runs if run.status != "diverged"]).share
-        for runs in (iid, other)
-    ]
-    if quantity.is_primary and max(shares) >= MANY:
-        text += f"; {shares[0]:.0%} and {shares[1]:.0%} of canaries {HIGHEST}"
-    return text
+
+
+def _ceilings(twins: dict[str, dict[str, list[list[RunResults]]]], round: int | None, epoch: float | None) -> str:
+    """Return a sentence on the shares of canaries at the ceiling in both worlds; empty where they are few."""
+    words = []
+    for label, worlds in twins.items():
+        shares = [
+            at_ceiling([(run, run.at(round, epoch)) for runs in of_world for run in runs if run.status != "diverged"])
+            for of_world in worlds.values()
+        ]
+        if all(worlds.values()) and max(count.share for count in shares) >= MANY:
+            words.append(f"{label} {' and '.join(f'{count.share:.0%}' for count in shares)}")
+    return note(CEILING.format("; ".join(words))) if words else ""
 
 
 def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:

@@ -266,7 +266,8 @@ def test_canaries_at_the_ceiling_are_counted_on_each_side(make_sweep: MakeSweep,
     assert "6 of 9 canaries in a and 1 in b are at the ceiling of exposure, ranked before all references" in told
     code, out, err = flsim("table", "sweep", "--over-seeds")
     assert code == 0, err
-    assert f"; {12 / 18:.0%} and {3 / 18:.0%} of canaries at the ceiling" in out
+    told = " ".join(out.split())
+    assert f"at the ceiling of exposure, IID and Non-IID: fedavg, b_u=40 {12 / 18:.0%} and {3 / 18:.0%}." in told
 
 
 def test_no_ceiling_is_spoken_of_where_canaries_are_below_it(make_sweep: MakeSweep, flsim: Flsim) -> None:
