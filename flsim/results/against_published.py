@@ -6,8 +6,10 @@
                     difference has the published sign
     METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie if our values are equal
 
-*Size* is compared with Thakkar et al. (2020) alone, who count canaries as this platform does. The secrets, spaces and
-models of Carlini et al. (2019) are different, so bits and shares of extracted secrets are compared only in direction.
+*Size* is compared only where both shares answer the same question: with as many references, known words and words of a
+canary (`flsim.results.question`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
+count canaries as this platform does. The secrets, spaces and models of Carlini et al. (2019) are different, so bits and
+shares of extracted secrets are compared only in direction.
 
 *Direction* compares published rows with the mean of all runs that stand for the row. It does not say whether a
 difference is more than chance. For that there are intervals, tests over canaries, and seeds.
@@ -21,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.results.agreement import Order, order, size
+from flsim.results.question import differences, is_alike
 
 COUNTED = ("rs", "bs")
 # Extracted secrets are held against Beam Search, which searches for the likeliest continuation as their extraction
@@ -31,6 +34,7 @@ AGAINST = {
     **{f"{metric}_pairs": "Float64" for metric in METRICS},
     **{f"{metric}_twin": "string" for metric in METRICS},
 }
+COMPARED = "compared"  # attribute of a table that `against` returned
 ROW = ["published_table", "published_data", "published_setting"]  # name a published row
 WORLDS = ("IID", "Non-IID")
 ROUNDING = 9  # decimals of a share or a bit, so that means that are equal on paper tie
@@ -81,7 +85,10 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
     for metric in COUNTED:
         published = measured(table, metric)[1]
         intervals = zip(table[f"{metric}_share_low"], table[f"{metric}_share_high"], published, strict=True)
-        more[f"{metric}_size"] = [None if pd.isna([*interval]).any() else size(*interval) for interval in intervals]
+        more[f"{metric}_size"] = [
+            size(*interval) if comparable and not pd.isna([*interval]).any() else None
+            for comparable, interval in zip(is_alike(table), intervals, strict=True)
+        ]
     for metric in METRICS:
         cells_of_rows = {key: cells for _, points in _judged(table, metric) for key, cells in points.items()}
         ours, theirs = measured(table, metric)
@@ -91,8 +98,22 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
     kept = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
     marks = pd.DataFrame(kept, index=table.index).astype({name: AGAINST[name] for name in kept})
     marked = pd.concat([table, marks], axis=1)
-    marked.attrs = table.attrs  # pandas drops what only one of the tables has
+    marked.attrs = table.attrs | {COMPARED: True}  # pandas drops what only one of the tables has
     return marked
+
+
+def sizes(table: pd.DataFrame) -> str:
+    """Return a sentence on the rows whose share is not compared in size, and why; empty if all are compared."""
+    has_both = pd.Series(data=False, index=table.index)
+    for metric in COUNTED:
+        ours, theirs = measured(table, metric)
+        has_both |= ours.notna() & theirs.notna()
+    alike = is_alike(table)
+    if not (has_both & ~alike).any():
+        return ""
+    among = " of some rows" if (has_both & alike).any() else ""
+    why = differences(table[has_both & ~alike])
+    return f"Sizes{among} are not compared: {why}. Directions are compared."
 
 
 def has_shares(table: pd.DataFrame) -> bool:

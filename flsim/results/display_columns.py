@@ -9,7 +9,7 @@ import pandas as pd
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats
-from flsim.results.against_published import AGAINST, COUNTED, agreements, has_shares, measured, source_of
+from flsim.results.against_published import COMPARED, COUNTED, agreements, has_shares, measured, sizes, source_of
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
@@ -137,9 +137,10 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
 
 def agreement(table: pd.DataFrame) -> str:
     """Return a sentence about each metric over all rows, if `flsim.results.against_published` compared them."""
-    if not {*AGAINST} & {*table}:
+    if not table.attrs.get(COMPARED):
         return ""
-    return "\n" + "".join(formats.note(str(metric)) for metric in agreements(table))
+    sentences = [sizes(table), *map(str, agreements(table))]
+    return "\n" + "".join(formats.note(sentence) for sentence in sentences if sentence)
 
 
 def tuned(table: pd.DataFrame) -> str:

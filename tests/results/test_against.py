@@ -44,7 +44,10 @@ def make(make_run: MakeRun) -> Callable[..., RunResults]:
         measured |= {"accuracy": 0.2, "perplexity": 70.0} | ({} if bs is None else {"bs": of_ninety(bs)})
         extra = about.pop("measured", {})
         assert isinstance(extra, dict)
-        return read_run(make_run({10: measured | extra}, name=name, copies=10, **{"setting": name, **about}))
+        measured["references"] = 2_000_000  # section 4.1, as are canaries of 5 words and a prefix of 1
+        folder = make_run({10: measured | extra}, name=name, copies=10, **{"setting": name, **about})
+        (folder / "config.toml").write_text("[evaluation]\nprefix = 1\n")
+        return read_run(folder)
 
     return run
 
@@ -106,6 +109,53 @@ def test_marks_of_size_and_direction(four: dict[RunResults, Row]) -> None:
     pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
 
 
+def test_a_share_that_answers_another_question_is_not_compared_in_size(
+    four: dict[RunResults, Row], make: Callable[..., RunResults]
+) -> None:
+    """With fewer references a canary comes first more easily; directions do not depend on it."""
+    small = {"references": 20_000}
+    runs = {
+        make("few, IID", 60, measured=small): fedavg("IID", 500),
+        make("few, Non-IID", 10, measured=small): fedavg("Non-IID", 500),
+    }
+    table = against(tables.memorization_table(list(runs), published=runs))
+    assert not {"rs_size", "bs_size"} & {*table}
+    assert table["rs_twin"].tolist() == ["yes", "yes"]
+    assert (table["prefix"].tolist(), table["length"].tolist()) == ([1, 1], [5, 5])
+    text = tables.to_markdown(table)
+    assert "vs" not in text.split()
+    assert (
+        "Sizes are not compared: |R| is 20,000 here and 2,000,000 in the paper. Directions are compared."
+        in " ".join(text.split())
+    )
+    both = against(tables.memorization_table([*runs, *four], published=runs | four))
+    assert both["rs_size"].isna().tolist() == [True] * 2 + [False] * 4
+    assert "Sizes of some rows are not compared: |R| is 20,000" in tables.to_markdown(both)
+    assert "not compared" not in tables.to_markdown(against(tables.memorization_table(list(four), published=four)))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"prefix": 2}, "the length of the known prefix is 2 here and 1 in the paper"),
+        ({"prefix": None}, "the length of the known prefix is unknown here and 1 in the paper"),
+        ({"length": 4}, "the length of canaries is 4 here and 5 in the paper"),
+    ],
+)
+def test_other_prefixes_and_lengths_are_other_questions(
+    make: Callable[..., RunResults], change: dict[str, int | None], why: str
+) -> None:
+    run = make("IID", 60)
+    if "length" in change:
+        tokens = [row[: change["length"]] for row in run.roster["tokens"]]
+        run = replace(run, roster=run.roster.assign(tokens=tokens))
+    else:
+        run = replace(run, prefix=change["prefix"])
+    table = against(tables.memorization_table([run], published={run: fedavg("IID", 500)}))
+    assert "rs_size" not in table
+    assert f"Sizes are not compared: {why}. Directions" in " ".join(tables.to_markdown(table).split())
+
+
 def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunResults]) -> None:
     """The IID row's mean is 30, equal to the other's: a tie, though one seed is above."""
     published = {
@@ -160,6 +210,7 @@ def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., Ru
     ]
     table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
     assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
+    assert "Sizes" not in tables.to_markdown(table)
     assert agreements(table)[0].order.agreeing == 0
     shown_ = tables.to_markdown(table, 200).splitlines()[0]
     assert re.split(r" *\| *", shown_)[8:13] == ["Bits", "CI", "Space", "Paper", "Pairs"]
