@@ -97,6 +97,7 @@ TYPES = COLUMNS | {
     name: kind for group in (*map(columns.columns_of, OPTIONAL), *GROUPS, AGAINST) for name, kind in group.items()
 }
 
+ONE_SEED = "One seed a row: means and intervals are over its canaries and say nothing about other seeds."
 INTERVAL = "CI: half the 95% interval of {}, Student's t over canaries."
 
 
@@ -234,6 +235,8 @@ def to_latex(table: pd.DataFrame) -> str:
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are not about one column."""
     text = display_columns.population(table) + display_columns.progress(table, _is_unfinished(table))[1]
+    if table["round"].notna().any():
+        text += formats.note(ONE_SEED)
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
             text += formats.note(f"{row.run} {row.status}: {row.reason}")

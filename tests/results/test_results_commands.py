@@ -37,6 +37,37 @@ def test_a_table_over_seeds_in_every_format(flsim: Flsim, names: list[str], tmp_
     assert (tmp_path / "table.md").read_text() == shown
 
 
+def test_seeds_are_the_first_reading(flsim: Flsim, names: list[str]) -> None:
+    """Where some setting has two seeds people read means over seeds, and files for machines hold runs."""
+    for format_ in ("md", "latex"):
+        over_seeds = flsim("table", *names, "--over-seeds", "--format", format_)
+        assert flsim("table", *names, "--format", format_) == over_seeds
+        assert flsim("table", names[0], *names[2:], "--format", format_)[1].count("IID, FedAvg, ") == 2
+    assert flsim("table", *names, "--format", "csv") == flsim("table", *names, "--each-seed", "--format", "csv")
+    assert flsim("table", *names, "--format", "csv")[1].count("\n") == 1 + len(names)
+    text = flsim("table", *names, "--each-seed")[1]
+    assert all(f"|{name}|" in text.replace(" ", "") for name in names)
+    assert "say nothing about other seeds" in " ".join(text.split())
+
+
+def test_one_seed_is_said_to_be_one(flsim: Flsim, names: list[str]) -> None:
+    one = flsim("table", names[0], names[2])[1]
+    assert "One seed a row: means and intervals are over its canaries and say nothing about other seeds." in " ".join(
+        one.split()
+    )
+    assert "One seed" not in flsim("table", *names)[1]
+
+
+def test_seeds_without_a_mean_are_shown_singly_with_the_reason(flsim: Flsim, make_series: MakeSeries) -> None:
+    make_series([3], name="a", setting="IID, FedAvg, b_u=16", series="s", round=10)
+    make_series([3], name="b", setting="IID, FedAvg, b_u=16", series="s", round=20, seed=1)
+    code, text, printed = flsim("table", "a-0", "b-0")
+    assert (code, printed) == (0, "")
+    assert all(f"|{name}" in text.replace(" ", "") for name in ("a-0", "b-0"))
+    assert "No means over seeds: runs a-0 and b-0: last evaluated at rounds 10 and 20" in " ".join(text.split())
+    assert flsim("table", "a-0", "b-0", "--over-seeds")[0] == 2
+
+
 @pytest.fixture
 def sweep(make_run: MakeRun, tmp_path: Path) -> str:
     """A sweep's folder with two begun runs of three, which stand for rows of Thakkar et al.'s Table 1."""
@@ -110,7 +141,7 @@ def test_a_footer_says_what_the_columns_are_once(flsim: Flsim, names: list[str])
 
 def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
     assert "less" not in flsim("table", *names[:2], "--over-seeds")[1]
-    assert "less" not in flsim("table", *names)[1]
+    assert "less" not in flsim("table", *names, "--each-seed")[1]
 
 
 def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
