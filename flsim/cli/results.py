@@ -108,6 +108,7 @@ def table(
     IID with non-IID. --each-seed shows a row for each run instead, as CSV and Parquet do.
     """
     from flsim.base.files import named_file
+    from flsim.base.progress import say
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against_published import against as marked
     from flsim.results.display_columns import TUNED
@@ -131,6 +132,8 @@ def table(
         results = marked(results)
     if notes := tuned_notes(runs):
         results.attrs[TUNED] = notes
+        for note in notes if format is Format.csv else ():
+            say(note)  # below a table that has no room for it
     if format is Format.parquet:
         if out is None:
             raise InputError("--format parquet: not for a terminal; name a file with --out")

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats, layout
-from flsim.results.compare_pairs import STANDARD, p_of, quantities_in_pairs
+from flsim.results.compare import signed
+from flsim.results.compare_pairs import LIKE_UTILITY, STANDARD, p_of, quantities_in_pairs
 from flsim.results.compare_text import counts_text, difference_columns, p_texts
 from flsim.results.display_columns import text_of_count
 from flsim.results.formats import formatted, text_of
@@ -32,6 +34,11 @@ are about these models, not other seeds, and treat canaries as independent.
 """
 UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
+LIKE = (
+    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, each seed at the lowest perplexity that both its "
+    "runs reached, from all their evaluations; CI: half its 95% interval over seeds (t). Blank where the evaluations "
+    "of a run do not reach from above to below that perplexity."
+)
 EPOCHS_LEGEND = "All after {} epochs; an epoch reads as many records as there are.\n"
 
 
@@ -70,6 +77,7 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
         elif p:
             units.append([*difference_columns(table, quantity), p])
     units.append([_utility(table, quantity) for quantity in of_model(quantities)])
+    units.append(_like_utility(table))
     for flag in flags(quantities):
         if flag.name not in COUNTED_OF:
             continue
@@ -82,6 +90,17 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
                 [Column(f"{flag.heading}, %", cells, note=PUBLISHED.format(flag_names)), Column("Paper", theirs)]
             )
     return labels, [unit for unit in units if any(cell for column in unit for cell in column.cells)]
+
+
+def _like_utility(table: pd.DataFrame) -> list[Column]:
+    """Return the columns of the difference at equal perplexity, and of half its interval; empty if no row has it."""
+    mean, low, high = (table[name] for name in LIKE_UTILITY)
+    if mean.isna().all():
+        return []
+    sign = signed(PRIMARY)
+    cells = formatted((high - low) / 2, f"{{:{sign.removeprefix('+')}}}")
+    interval = [Column("CI", cells)] if any(cells) else []
+    return [Column("Like perp.", formatted(mean, f"{{:{sign}}}"), note=LIKE), *interval]
 
 
 def _utility(table: pd.DataFrame, quantity: Quantity) -> Column:

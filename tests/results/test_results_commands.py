@@ -113,6 +113,17 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, mor
     assert "& Twin" in flsim(*marked, "--format", "latex")[1]
 
 
+def test_the_note_on_a_search_is_not_lost_beside_csv(flsim: Flsim, sweep: str, tmp_path: Path) -> None:
+    """Below tables for people, with --against too; on standard error beside CSV, which has no room for it."""
+    note, file = "Settings were chosen by perplexity.", tmp_path / "table1" / "sweep.json"
+    _, plain, _ = flsim("table", sweep, "--format", "csv")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tuned": note}))
+    assert flsim("table", sweep, "--format", "csv") == (0, plain, f"{note}\n")
+    for more in ([], ["--against", "paper"]):
+        assert note in flsim("table", sweep, *more)[1]
+        assert note in flsim("table", sweep, *more, "--format", "latex")[1]
+
+
 def test_runs_and_sweeps_are_one_table(flsim: Flsim, names: list[str], sweep: str) -> None:
     _, csv, _ = flsim("table", names[0], sweep, "--format", "csv")
     assert pd.read_csv(io.StringIO(csv))["published_rs"].fillna(-1).tolist() == [-1, 66, 21]
