@@ -51,7 +51,7 @@ TAKEN = (
     *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
     *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *ASKED, *AGAINST, "diverged"),
     *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
-    *(f"like_utility_{name}" for name in ("difference", "low", "high")),
+    *(f"like_utility_{name}" for name in ("difference", "low", "high", "left_out")),
 )
 DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
 

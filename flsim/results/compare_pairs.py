@@ -21,6 +21,7 @@ The frame:
     published_rs_a, ..._bs_b   values of the published rows, and published_canaries, their numbers of canaries
     like_utility_difference    exposure in a less that in b, bits, each seed at the lowest perplexity that both its runs
                                reached; like_utility_low, _high, its 95% interval over seeds, blank for one seed
+    like_utility_left_out      why there is no such difference
     left_out                   runs that are not compared, with reasons
 
 A cell is blank if it was not measured or cannot be computed.
@@ -80,6 +81,7 @@ COLUMNS = {
     **{name: "Float64" for quantity in STANDARD for name in columns_of(quantity)},
     **{f"{PREFIX}{metric}_{side}": "Int64" for metric in COUNTED_OF for side in "ab"},
     **dict.fromkeys(LIKE_UTILITY, "Float64"),
+    "like_utility_left_out": "string",
     "left_out": "string",
 }
 
@@ -165,11 +167,11 @@ def _compared(
 
 
 def _at_like_utility(pairs: Sequence[tuple[int, RunResults, RunResults]]) -> dict[str, Any]:
-    """Return the cells of `LIKE_UTILITY`; empty where a run lacks evaluations near the common perplexity."""
+    """Return the cells of `LIKE_UTILITY`, or why a run lacks evaluations near the common perplexity."""
     try:
         over = like_utility([run for _, run, _ in pairs], [run for _, _, run in pairs])
-    except InputError:
-        return {}
+    except InputError as error:
+        return {"like_utility_left_out": str(error)}
     return dict(zip(LIKE_UTILITY, (over.mean_difference, over.ci_low, over.ci_high), strict=True))
 
 

@@ -36,8 +36,7 @@ UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
 LIKE = (
     f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, each seed at the lowest perplexity that both its "
-    "runs reached, from all their evaluations; CI: half its 95% interval over seeds (t). Blank where the evaluations "
-    "of a run do not reach from above to below that perplexity."
+    "runs reached, from all their evaluations; CI: half its 95% interval over seeds (t)."
 )
 EPOCHS_LEGEND = "All after {} epochs; an epoch reads as many records as there are.\n"
 
@@ -138,4 +137,7 @@ def _notes(table: pd.DataFrame, labels: list[str], width: int) -> str:
     for label, why in zip(labels, table["left_out"], strict=True):
         if not pd.isna(why):
             text += formats.note(f"Left out of {label}: {why}", width)
+    whys = zip(labels, table["like_utility_left_out"], strict=True)
+    if unlike := [f"{label}: {why}" for label, why in whys if not pd.isna(why)]:
+        text += formats.note(f"Not compared at equal perplexity: {'; '.join(unlike)}.", width)
     return text
