@@ -14,6 +14,7 @@ import pytest
 from flsim.results import display_columns, formats, seeds_table, tables
 from flsim.results.against_published import AGAINST, against, agreements
 from flsim.results.published import matching, published_rows
+from flsim.results.rows import WHOLE_TEST_USERS
 from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
@@ -301,7 +302,7 @@ def everything(make: Callable[..., RunResults]) -> dict[RunResults, Row]:
     dp = paper("2", data="IID", optimizer="DP-FedAvg", budget="10 epochs")
     secret = published_rows("carlini2018.csv", "7")[0]
     common = {"series": "s", "seed": 0, "rounds_per_epoch": 1.0}
-    measured = PRIVATE | {"space_exposure": [7.0] * 90, "references": 10_000.0}
+    measured = PRIVATE | {"space_exposure": [7.0] * 90, WHOLE_TEST_USERS: 5.0}
     return {
         make("dp-fedavg-iid-cohort16-seed0", 20, 3, setting=HOSTILE, measured=measured, **common): dp,
         make(
