@@ -123,6 +123,7 @@ ADAM = elementwise("Adam", _both, _adaptive(lambda v, square, beta2: beta2 * v +
 YOGI = elementwise("Yogi", _both, _adaptive(lambda v, square, beta2: v - (1 - beta2) * square * torch.sign(v - square)))
 
 SERVER_OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "yogi": YOGI, "adagrad": ADAGRAD}
+ALONG_UPDATE = ("sgd", "momentum")  # those whose step is as long as the update; the others divide it by its size
 
 
 @dataclass(frozen=True)

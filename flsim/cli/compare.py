@@ -38,7 +38,8 @@ def compare(
     """Compare two runs, the worlds of a sweep, or two sweeps.
 
     Compares exposure, extraction by Random Sampling (RS) and Beam Search (BS), and utility. Canaries are paired. Each
-    difference has a 95% interval and a p-value.
+    difference has a 95% interval and a p-value. Exposure is also compared at the lowest perplexity that both runs
+    reached. Two runs without canaries are compared in utility alone.
 
     Two runs: differences over all canaries, and for each configuration (p_u, p_e).
 

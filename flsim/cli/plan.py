@@ -14,6 +14,7 @@ from flsim.cli.options import AtOnce, Json, Overrides
 from flsim.cli.sweep import TIER, CorpusOption, Only, Seeds
 
 if TYPE_CHECKING:
+    from flsim.planning.amounts import Amount
     from flsim.planning.plan import Plan
     from flsim.planning.predicting import Machine, Predictor
     from flsim.planning.requested import Request
@@ -51,7 +52,8 @@ def plan(
 ) -> None:
     """Predict what a run or a sweep needs on this machine.
 
-    Prints scale, time, memory, disk, epsilon and statistical power.
+    Prints scale, amounts of training, time, memory, disk, epsilon and statistical power. Where the sweep's results are
+    in runs/FILE-TIER, or in the folder of --against, their perplexity is beside the published one.
 
     Time and memory are measured: a few shortened runs are trained for some seconds each. This takes a minute or two,
     and leaves no files.
@@ -68,6 +70,7 @@ def plan(
     with scratch() as folder:
         request = read_request(file, folder, tier, range(seeds) if seeds else None, only or (), corpus, set_ or ())
         made = _plan(request, at_once, calibration and request.is_there, effect, sessions)
+        made = replace(made, amounts=_amounts(request, against), published_amounts=request.published_amounts)
     typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)
 
 
@@ -75,6 +78,14 @@ def _sessions(sweep: Path | None) -> list[Any]:
     from flsim.results.sweeps import read_sweep
 
     return [] if sweep is None else list(read_sweep(sweep).sessions)
+
+
+def _amounts(request: "Request", sweep: Path | None) -> "tuple[Amount, ...]":
+    from flsim.planning.amounts import amounts_of, measured_utility, sweep_of
+    from flsim.planning.scale import rows_of
+
+    results = sweep_of(sweep, request.name, request.tier)
+    return amounts_of(rows_of(request.planned), request.train, measured_utility(results) if results else None)
 
 
 def _plan(request: "Request", at_once: int | None, calibrated: bool, effect: float, sessions: list[Any]) -> "Plan":

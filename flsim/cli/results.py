@@ -2,17 +2,24 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flsim.base.errors import InputError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flsim.results.store import RunResults
+
 TABLE_EPILOG = """Example: flsim table runs/iid runs/non-iid --format csv
 
 Example: flsim table runs/sgd runs/fedavg --epoch 10
 
-Example: flsim table runs/seed-* --over-seeds --epoch 10
+Example: flsim table runs/seed-* --epoch 10
+
+Example: flsim table runs/seed-* --each-seed
 
 Example: flsim table runs/table1-smoke --against paper --format latex"""
 PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.png
@@ -47,6 +54,16 @@ Epoch = Annotated[
 ]
 
 
+TableOverSeeds = Annotated[
+    bool | None,
+    typer.Option(
+        "--over-seeds/--each-seed",
+        help="Average runs that differ only in the seed, with 95% intervals over seeds; or show each run.",
+        show_default="over seeds if a setting has two; csv and parquet: each run",
+    ),
+]
+
+
 class Format(StrEnum):
     """Format of a table."""
 
@@ -73,7 +90,7 @@ def table(
     out: TableOut = None,
     round: Round = None,
     epoch: Epoch = None,
-    over_seeds: OverSeeds = False,
+    over_seeds: TableOverSeeds = None,
     against: Annotated[
         Against | None,
         typer.Option(
@@ -87,9 +104,11 @@ def table(
     The columns are those of Thakkar et al. (2020): RS counts the canaries that Random Sampling extracts, and BS
     those that Beam Search extracts. Runs of a sweep have the published values beside theirs.
 
-    With --over-seeds the table holds means with intervals, and a paired test compares IID with non-IID.
+    Where a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares
+    IID with non-IID. --each-seed shows a row for each run instead, as CSV and Parquet do.
     """
     from flsim.base.files import named_file
+    from flsim.base.progress import say
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against_published import against as marked
     from flsim.results.display_columns import TUNED
@@ -104,18 +123,25 @@ def table(
     by_folder = read_shown(runs)
     read = list(by_folder.values())
     published = {run: rows[folder] for folder, run in by_folder.items() if folder in rows}
+    why = ""
+    if over_seeds is None and format in {Format.md, Format.latex}:
+        over_seeds, why = _has_means(read, round, epoch)
     kind = seeds_table if over_seeds else tables
     results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(read, round, epoch, published)
     if against:
         results = marked(results)
     if notes := tuned_notes(runs):
         results.attrs[TUNED] = notes
+        for note in notes if format is Format.csv else ():
+            say(note)  # below a table that has no room for it
     if format is Format.parquet:
         if out is None:
             raise InputError("--format parquet: not for a terminal; name a file with --out")
         formats.write_parquet(results, out)
         return
     text = {Format.md: kind.to_markdown, Format.csv: formats.to_csv, Format.latex: kind.to_latex}[format](results)
+    if format is Format.md and why:
+        text += f"\n{formats.note(why)}"
     if over_seeds and format is Format.md:
         compared = compare_worlds(read, round, epoch)
         text += f"\n{compared}" if compared else ""
@@ -124,6 +150,16 @@ def table(
     else:
         with named_file(out) as partial:
             partial.write_text(text, encoding="utf-8")
+
+
+def _has_means(runs: "Sequence[RunResults]", round: int | None, epoch: float | None) -> tuple[bool, str]:
+    """Return whether some setting has two seeds to average; where a mean is impossible, also say why."""
+    from flsim.results.seeds import has_means
+
+    try:
+        return has_means(runs, round, epoch), ""
+    except InputError as error:
+        return False, f"No means over seeds: {error}."
 
 
 def plot(

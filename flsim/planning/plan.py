@@ -7,6 +7,7 @@ from typing import Any
 
 from flsim.data.corpus import Split
 from flsim.evaluation.evaluate import EvaluationHParams
+from flsim.planning.amounts import Amount
 from flsim.planning.disk import run_bytes
 from flsim.planning.monitor import Watch
 from flsim.planning.predicting import Machine, Predictor, Time, evaluations_of
@@ -130,6 +131,8 @@ class Plan:
     time: Time | None = None
     memory: Memory | None = None
     against: tuple[Against, ...] = ()
+    amounts: tuple[Amount, ...] = ()
+    published_amounts: tuple[Amount, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""

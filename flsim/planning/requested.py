@@ -9,8 +9,9 @@ from flsim.base.progress import say
 from flsim.canaries.in_corpus import settled
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
+from flsim.planning.amounts import Amount, amounts_of, published_utility
 from flsim.planning.disk import corpus_bytes
-from flsim.planning.scale import PUBLISHED, Scale, Users, published_scale
+from flsim.planning.scale import Scale, Users, published_rows, published_scale, published_users
 from flsim.runs.config import load, toml
 from flsim.sweeps import definition
 from flsim.sweeps.definition import Planned
@@ -32,6 +33,7 @@ class Request:
         makes: bytes of the corpus that the sweep makes; 0 if it exists.
         whole_cluster: whether runs are trained one after another.
         published: scale of the published experiment; None if there is none.
+        published_amounts: amounts of training of the published rows; None if they are not known.
         source: name of the published experiment.
     """
 
@@ -44,6 +46,7 @@ class Request:
     makes: int = 0
     whole_cluster: bool = True
     published: Scale | None = None
+    published_amounts: tuple[Amount, ...] | None = None
     source: str | None = None
 
 
@@ -104,7 +107,7 @@ def _request_of_sweep(
     try:
         path = corpus or corpus_of(at, file, folder)
     except InputError as error:
-        users = PUBLISHED.get(sweep.published.file) if sweep.published else None
+        users = published_users(sweep)
         if users is None:
             raise
         path = folder / "corpus"
@@ -115,6 +118,8 @@ def _request_of_sweep(
         opened = open_corpus(at, path, folder)
         users, train = Users.in_corpus(opened), opened.split("train")
         makes = corpus_bytes(opened) if opened.path.parent == folder else 0
+    their_users = published_users(sweep)
+    theirs = published_rows(sweep, planned, str(file), only) if their_users else None
     return Request(
         file.stem,
         tier,
@@ -125,5 +130,8 @@ def _request_of_sweep(
         makes=makes,
         whole_cluster=at.whole_cluster,
         published=published_scale(sweep, planned, str(file), only),
+        published_amounts=amounts_of(theirs, their_users.split(), published_utility(theirs))
+        if theirs and their_users
+        else None,
         source=sweep.published.source if sweep.published else None,
     )

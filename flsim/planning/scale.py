@@ -9,9 +9,8 @@ import numpy as np
 from flsim.canaries.spec import CanaryHParams, configurations, expected_copies
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
+from flsim.results.sweeps import WORLD, SweepRun
 from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
-
-WORLD = "data.world"
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,15 @@ def scale_of(planned: Sequence[Planned], users: Users, train: Split) -> Scale:
         users: numbers of the users.
         train: the users.
     """
+    return _scale(rows_of(planned), users, train)
+
+
+def rows_of(planned: Sequence[Planned]) -> dict[str, list[Planned]]:
+    """Return the runs of each row of the table, by its name."""
     rows: dict[str, list[Planned]] = {}
     for run in planned:
         rows.setdefault(row_name(run), []).append(run)
-    return _scale(rows, users, train)
+    return rows
 
 
 def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) -> Scale:
@@ -158,9 +162,23 @@ def published_scale(
         source: the definition's file, for messages.
         only: the planned grids.
     """
-    users = PUBLISHED.get(definition.published.file) if definition.published else None
-    if users is None:
-        return None
+    users = published_users(definition)
+    pairs = published_rows(definition, planned, source, only) if users else None
+    return _scale(pairs, users, users.split()) if users and pairs else None
+
+
+def published_users(definition: Definition) -> Users | None:
+    """Return the numbers of the published training users; None if they are not known."""
+    return PUBLISHED.get(definition.published.file) if definition.published else None
+
+
+def published_rows(
+    definition: Definition, planned: Sequence[Planned], source: str, only: Sequence[str] = ()
+) -> dict[str, list[Planned]] | None:
+    """Return the published runs by the rows of those that stand for them; None if they are not as many.
+
+    The arguments are those of `published_scale`.
+    """
     tier = Tier("", TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
     theirs = planned_runs(definition, tier, Path(), source, only=only)
     if len(theirs) != len(planned):
@@ -168,10 +186,10 @@ def published_scale(
     pairs: dict[str, list[Planned]] = {}
     for ours, other in zip(planned, theirs, strict=True):
         pairs.setdefault(row_name(ours), []).append(other)
-    return _scale(pairs, users, users.split())
+    return pairs
 
 
-def row_name(run: Planned) -> str:
+def row_name(run: Planned | SweepRun) -> str:
     """Return the name of the row of a table that a run is in, without world and seed."""
     axes = [_setting_text(key, value) for key, value in run.axes.items() if key != WORLD]
     return " ".join([run.grid, *axes])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from flsim.measures.random_sampling import MEMORIZED
+from flsim.planning.amounts_text import training
 from flsim.planning.plan import Plan, Privacy
 from flsim.planning.scale import Canaries, Row, Scale
 from flsim.privacy.table import SOUND, STAR
@@ -20,7 +21,15 @@ def page(plan: Plan) -> str:
     runs = sum(row.runs for row in plan.scale.rows)
     tier = f", tier {plan.tier}" if plan.tier else ""
     title = note(f"{plan.name}{tier}: {count(runs, 'run')} on {_machine(plan)}")
-    sections = [_scale(plan), _time(plan), _memory(plan), _disk(plan), _privacy(plan.privacy), _power(plan)]
+    sections = [
+        _scale(plan),
+        training(plan),
+        _time(plan),
+        _memory(plan),
+        _disk(plan),
+        _privacy(plan.privacy),
+        _power(plan),
+    ]
     return "\n".join([title, *(text.rstrip("\n") + "\n" for text in [*sections, _against(plan)] if text)])
 
 

@@ -20,7 +20,8 @@ from flsim.results.columns import (
     quantities_in,
 )
 from flsim.results.display_columns import text_of_count
-from flsim.results.published import BESIDE, FORMS, PREFIX, has_counts
+from flsim.results.published import BESIDE, FORMS, PREFIX, ROW_OF_QUESTION, has_counts
+from flsim.results.question import ASKED
 
 Form = tuple[str, str, float]  # heading, format ("count" of memorized canaries, or "canaries") and factor
 TRAINED: dict[str, Form] = {"round": ("Round", "{:,.0f}", 1), "epochs": ("Epochs", "{:.3g}", 1)}
@@ -41,7 +42,8 @@ PRIVACY: dict[str, Form] = {
 # Columns in the sentences around a table, or elsewhere in the report.
 ELSEWHERE = {
     *("setting", "series", "runs", "run", "seeds", "given", "diverged", "left_out", "reason"),
-    *(f"{PREFIX}{name}" for name in ("table", "data", "setting", "canaries", "delta")),
+    *(f"{PREFIX}{name}" for name in ("table", "data", "setting", "canaries", "delta", *ROW_OF_QUESTION)),
+    *ASKED,
     *AGAINST,
 }
 

@@ -11,7 +11,7 @@ from flsim.measures.quantity import flags
 from flsim.report.blocks import Block, Cell, Fold, Heading, Prose, Table, left, plural
 from flsim.report.cells import Cells
 from flsim.report.gather import Gathered
-from flsim.results.against_published import against, agreements
+from flsim.results.against_published import against, agreements, chance, sizes
 from flsim.results.columns import described, quantities_in
 from flsim.results.published import PREFIX
 from flsim.results.seeds_table import seeds_table
@@ -48,7 +48,9 @@ def memorization(gathered: Gathered) -> list[Block]:
     table, frame = _settings(gathered, published) if has_seeds else _runs(gathered, published)
     blocks: list[Block] = [table]
     if "published_table" in frame:
-        sentences = [str(agreement).replace("IID less Non-IID", "IID less non-IID") for agreement in agreements(frame)]
+        judged = agreements(frame)
+        sentences = [str(agreement).replace("IID less Non-IID", "IID less non-IID") for agreement in judged]
+        sentences = [sentence for sentence in [sizes(frame), *sentences, *chance(judged)] if sentence]
         blocks += [Prose(f"Against the paper: {' '.join(sentences)}", is_note=True)] if sentences else []
         blocks.append(Fold("Which published row each setting stands for", [_stand_for(table, frame)]))
     if has_seeds:

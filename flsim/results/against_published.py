@@ -1,26 +1,34 @@
 """Agreement of tables with the papers, row by row, in size and in direction.
 
-    METRIC_size     is the published share of canaries in our 95% interval: "same"; otherwise ours is "lower" or
-    "higher" METRIC_pairs    share of the pairs of this row with another row, among those that the paper tells apart,
-    whose
-                    difference has the published sign
-    METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie if our values are equal
+    METRIC_size     whether the published share of canaries is in our 95% interval: "same"; otherwise ours is "lower" or
+                    "higher"
+    METRIC_pairs    share of the pairs of this row with another row, among those that the paper tells apart by more
+                    than chance, whose difference has the published sign
+    METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie if our values are equal; blank
+                    where the paper does not tell both apart by more than chance
 
-*Size* is compared with Thakkar et al. (2020) alone, who count canaries as this platform does. The secrets, spaces and
-models of Carlini et al. (2019) are different, so bits and shares of extracted secrets are compared only in direction.
+*Size* is compared only where both shares answer the same question: with as many references, known words and words of a
+canary (`flsim.results.question`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
+count canaries as this platform does. The secrets, spaces and models of Carlini et al. (2019) are different, so bits and
+shares of extracted secrets are compared only in direction.
 
-*Direction* compares published rows with the mean of all runs that stand for the row. It does not say whether a
-difference is more than chance. For that there are intervals, tests over canaries, and seeds.
+*Direction* compares published rows with the mean of all runs that stand for the row. Published counts such as 54 and 52
+of 90 canaries differ by chance, so pairs are counted twice: those that the paper tells apart by more than chance
+(`flsim.results.agreement.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance
+moves exposures and shares of extracted secrets, so all their pairs are counted. Whether our own difference is more than
+chance is told by intervals, tests over canaries, and seeds.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from flsim.results.agreement import Order, order, size
+from flsim.results.agreement import Order, differ_by_more_than_chance, order, size
+from flsim.results.question import differences, is_alike
 
 COUNTED = ("rs", "bs")
 # Extracted secrets are held against Beam Search, which searches for the likeliest continuation as their extraction
@@ -31,8 +39,15 @@ AGAINST = {
     **{f"{metric}_pairs": "Float64" for metric in METRICS},
     **{f"{metric}_twin": "string" for metric in METRICS},
 }
+COMPARED = "compared"  # attribute of a table that `against` returned
 ROW = ["published_table", "published_data", "published_setting"]  # name a published row
 WORLDS = ("IID", "Non-IID")
+PUBLISHED_DIRECTION = "differ in the published direction"
+CLEARLY = "the paper tells apart by more than chance"
+CHANCE = (
+    "Chance: Fisher's exact test of two published counts at 5%, as if their canaries were independent. Both models "
+    "have the same canaries, so the test is conservative. It says nothing about other seeds of the paper's models."
+)
 ROUNDING = 9  # decimals of a share or a bit, so that means that are equal on paper tie
 
 
@@ -44,31 +59,52 @@ class Agreement:
         metric: a key of `METRICS`.
         table: the published table.
         order: the order of those rows that some run was measured for.
-        twins: METRIC_twin by setting.
+        twins: whether IID less Non-IID has the published sign ("yes", "no" or "tie"), by setting.
+        clear_twins: the settings whose worlds the paper tells apart by more than chance.
     """
 
     metric: str
     table: str
     order: Order
     twins: dict[str, str]
+    clear_twins: frozenset[str]
 
     def __str__(self) -> str:
         order = self.order
         sentence = f"{METRICS[self.metric]}, Table {self.table}: "
         if not order.pairs:
             return sentence + "no two rows whose published values differ."
-        sentence += f"{order.agreeing:g} of {order.pairs} pairs of rows differ in the published direction"
-        sentence += f" (tau-b {order.tau:.2f})" if math.isfinite(order.tau) else ""
+        tau = f" (tau-b {order.tau:.2f})" if math.isfinite(order.tau) else ""
+        if self.metric not in COUNTED:
+            sentence += f"{order.agreeing:g} of {order.pairs} pairs of rows {PUBLISHED_DIRECTION}{tau}"
+        elif order.clear_pairs:
+            sentence += f"{order.clear_agreeing:g} of {order.clear_pairs} pairs of rows that {CLEARLY} "
+            sentence += f"{PUBLISHED_DIRECTION}; {order.agreeing:g} of {order.pairs} of all pairs{tau}"
+        else:
+            sentence += f"no pairs of rows that {CLEARLY}; {order.agreeing:g} of {order.pairs} of all pairs "
+            sentence += f"{PUBLISHED_DIRECTION}{tau}"
         if self.twins:
-            signs = list(self.twins.values())
-            ties = f" ({signs.count('tie')} tied)" if "tie" in signs else ""
-            sentence += f"; IID less Non-IID has the published sign in {signs.count('yes')} of {len(signs)} twins{ties}"
+            parts = [sign for setting, sign in self.twins.items() if setting in self.clear_twins]
+            is_all = len(parts) == len(self.twins)
+            scores = [f"{_signs(parts)} {'such ' * (self.metric in COUNTED)}twins"] if parts else []
+            scores += [] if is_all else [f"{_signs(list(self.twins.values()))} of all twins"]
+            sentence += f"; IID less Non-IID has the published sign in {', '.join(scores)}"
         return sentence + "."
+
+
+def _signs(signs: list[str]) -> str:
+    ties = f" ({signs.count('tie')} tied)" if "tie" in signs else ""
+    return f"{signs.count('yes')} of {len(signs)}{ties}"
 
 
 def agreements(table: pd.DataFrame) -> list[Agreement]:
     """Return the agreement of each published table and metric that a table of runs or over seeds has values of."""
     return [agreement for metric in METRICS for agreement, _ in _judged(table, metric)]
+
+
+def chance(judged: Sequence[Agreement]) -> list[str]:
+    """Return the sentence that says what the agreements take for chance; empty if none tells pairs apart by it."""
+    return [CHANCE] if any(agreement.metric in COUNTED and agreement.order.pairs for agreement in judged) else []
 
 
 def against(table: pd.DataFrame) -> pd.DataFrame:
@@ -81,7 +117,10 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
     for metric in COUNTED:
         published = measured(table, metric)[1]
         intervals = zip(table[f"{metric}_share_low"], table[f"{metric}_share_high"], published, strict=True)
-        more[f"{metric}_size"] = [None if pd.isna([*interval]).any() else size(*interval) for interval in intervals]
+        more[f"{metric}_size"] = [
+            size(*interval) if comparable and not pd.isna([*interval]).any() else None
+            for comparable, interval in zip(is_alike(table), intervals, strict=True)
+        ]
     for metric in METRICS:
         cells_of_rows = {key: cells for _, points in _judged(table, metric) for key, cells in points.items()}
         ours, theirs = measured(table, metric)
@@ -91,8 +130,22 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
     kept = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
     marks = pd.DataFrame(kept, index=table.index).astype({name: AGAINST[name] for name in kept})
     marked = pd.concat([table, marks], axis=1)
-    marked.attrs = table.attrs  # pandas drops what only one of the tables has
+    marked.attrs = table.attrs | {COMPARED: True}  # pandas drops what only one of the tables has
     return marked
+
+
+def sizes(table: pd.DataFrame) -> str:
+    """Return a sentence on the rows whose share is not compared in size, and why; empty if all are compared."""
+    has_both = pd.Series(data=False, index=table.index)
+    for metric in COUNTED:
+        ours, theirs = measured(table, metric)
+        has_both |= ours.notna() & theirs.notna()
+    alike = is_alike(table)
+    if not (has_both & ~alike).any():
+        return ""
+    among = " of some rows" if (has_both & alike).any() else ""
+    why = differences(table[has_both & ~alike])
+    return f"Sizes{among} are not compared: {why}. Directions are compared."
 
 
 def has_shares(table: pd.DataFrame) -> bool:
@@ -138,13 +191,42 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
         for key, values in values_of_rows.items():
             if key[0] == name:
                 points[key] = round(float(np.mean([ours for ours, _ in values])), ROUNDING), values[0][1]
-        rows = order(*zip(*points.values(), strict=True))
+        is_clear = _is_clear(table, metric, list(points))
+        ours_of_rows, theirs_of_rows = zip(*points.values(), strict=True)
+        rows = order(ours_of_rows, theirs_of_rows, is_clear)
         twins = _twins(points)
+        clear_twins = frozenset(setting for setting in twins if is_clear is None or is_clear[_places(points, setting)])
         cells = {
-            key: (None if math.isnan(share) else share, twins.get(key[2]) if key[1] in WORLDS else None)
+            key: (
+                None if math.isnan(share) else share,
+                twins[key[2]] if key[1] in WORLDS and key[2] in clear_twins else None,
+            )
             for key, share in zip(points, rows.of_rows, strict=True)
         }
-        yield Agreement(metric, name, rows, twins), cells
+        yield Agreement(metric, name, rows, twins, clear_twins), cells
+
+
+def _is_clear(table: pd.DataFrame, metric: str, keys: list[Key]) -> NDArray[np.bool_] | None:
+    """Return whether published values of rows differ by more than chance, bool [rows, rows].
+
+    Return None if the metric is no count of canaries.
+    """
+    if metric not in COUNTED:
+        return None
+    columns = (table[f"published_{metric}"], table["published_canaries"])
+    published = dict(zip(_keys(table), zip(*columns, strict=True), strict=True))
+    counts = [tuple(map(int, published[key])) for key in keys]
+    return np.array(
+        [
+            [differ_by_more_than_chance((one, other), (of_one, of_other)) for other, of_other in counts]
+            for one, of_one in counts
+        ]
+    )
+
+
+def _places(points: Points, setting: str) -> tuple[int, ...]:
+    """Return the places of a setting's two worlds among the rows."""
+    return tuple(place for place, key in enumerate(points) if key[2] == setting and key[1] in WORLDS)
 
 
 def _twins(points: Points) -> dict[str, str]:

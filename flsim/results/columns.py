@@ -11,6 +11,7 @@ from flsim.measures.quantity import Quantity, from_json, to_json
 from flsim.results.against_published import AGAINST
 from flsim.results.agreement import share_interval
 from flsim.results.published import COUNTED_OF, PREFIX, PUBLISHED
+from flsim.results.question import ASKED
 from flsim.results.store import RunResults
 
 PRIVACY = {
@@ -50,8 +51,9 @@ TAKEN = (
     *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
     *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
     *AT_CEILING,
-    *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *AGAINST, "diverged"),
+    *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *ASKED, *AGAINST, "diverged"),
     *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
+    *(f"like_utility_{name}" for name in ("difference", "low", "high", "left_out")),
 )
 DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
 

@@ -20,6 +20,9 @@ The frame:
     p_holm, rs_p_holm, ...     corrected for the number of rows, by Holm, each column by itself
     perplexity_a, accuracy_a, _b   means over seeds
     published_rs_a, ..._bs_b   values of the published rows, and published_canaries, their numbers of canaries
+    like_utility_difference    exposure in a less that in b, bits, each seed at the lowest perplexity that both its runs
+                               reached; like_utility_low, _high, its 95% interval over seeds, blank for one seed
+    like_utility_left_out      why there is no such difference
     left_out                   runs that are not compared, with reasons
 
 A cell is blank if it was not measured or cannot be computed.
@@ -38,6 +41,7 @@ from flsim.results.columns import AT_CEILING, DIFFERENCE, described, prefix_of, 
 from flsim.results.compare import counted_at_ceiling, counts_of, paired_exposure
 from flsim.results.compare_seeds import counts_over_seeds
 from flsim.results.inference import holm
+from flsim.results.like_utility import like_utility
 from flsim.results.pairing import compared_in, paired_canaries
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import sample
@@ -66,6 +70,7 @@ def p_of(quantity: Quantity) -> str:
     return f"{quantity.name}_p" if quantity.is_flag else f"{prefix_of(quantity)}p"
 
 
+LIKE_UTILITY = tuple(f"like_utility_{name}" for name in ("difference", "low", "high"))
 STANDARD = panels_first(compared_in([]))
 COLUMNS = {
     **dict.fromkeys(("row", "setting_a", "setting_b"), "string"),
@@ -77,6 +82,8 @@ COLUMNS = {
     **{name: "Float64" for quantity in STANDARD for name in columns_of(quantity)},
     **dict.fromkeys(AT_CEILING, "Float64"),
     **{f"{PREFIX}{metric}_{side}": "Int64" for metric in COUNTED_OF for side in "ab"},
+    **dict.fromkeys(LIKE_UTILITY, "Float64"),
+    "like_utility_left_out": "string",
     "left_out": "string",
 }
 
@@ -147,6 +154,7 @@ def _compared(
         for quantity in of_model(quantities):
             measured = [run.of_model(quantity.name, at) for run, at in zip(runs, points, strict=True)]
             row[f"{quantity.name}_{name}"] = _mean(measured)
+    row |= _at_like_utility(pairs)
     for quantity in numbers(quantities):
         if all(quantity in pair.quantities for pair in canaries):
             row |= _difference(pairs, quantity, round, epoch)
@@ -160,6 +168,15 @@ def _compared(
         if of_flag is not None:
             row |= {f"{flag.name}_a": of_flag.a, f"{flag.name}_b": of_flag.b, f"{flag.name}_p": of_flag.p}
     return row
+
+
+def _at_like_utility(pairs: Sequence[tuple[int, RunResults, RunResults]]) -> dict[str, Any]:
+    """Return the cells of `LIKE_UTILITY`, or why a run lacks evaluations near the common perplexity."""
+    try:
+        over = like_utility([run for _, run, _ in pairs], [run for _, _, run in pairs])
+    except InputError as error:
+        return {"like_utility_left_out": str(error)}
+    return dict(zip(LIKE_UTILITY, (over.mean_difference, over.ci_low, over.ci_high), strict=True))
 
 
 def _difference(

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats, layout
 from flsim.results.ceiling import MANY, WHAT_TO_DO
 from flsim.results.columns import AT_CEILING
-from flsim.results.compare_pairs import STANDARD, p_of, quantities_in_pairs
+from flsim.results.compare import signed
+from flsim.results.compare_pairs import LIKE_UTILITY, STANDARD, p_of, quantities_in_pairs
 from flsim.results.compare_text import counts_text, difference_columns, p_texts
 from flsim.results.display_columns import text_of_count
 from flsim.results.formats import formatted, text_of
@@ -39,6 +41,10 @@ CEILING = (
 )
 UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
+LIKE = (
+    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, each seed at the lowest perplexity that both its "
+    "runs reached, from all their evaluations; CI: half its 95% interval over seeds (t)."
+)
 EPOCHS_LEGEND = "All after {} epochs; an epoch reads as many records as there are.\n"
 
 
@@ -77,6 +83,7 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
         elif p:
             units.append([*difference_columns(table, quantity), p, *_at_ceiling(table, quantity, template)])
     units.append([_utility(table, quantity) for quantity in of_model(quantities)])
+    units.append(_like_utility(table))
     for flag in flags(quantities):
         if flag.name not in COUNTED_OF:
             continue
@@ -97,6 +104,17 @@ def _at_ceiling(table: pd.DataFrame, quantity: Quantity, template: str) -> list[
     if not quantity.is_primary or not (shares >= MANY).any(axis=None):
         return []
     return [Column("Ceil.", counts_text(table, "at_ceiling", template), note=CEILING)]
+
+
+def _like_utility(table: pd.DataFrame) -> list[Column]:
+    """Return the columns of the difference at equal perplexity, and of half its interval; empty if no row has it."""
+    mean, low, high = (table[name] for name in LIKE_UTILITY)
+    if mean.isna().all():
+        return []
+    sign = signed(PRIMARY)
+    cells = formatted((high - low) / 2, f"{{:{sign.removeprefix('+')}}}")
+    interval = [Column("CI", cells)] if any(cells) else []
+    return [Column("Like perp.", formatted(mean, f"{{:{sign}}}"), note=LIKE), *interval]
 
 
 def _utility(table: pd.DataFrame, quantity: Quantity) -> Column:
@@ -134,4 +152,7 @@ def _notes(table: pd.DataFrame, labels: list[str], width: int) -> str:
     for label, why in zip(labels, table["left_out"], strict=True):
         if not pd.isna(why):
             text += formats.note(f"Left out of {label}: {why}", width)
+    whys = zip(labels, table["like_utility_left_out"], strict=True)
+    if unlike := [f"{label}: {why}" for label, why in whys if not pd.isna(why)]:
+        text += formats.note(f"Not compared at equal perplexity: {'; '.join(unlike)}.", width)
     return text

@@ -23,17 +23,27 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, flags, numbers, of_model
+from flsim.measures.utility import PERPLEXITY
 from flsim.results import formats, layout
 from flsim.results.ceiling import MANY, WHAT_TO_DO
 from flsim.results.columns import AT_CEILING, COUNTS, DIFFERENCE, described, prefix_of
-from flsim.results.compare import PairedNumbers, counted_at_ceiling, counts_of, differences_of, paired_exposure
+from flsim.results.compare import (
+    PairedNumbers,
+    counted_at_ceiling,
+    counts_of,
+    differences_of,
+    paired_exposure,
+    signed,
+)
 from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
 from flsim.results.formats import formatted, text_of
-from flsim.results.inference import holm
+from flsim.results.inference import holm, t_interval
 from flsim.results.layout import Column
-from flsim.results.pairing import PairedCanaries, compared_in, paired_canaries
-from flsim.results.store import RunResults
+from flsim.results.like_utility import PairAtLikeUtility, pair_at_like_utility
+from flsim.results.pairing import PairedCanaries, compared_in, paired_canaries, round_of
+from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.tables import copies, memorization_table, user_share
 
 TRAINING = {"epochs": ("Epochs", "{:.3g}", 1)}
@@ -42,6 +52,7 @@ PRIVACY = {
     "epsilon_sound": ("Epsilon", "{:.3g}", 1),
     "record_epsilon": ("Epsilon, record's", "{:.3g}", 1),
 }
+NO_CANARIES = "Neither run has canaries, so only utility is compared.\n"
 LEGEND = """Only a, only b: memorized by that model only. Share: a's share of these, with
 its exact 95% interval (Clopper-Pearson). p: the chance of an equally uneven
 split if neither model memorized more (McNemar's exact test over the canaries
@@ -93,6 +104,8 @@ class RunsCompared:
         models: a row of `flsim.results.tables.memorization_table` for each run.
         table: one row for all canaries and one for each configuration, as the module describes.
         never_planted: number of canaries that neither run planted; they are in no row.
+        like_utility: exposure at the lowest perplexity that both runs reached, or why there is none; None without
+            canaries.
     """
 
     numbers: Sequence[PairedNumbers]
@@ -100,14 +113,20 @@ class RunsCompared:
     models: pd.DataFrame
     table: pd.DataFrame
     never_planted: int = 0
+    like_utility: PairAtLikeUtility | str | None = None
 
 
 def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> RunsCompared:
     """Compare two runs at a round or after a number of epochs; by default at each run's last evaluation.
 
+    Two runs without any canaries are compared in utility alone. The comparison at equal perplexity is of all
+    evaluations of both runs, whatever the round.
+
     Raises:
         InputError: as for `flsim.results.pairing.paired_canaries`.
     """
+    if a.roster.empty and b.roster.empty:
+        return _without_canaries(a, b, round, epoch)
     pair = paired_canaries(a, b, round, epoch)
     canaries, compared = pair.canaries, _of_canaries([a, b])
     rows = [{"configuration": "all", **_statistics(canaries, pair)}]
@@ -123,7 +142,22 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
     table = described(table, compared)
     over_all = [paired_exposure(a, b, round, epoch, quantity) for quantity in numbers(pair.quantities)]
     models = memorization_table([a, b], round, epoch)
-    return RunsCompared(over_all, compared_in([a, b]), models, table, pair.never_planted)
+    return RunsCompared(over_all, compared_in([a, b]), models, table, pair.never_planted, _at_like_utility(a, b))
+
+
+def _without_canaries(a: RunResults, b: RunResults, round: int | None, epoch: float | None) -> RunsCompared:
+    refuse_two_points(round, epoch)
+    for run in (a, b):
+        round_of(run, round, epoch)  # raises where there is nothing to compare
+    table = pd.DataFrame([{"configuration": "all", "n": 0}], columns=list(COLUMNS)).astype(COLUMNS)
+    return RunsCompared((), compared_in([a, b]), memorization_table([a, b], round, epoch), table)
+
+
+def _at_like_utility(a: RunResults, b: RunResults) -> PairAtLikeUtility | str:
+    try:
+        return pair_at_like_utility(a, b)
+    except InputError as error:
+        return str(error)
 
 
 def _name(configuration: Mapping[Any, Any]) -> str:
@@ -150,14 +184,33 @@ def to_json(compared: RunsCompared) -> dict[str, Any]:
     """Return the comparison as one JSON object; null stands for values that are unknown or not finite."""
     everything, *configurations = json_rows(compared.table)
     a, b = json_rows(compared.models)
-    return {"compared": "runs", "a": a, "b": b, "all": everything, "configurations": configurations}
+    at_like = compared.like_utility
+    like: dict[str, Any] | None = None
+    if isinstance(at_like, PairAtLikeUtility):
+        low, high = (_known(end) for end in t_interval(at_like.differences.to_numpy()))
+        mean = float(at_like.differences.mean())
+        like = {PERPLEXITY.name: at_like.perplexity, "rounds": list(at_like.rounds)}
+        like |= {"mean_difference": mean, "ci_low": low, "ci_high": high}
+    more = {"all": everything, "configurations": configurations, "like_utility": like}
+    return {"compared": "runs", "a": a, "b": b, **more}
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def to_markdown(compared: RunsCompared, width: int = 80) -> str:
     """Return the comparison as text of at most `width` columns, except for longer names."""
+    if not compared.table["n"].iloc[0]:
+        sides = zip("ab", compared.models.to_dict("records"), strict=True)
+        named = "".join(
+            f"  {side}: {model['setting']} ({model['run']}), round {model['round']}\n" for side, model in sides
+        )
+        return "\n".join([NO_CANARIES + named, layout.markdown(*_both(compared), _warnings(compared, width), width)])
     return "\n".join(
         [
             "\n".join(map(str, compared.numbers)) + "\n",
+            formats.note(_like_utility_text(compared.like_utility), width),
             layout.markdown(*_both(compared), LEGEND + _warnings(compared, width), width),
             layout.markdown(*_configurations(compared), _legend(compared.quantities) + SCOPE, width),
         ]
@@ -166,7 +219,23 @@ def to_markdown(compared: RunsCompared, width: int = 80) -> str:
 
 def to_latex(compared: RunsCompared) -> str:
     """Return the rows of the frame as a tabular; it needs the package booktabs."""
-    return layout.latex(*_configurations(compared, has_all=True))
+    has_canaries = bool(compared.table["n"].iloc[0])
+    return layout.latex(*(_configurations(compared, has_all=True) if has_canaries else _both(compared)))
+
+
+def _like_utility_text(at_like: PairAtLikeUtility | str | None) -> str:
+    """Return a sentence on the comparison at equal perplexity, or on why there is none."""
+    if not isinstance(at_like, PairAtLikeUtility):
+        return f"Not compared at equal perplexity: {at_like}."
+    quantity, (round_a, round_b) = at_like.quantity, at_like.rounds
+    mean, *ends = (
+        f"{value:{signed(quantity)}}"
+        for value in (at_like.differences.mean(), *t_interval(at_like.differences.to_numpy()))
+    )
+    return (
+        f"At equal perplexity, {at_like.perplexity:.4g}, the lowest that both reached (a at round {round_a:,.4g}, b at "
+        f"round {round_b:,.4g}): mean of a - b: {mean} {quantity.unit} (95% CI {' to '.join(ends)})."
+    )
 
 
 def _legend(quantities: Sequence[Quantity]) -> str:
@@ -192,7 +261,7 @@ def _both(compared: RunsCompared) -> tuple[list[Column], list[list[Column]]]:
     for name, (heading, template, scale) in (TRAINING | _of_model(compared.quantities) | PRIVACY).items():
         if name in compared.models and compared.models[name].notna().any():
             lines.append([heading, *formatted(compared.models[name], template, scale), "", "", "", ""])
-    headings = ["", "a", "b", "only a", "only b", "p", "share (95%)"]
+    headings = ["", "a", "b", *(["only a", "only b", "p", "share (95%)"] if everything["n"] else [])]
     cells = [[line[place] for line in lines] for place in range(len(headings))]
     units = [Column(heading, column_cells) for heading, column_cells in zip(headings[1:], cells[1:], strict=True)]
     return [Column("", cells[0], is_number=False)], [units]
@@ -227,8 +296,8 @@ def _warnings(compared: RunsCompared, width: int) -> str:
         number = compared.never_planted
         which = "1 canary, planted in neither run, is" if number == 1 else f"{number} canaries, planted in neither, are"
         text += formats.note(f"{which} in no number.", width)
-    n, a, b = (int(compared.table[name].iloc[0]) for name in ("n", *AT_CEILING))
-    if max(a, b) >= MANY * n:
+    n, a, b = map(int, compared.table[["n", *AT_CEILING]].iloc[0].fillna(0))
+    if n and max(a, b) >= MANY * n:
         text += formats.note(
             f"{a} of {n} canaries in a and {b} in b are at the ceiling of exposure, ranked before all references: "
             f"differences between them cannot show; {WHAT_TO_DO}",

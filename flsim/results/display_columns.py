@@ -9,7 +9,17 @@ import pandas as pd
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, of_model
 from flsim.results import formats
-from flsim.results.against_published import AGAINST, COUNTED, agreements, has_shares, measured, source_of
+from flsim.results.against_published import (
+    CLEARLY,
+    COMPARED,
+    COUNTED,
+    agreements,
+    chance,
+    has_shares,
+    measured,
+    sizes,
+    source_of,
+)
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of
 from flsim.results.formats import formatted, text_of
@@ -28,7 +38,7 @@ PAPER = "Paper: the published value of the column to its left."
 MARKS = {"same": "=", "lower": "<", "higher": ">"}
 VS = "vs: = the published share lies in our 95% interval, < ours is lower, > higher."
 PAIRS = "Pairs: share of pairs of this row with another that differ in the published direction."
-TWIN = "Twin: whether IID less Non-IID has the published sign; a tie has no sign."
+TWIN = f"Twin: whether IID less Non-IID has the published sign, where {CLEARLY}; a tie has no sign."
 EPSILON = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}."
 RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}."
 WHOLE = "Test text: of {} whole test authors."
@@ -137,9 +147,11 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
 
 def agreement(table: pd.DataFrame) -> str:
     """Return a sentence about each metric over all rows, if `flsim.results.against_published` compared them."""
-    if not {*AGAINST} & {*table}:
+    if not table.attrs.get(COMPARED):
         return ""
-    return "\n" + "".join(formats.note(str(metric)) for metric in agreements(table))
+    judged = agreements(table)
+    sentences = [sizes(table), *map(str, judged), *chance(judged)]
+    return "\n" + "".join(formats.note(sentence) for sentence in sentences if sentence)
 
 
 def tuned(table: pd.DataFrame) -> str:

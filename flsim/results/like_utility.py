@@ -63,24 +63,47 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
             never above the perplexity that the other ended with.
     """
     pairs = pairs_of_seeds(a, b)
-    perplexities = tuple(lowest_in_both(run_a, run_b, quantity) for _, run_a, run_b in pairs)
-    rounds, differences = [], []
-    for (_, run_a, run_b), perplexity in zip(pairs, perplexities, strict=True):
-        (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity, quantity) for run in (run_a, run_b))
-        rounds.append((round_a, round_b))
-        planted = sorted({*run_a.planted["canary"], *run_b.planted["canary"]})
-        differences.append(float((of_a - of_b)[planted].mean()))
-    rounded = np.round(differences, ROUNDING)
+    compared = [pair_at_like_utility(run_a, run_b, quantity) for _, run_a, run_b in pairs]
+    rounded = np.round([float(pair.differences.mean()) for pair in compared], ROUNDING)
     return LikeUtility(
         tuple(seed for seed, _, _ in pairs),
-        perplexities,
-        tuple(rounds),
+        tuple(pair.perplexity for pair in compared),
+        tuple(pair.rounds for pair in compared),
         tuple(rounded.tolist()),
         float(rounded.mean()),
         *t_interval(rounded),
         paired_t_p(rounded),
         quantity,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class PairAtLikeUtility:
+    """A number of canaries in run a less that in run b at the lowest perplexity that both reached.
+
+    Attributes:
+        perplexity: that perplexity.
+        rounds: when a and b first reached it; between two evaluations, a fraction of a round.
+        differences: a - b of each canary that either run planted, by its id, in the number's unit.
+        quantity: the compared number.
+    """
+
+    perplexity: float
+    rounds: tuple[float, float]
+    differences: "pd.Series[float]"
+    quantity: Quantity = PRIMARY
+
+
+def pair_at_like_utility(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -> PairAtLikeUtility:
+    """Compare two runs over the same canaries at the lowest perplexity that both reached.
+
+    Raises:
+        InputError: a run diverged or lacks evaluations, or was never above the perplexity that the other ended with.
+    """
+    perplexity = lowest_in_both(a, b, quantity)
+    (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity, quantity) for run in (a, b))
+    planted = sorted({*a.planted["canary"], *b.planted["canary"]})
+    return PairAtLikeUtility(perplexity, (round_a, round_b), (of_a - of_b)[planted], quantity)
 
 
 def lowest_in_both(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -> float:

@@ -49,7 +49,7 @@ def paired_canaries(
     """
     refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)
-    round_a, round_b = _round_of(a, round, epoch), _round_of(b, round, epoch)
+    round_a, round_b = round_of(a, round, epoch), round_of(b, round, epoch)
     references = a.references(round_a), b.references(round_b)
     if references[0] != references[1] or references[0] is None:
         sizes = " and ".join("unknown" if size is None else f"{size:.0f}" for size in references)
@@ -98,11 +98,18 @@ def _refuse_other_canaries(a: RunResults, b: RunResults) -> None:
             f"runs {a.name} and {b.name}: planted different canaries, the first {differing[0]}; compare runs with the "
             f"same corpus, seed and [canaries]"
         )
+    if not phrases_a:
+        raise InputError(f"runs {a.name} and {b.name}: have no canaries, so that only the utility of two runs compares")
     if len(phrases_a) < 2:
         raise InputError(f"runs {a.name} and {b.name}: one canary has no spread; plant at least two")
 
 
-def _round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
+def round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
+    """Return the evaluated round of a run to compare.
+
+    Raises:
+        InputError: the run diverged, or was not evaluated there.
+    """
     if run.status == "diverged":
         raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
     return run.at(round, epoch)

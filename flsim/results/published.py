@@ -6,15 +6,19 @@ and the table's own name as text. Blank cells are left out.
 
 import csv
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
 from flsim.base.errors import InputError
 
 Cell = int | float | str
+# What Random Sampling and Beam Search asked: |R|, the words of a canary that are known, and all its words.
+ROW_OF_QUESTION = ("references", "prefix", "length")
 # The papers' column -> ours, and its type. What is neither here nor `table` or `data` says what was trained.
 RESULTS = {
     "canaries": ("published_canaries", "Int64"),
+    **{name: (f"published_{name}", "Int64") for name in ROW_OF_QUESTION},
     "rs": ("published_rs", "Int64"),
     "rs_lowest": ("published_rs_lowest", "string"),
     "bs": ("published_bs", "Int64"),
@@ -55,19 +59,36 @@ def published_rows(file: str, table: str) -> list[dict[str, object]]:
     Raises:
         InputError: there is no such file, or no such table in it.
     """
-    folder = resources.files("experiments")
-    files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".csv"))
+    files = _files()
     if file not in files:
         raise InputError(f"{file!s:.80}: no file of published numbers; choose one of {', '.join(files)}")
-    rows = list(csv.DictReader((folder / file).read_text(encoding="utf-8").splitlines()))
-    table_rows = [row for row in rows if row["table"] == str(table)]
-    if not table_rows:
-        tables = ", ".join(dict.fromkeys(row["table"] for row in rows))
+    rows = [dict(row) for row in files[file] if row["table"] == str(table)]
+    if not rows:
+        tables = ", ".join(dict.fromkeys(str(row["table"]) for row in files[file]))
         raise InputError(f"{file}: has no table {table}; choose one of {tables}")
-    return [
-        {name: cell if name == "table" else _parsed(cell) for name, cell in row.items() if cell != ""}
-        for row in table_rows
-    ]
+    return rows
+
+
+def with_question(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a published row with the columns of `ROW_OF_QUESTION`, which sweeps of older versions did not store."""
+    for rows in _files().values():
+        for known in rows:
+            if dict(row) == {name: cell for name, cell in known.items() if name not in ROW_OF_QUESTION}:
+                return dict(known)
+    return dict(row)
+
+
+@cache
+def _files() -> dict[str, list[dict[str, object]]]:
+    """Return the rows of each file of experiments/, without blank cells."""
+    paths = [path for path in resources.files("experiments").iterdir() if path.name.endswith(".csv")]
+    return {
+        path.name: [
+            {name: cell if name == "table" else _parsed(cell) for name, cell in row.items() if cell != ""}
+            for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        ]
+        for path in sorted(paths, key=lambda path: path.name)
+    }
 
 
 def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -> dict[str, object] | None:

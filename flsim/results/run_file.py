@@ -1,6 +1,7 @@
 """Reading of a run's run.json: its settings' name, its progress and its status."""
 
 import math
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,16 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
+
+
+def read_prefix(run_folder: Path) -> int | None:
+    """Return the setting evaluation.prefix in a run's config.toml; None if the file or the setting is not readable."""
+    try:
+        settings = tomllib.loads((run_folder / "config.toml").read_text(encoding="utf-8"))
+        prefix = settings["evaluation"]["prefix"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return prefix if isinstance(prefix, int) and 0 <= prefix < 2**63 else None
 
 
 def refuse_begun(path: Path) -> None:

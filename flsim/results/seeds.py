@@ -108,6 +108,15 @@ def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | 
     return Sample(list(runs), taken, left_out)
 
 
+def has_means(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> bool:
+    """Return whether some setting has two seeds to average.
+
+    Raises:
+        InputError: as for `by_series` and `sample`: some settings have no mean.
+    """
+    return any(len(sample(group, round, epoch).taken) > 1 for group in by_series(runs))
+
+
 def _where(round: int | None, epoch: float | None) -> str:
     if epoch is not None:
         return f"at {epoch:g} epochs"

@@ -48,6 +48,7 @@ from flsim.results.against_published import AGAINST
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 from flsim.results.published import PUBLISHED, cells_of
+from flsim.results.question import ASKED, asked
 from flsim.results.seeds import Sample, by_series, sample, spread
 from flsim.results.store import RunResults
 from flsim.results.tables import CONTROLS, OPTIONAL, STANDARD
@@ -69,7 +70,7 @@ COLUMNS = {
     "references": "Int64",
 }
 LEFT_OUT = {"left_out": "string"}
-GROUPS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, PUBLISHED)
+GROUPS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, LEFT_OUT, PUBLISHED, ASKED)
 TYPES = COLUMNS | {
     name: kind
     for group in (*map(columns.columns_over_seeds, OPTIONAL), *GROUPS, AGAINST)
@@ -104,10 +105,11 @@ def seeds_table(
     """
     series = [sample(group, round, epoch) for group in by_series(runs)]
     quantities = select_for(columns.quantities_of(runs), "table")
-    rows = [
-        {**_row(series_sample, quantities), **cells_of((published or {}).get(series_sample.runs[0]))}
-        for series_sample in series
-    ]
+    rows = []
+    for series_sample in series:
+        first = series_sample.runs[0]
+        row = (published or {}).get(first)
+        rows.append({**_row(series_sample, quantities), **cells_of(row), **asked(first, row)})
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     controls = columns.columns_of_controls(flags(optional))
     table = columns.frame(rows, COLUMNS, (*map(columns.columns_over_seeds, optional), *GROUPS, controls))

@@ -16,7 +16,7 @@ from flsim.canaries.roster import is_drawn, read_roster
 from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
 from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, WHOLE_TEST_USERS, read_rows_of, rows_in
-from flsim.results.run_file import read_run_file, setting_of
+from flsim.results.run_file import read_prefix, read_run_file, setting_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +43,7 @@ class RunResults:
             run.
         world: the records of training: "iid", "non-iid", or None if records are drawn in the same way in both.
         own: quantities of a user's own measures, by name.
+        prefix: number of a canary's first words that the attacker knows; None if the folder does not store it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class RunResults:
     identity: str | None = None
     world: str | None = None
     own: Mapping[str, Quantity] = field(default_factory=dict)
+    prefix: int | None = None
 
     @property
     def setting(self) -> str:
@@ -75,6 +77,12 @@ class RunResults:
     def controls(self) -> pd.DataFrame:
         """Rows of the roster of canaries that were never planted, the null control of the planted ones."""
         return self.roster[~is_drawn(self.roster).to_numpy()]
+
+    @property
+    def length(self) -> int | None:
+        """Number of words of every planted canary; None if there are none, or of several lengths."""
+        lengths = {len(tokens) for tokens in self.planted["tokens"]}
+        return lengths.pop() if len(lengths) == 1 else None
 
     def references(self, round: int) -> float | None:
         """Return the |R| of an evaluation; None if it is not stored."""
@@ -216,7 +224,12 @@ def read_run(run_folder: Path) -> RunResults:
         reason = f"the model of round {rows.loc[diverged, 'round'].min()} is not finite"
         about |= {"status": "diverged", "reason": about["reason"] if about["status"] == "diverged" else reason}
     return RunResults(
-        **about, rows=rows[~diverged].reset_index(drop=True), roster=roster, failures=failures(run_folder), own=own
+        **about,
+        rows=rows[~diverged].reset_index(drop=True),
+        roster=roster,
+        failures=failures(run_folder),
+        own=own,
+        prefix=read_prefix(run_folder),
     )
 
 

@@ -19,6 +19,9 @@ class Published(TypedDict, total=False):
     data: str
     optimizer: str
     canaries: Count
+    references: Count
+    prefix: Count
+    length: Count
     rs: Count
     bs: Count
 

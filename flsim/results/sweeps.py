@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
 from flsim.results.copies import without_copies
+from flsim.results.published import with_question
 from flsim.results.run_file import is_run
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweep_file import FILE as FILE
@@ -96,7 +97,11 @@ def read_sweep(path: Path) -> Sweep:
     about = _read(path)
     results = {name: read_run(folder) for name in _names(path) if is_run(folder := _folder(path, name))}
     runs = [
-        SweepRun(run["name"], run["grid"], run["seed"], run["axes"], run["published"], results.get(run["name"]))
+        SweepRun(
+            *(run["name"], run["grid"], run["seed"], run["axes"]),
+            published=with_question(run["published"]) if run["published"] else None,
+            results=results.get(run["name"]),
+        )
         for run in about["runs"]
     ]
     texts = {name: about[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}

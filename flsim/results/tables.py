@@ -49,8 +49,13 @@ If some run diverged, failed, was interrupted, or has checkpoints that could not
     reason                   why
 
 If runs stand for published rows, published_table, _data and _setting name the row, published_rs and so on are its
-values (`flsim.results.columns`), and rs_size and so on tell how ours agree (`flsim.results.against_published`). A cell
-that was not measured is blank, and so is every measurement of a run that diverged.
+values (`flsim.results.columns`), and rs_size and so on tell how ours agree (`flsim.results.against_published`). Beside
+published_references, _prefix and _length, which say what the paper's counts answer, there are ours:
+
+    prefix                   number of a canary's first words that the attacker knows
+    length                   number of words of a planted canary; blank if they differ
+
+A cell that was not measured is blank, and so is every measurement of a run that diverged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,6 +73,7 @@ from flsim.results.formats import to_csv as to_csv
 from flsim.results.inference import t_interval
 from flsim.results.layout import Column
 from flsim.results.published import PUBLISHED, cells_of
+from flsim.results.question import ASKED, asked
 from flsim.results.store import RunResults, refuse_two_points
 
 STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
@@ -86,11 +92,12 @@ COLUMNS = {
 }
 REASON = {"reason": "string"}
 CONTROLS = columns.columns_of_controls(flags(STANDARD))
-GROUPS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED)
+GROUPS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED, ASKED)
 TYPES = COLUMNS | {
     name: kind for group in (*map(columns.columns_of, OPTIONAL), *GROUPS, AGAINST) for name, kind in group.items()
 }
 
+ONE_SEED = "One seed a row: means and intervals are over its canaries and say nothing about other seeds."
 INTERVAL = "CI: half the 95% interval of {}, Student's t over canaries."
 
 
@@ -122,6 +129,7 @@ def memorization_table(
             "status": run.status,
             "reason": run.reason,
             **cells_of((published or {}).get(run)),
+            **asked(run, (published or {}).get(run)),
         }
         for run in runs
     ]
@@ -227,6 +235,8 @@ def to_latex(table: pd.DataFrame) -> str:
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are not about one column."""
     text = display_columns.population(table) + display_columns.progress(table, _is_unfinished(table))[1]
+    if table["round"].notna().any():
+        text += formats.note(ONE_SEED)
     if "reason" in table:
         for row in table.dropna(subset="reason").itertuples():
             text += formats.note(f"{row.run} {row.status}: {row.reason}")

@@ -7,6 +7,8 @@ function. Steps and rounds count from 0, so the last one is total - 1.
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, naming_own_code, resolve
 
@@ -28,6 +30,7 @@ def cosine(at: int, total: int) -> float:
     return (1 + math.cos(math.pi * (at / total))) / 2
 
 
+SAMPLES = 1_000  # rates of a schedule that their sum is estimated from
 SCHEDULES: dict[str, Schedule] = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
@@ -53,3 +56,9 @@ def rate_at(rate: float, schedule: str, at: int, total: int, warmup: int = 0) ->
             f"{schedule}: gave the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"
         )
     return rate * factor
+
+
+def total_rate(rate: Callable[[int], float], steps: int) -> float:
+    """Return the sum of the rates of steps 0 to `steps` - 1; of many steps it is estimated from evenly spaced ones."""
+    sampled = range(steps) if steps <= SAMPLES else np.linspace(0, steps - 1, SAMPLES).astype(int).tolist()
+    return steps * float(np.mean([rate(step) for step in sampled]))

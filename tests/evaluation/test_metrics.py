@@ -13,6 +13,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
+from flsim.measures import extrapolation
 from flsim.measures.built_in import ALSO
 from flsim.memorization import shortest_path
 from flsim.memorization.exposure import exposure
@@ -157,6 +158,17 @@ def test_the_extrapolation_says_how_good_its_fit_is(measured: dict[str, dict[str
         low, bits, high = (found[f"extrapolated_exposure{end}"] for end in ("_low", "", "_high"))
         assert low <= bits <= high
         assert 0 < found["extrapolation_p"] <= 1
+        assert found["extrapolation_references"] == COUNT
+
+
+@pytest.mark.parametrize(
+    ("references", "used"), [(400, 400), (20_000, 20_000), (100_000, 100_000), (100_001, 50_001), (2_000_000, 100_000)]
+)
+def test_a_fit_takes_all_references_up_to_a_bound(references: int, used: int) -> None:
+    """On a CPU 100,000 at most, from the first to the last."""
+    taken = extrapolation.sample_of(torch.arange(references))
+    assert len(taken) == used
+    assert int(taken[-1]) > references - 2 - references / used
 
 
 @pytest.mark.parametrize("references", [3, 400])

@@ -44,7 +44,9 @@ def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     titles = [line.removeprefix("## ") for line in out.splitlines() if line.startswith("## ")]
-    assert titles == ["Scale", "Disk", "Statistical power"], "neither time nor memory, and nothing is private"
+    assert titles == ["Scale", "Amount of training", "Disk", "Statistical power"], (
+        "neither time nor memory, and nothing is private"
+    )
     assert ("392,000" in out) == table.startswith("table"), "the users of Thakkar et al."
 
 
@@ -66,6 +68,8 @@ def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
     assert plan["disk"]["kept"] == 3 * 8 * (15 + 4), "of 1,488 steps, and of 400 rounds"
     assert plan["time"] is plan["memory"] is None
     assert plan["privacy"] == []
+    assert plan["amounts"][0]["rate_steps"] == pytest.approx(0.005 * 1_488)
+    assert plan["published_amounts"][0]["utility"] == {"iid": 62.2, "non-iid": 64.3}
     power = plan["power"]
     assert (power["canaries"], power["seeds"]) == (36, 3)
     assert power["bits"] == pytest.approx(detectable_exposure(36, 3))

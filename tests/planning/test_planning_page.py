@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flsim.evaluation.evaluate import EvaluationHParams
+from flsim.planning.amounts import Amount
 from flsim.planning.calibration import Calibration
 from flsim.planning.cost import Need, Observed
 from flsim.planning.kinds import kind_of
@@ -107,6 +108,25 @@ def test_a_page_fits_and_says_all(sweep_file: Path) -> None:
     assert "an idle one" not in text
     busy = page(replace(plan, machine=replace(plan.machine, busy=0.6)))
     assert "60% of the cores" in " ".join(busy.split())
+
+
+def test_unlike_amounts_of_training_are_named(sweep_file: Path) -> None:
+    """A row of 1% of its published amount beside one of 10%; rows of 12% and 10% are alike."""
+    plan, _ = measured(sweep_file)
+    published = (Amount("sgd", 1_000.0, 13, {"iid": 62.2, "non-iid": 64.3}), Amount("fedavg", 500.0, 10))
+    texts = [
+        page(replace(plan, amounts=(Amount("sgd", sgd, 2), Amount("fedavg", 50.0, 4)), published_amounts=published))
+        for sgd in (10.0, 120.0)
+    ]
+    unlike, alike = (" ".join(text.split()) for text in texts)
+    warning = "fedavg is trained for 10% of its published amount and sgd for 1%, 10 times less: a difference between"
+    assert warning in unlike
+    assert "is trained for" not in alike
+    assert "62.2/64.3" in alike
+    assert max(map(len, texts[0].splitlines())) <= 80
+    unknown = page(replace(plan, amounts=(Amount("own", None, 2),), published_amounts=None))
+    assert "## Amount of training" in unknown
+    assert "Publ." not in unknown
 
 
 def test_a_session_of_other_runs_is_held_against_nothing(sweep_file: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from flsim.results import display_columns, formats, seeds_table, tables
 from flsim.results.against_published import AGAINST, against, agreements
 from flsim.results.published import matching, published_rows
+from flsim.results.rows import WHOLE_TEST_USERS
 from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
@@ -44,7 +45,10 @@ def make(make_run: MakeRun) -> Callable[..., RunResults]:
         measured |= {"accuracy": 0.2, "perplexity": 70.0} | ({} if bs is None else {"bs": of_ninety(bs)})
         extra = about.pop("measured", {})
         assert isinstance(extra, dict)
-        return read_run(make_run({10: measured | extra}, name=name, copies=10, **{"setting": name, **about}))
+        measured["references"] = 2_000_000  # section 4.1, as are canaries of 5 words and a prefix of 1
+        folder = make_run({10: measured | extra}, name=name, copies=10, **{"setting": name, **about})
+        (folder / "config.toml").write_text("[evaluation]\nprefix = 1\n")
+        return read_run(folder)
 
     return run
 
@@ -79,31 +83,101 @@ def test_published_values_are_beside_ours(four: dict[RunResults, Row]) -> None:
 def test_marks_of_size_and_direction(four: dict[RunResults, Row]) -> None:
     """RS: all pairs but that of both non-IID rows are as published. 40 of 90 is 34 to 55%, 10 is 5 to 19%.
 
-    BS of the first row: as published above the second (56, 0), tied with the third (58), which counts half, and tied
-    with the fourth (1): 2 of 3. All others the same way.
+    The paper tells the rows of one world apart by no more than chance: 66 and 69, 21 and 23; 56 and 58, 0 and 1. Of the
+    other four pairs BS has the first row above the second as published, and tied with the fourth, which counts half.
     """
     table = against(tables.memorization_table(list(four), published=four))
     assert table["rs_size"].tolist() == ["same", "higher", "same", "lower"]
-    assert table["rs_pairs"].tolist() == pytest.approx([1, 2 / 3, 1, 2 / 3])
+    assert table["rs_pairs"].tolist() == [1, 1, 1, 1]
     assert table["rs_twin"].tolist() == ["yes"] * 4
-    assert table["bs_pairs"].tolist() == pytest.approx([2 / 3, 1, 2 / 3, 2 / 3])
+    assert table["bs_pairs"].tolist() == [0.75, 1, 0.75, 0.5]
     assert table["bs_twin"].tolist() == ["yes", "yes", "tie", "tie"]
     assert table["bs_size"].tolist() == ["lower", "same", "lower", "higher"]
     rs, bs = agreements(table)
     assert (rs.order.agreeing, rs.order.pairs, bs.order.agreeing, bs.order.pairs) == (5, 6, 4.5, 6)
+    assert (rs.order.clear_agreeing, rs.order.clear_pairs) == (4, 4)
+    assert (bs.order.clear_agreeing, bs.order.clear_pairs) == (3, 4)
     text = tables.to_markdown(table)
     said = " ".join(text.split())
     assert (
-        "RS, Table 1: 5 of 6 pairs of rows differ in the published direction (tau-b 0.67); IID less Non-IID "
-        "has the published sign in 2 of 2 twins." in said
+        "RS, Table 1: 4 of 4 pairs of rows that the paper tells apart by more than chance differ in the published "
+        "direction; 5 of 6 of all pairs (tau-b 0.67); IID less Non-IID has the published sign in 2 of 2 such twins."
+        in said
     )
-    assert "in 1 of 2 twins (1 tied)." in said
+    assert "in 1 of 2 (1 tied) such twins." in said
+    assert said.count("Chance: Fisher's exact test of two published counts at 5%") == 1
     head, _, first, second, _, fourth = (re.split(r" *\| *", line) for line in text.splitlines()[:6])
     for line, marks in ((first, ["=", "yes"]), (second, [">", "yes"]), (fourth, ["<", "yes"])):
         assert line[head.index("vs") : head.index("Twin") + 1] == marks
     for note in (display_columns.VS, display_columns.TWIN, display_columns.PAPER, display_columns.SHARE_INTERVAL):
         assert note in said
     pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
+
+
+def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., RunResults]) -> None:
+    """RS of SGD in records of 256 is 53 IID and 51 non-IID, and of 32 it is 54 and 37."""
+
+    def sgd(world: str, size: int) -> Row:
+        return paper("1", data=world, optimizer="SGD", batch_size=size)
+
+    close = {make("IID, 256", 40): sgd("IID", 256), make("Non-IID, 256", 50): sgd("Non-IID", 256)}
+    table = against(tables.memorization_table(list(close), published=close))
+    assert not {"rs_pairs", "rs_twin"} & {*table}
+    assert str(agreements(table)[0]) == (
+        "RS, Table 1: no pairs of rows that the paper tells apart by more than chance; 0 of 1 of all pairs differ in "
+        "the published direction (tau-b -1.00); IID less Non-IID has the published sign in 0 of 1 of all twins."
+    )
+    runs = close | {make("IID, 32", 60): sgd("IID", 32), make("Non-IID, 32", 20): sgd("Non-IID", 32)}
+    table = against(tables.memorization_table(list(runs), published=runs))
+    assert table["rs_twin"].fillna("").tolist() == ["", "", "yes", "yes"]
+    assert "in 1 of 1 such twins, 1 of 2 of all twins." in str(agreements(table)[0])
+
+
+def test_a_share_that_answers_another_question_is_not_compared_in_size(
+    four: dict[RunResults, Row], make: Callable[..., RunResults]
+) -> None:
+    """With fewer references a canary comes first more easily; directions do not depend on it."""
+    small = {"references": 20_000}
+    runs = {
+        make("few, IID", 60, measured=small): fedavg("IID", 500),
+        make("few, Non-IID", 10, measured=small): fedavg("Non-IID", 500),
+    }
+    table = against(tables.memorization_table(list(runs), published=runs))
+    assert not {"rs_size", "bs_size"} & {*table}
+    assert table["rs_twin"].tolist() == ["yes", "yes"]
+    assert (table["prefix"].tolist(), table["length"].tolist()) == ([1, 1], [5, 5])
+    text = tables.to_markdown(table)
+    assert "vs" not in text.split()
+    assert (
+        "Sizes are not compared: |R| is 20,000 here and 2,000,000 in the paper. Directions are compared."
+        in " ".join(text.split())
+    )
+    both = against(tables.memorization_table([*runs, *four], published=runs | four))
+    assert both["rs_size"].isna().tolist() == [True] * 2 + [False] * 4
+    assert "Sizes of some rows are not compared: |R| is 20,000" in tables.to_markdown(both)
+    assert "not compared" not in tables.to_markdown(against(tables.memorization_table(list(four), published=four)))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"prefix": 2}, "the length of the known prefix is 2 here and 1 in the paper"),
+        ({"prefix": None}, "the length of the known prefix is unknown here and 1 in the paper"),
+        ({"length": 4}, "the length of canaries is 4 here and 5 in the paper"),
+    ],
+)
+def test_other_prefixes_and_lengths_are_other_questions(
+    make: Callable[..., RunResults], change: dict[str, int | None], why: str
+) -> None:
+    run = make("IID", 60)
+    if "length" in change:
+        tokens = [row[: change["length"]] for row in run.roster["tokens"]]
+        run = replace(run, roster=run.roster.assign(tokens=tokens))
+    else:
+        run = replace(run, prefix=change["prefix"])
+    table = against(tables.memorization_table([run], published={run: fedavg("IID", 500)}))
+    assert "rs_size" not in table
+    assert f"Sizes are not compared: {why}. Directions" in " ".join(tables.to_markdown(table).split())
 
 
 def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunResults]) -> None:
@@ -160,6 +234,7 @@ def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., Ru
     ]
     table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
     assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
+    assert "Sizes" not in tables.to_markdown(table)
     assert agreements(table)[0].order.agreeing == 0
     shown_ = tables.to_markdown(table, 200).splitlines()[0]
     assert re.split(r" *\| *", shown_)[8:13] == ["Bits", "CI", "Space", "Paper", "Pairs"]
@@ -227,7 +302,7 @@ def everything(make: Callable[..., RunResults]) -> dict[RunResults, Row]:
     dp = paper("2", data="IID", optimizer="DP-FedAvg", budget="10 epochs")
     secret = published_rows("carlini2018.csv", "7")[0]
     common = {"series": "s", "seed": 0, "rounds_per_epoch": 1.0}
-    measured = PRIVATE | {"space_exposure": [7.0] * 90, "references": 10_000.0}
+    measured = PRIVATE | {"space_exposure": [7.0] * 90, WHOLE_TEST_USERS: 5.0}
     return {
         make("dp-fedavg-iid-cohort16-seed0", 20, 3, setting=HOSTILE, measured=measured, **common): dp,
         make(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flsim.results.agreement import order, share_interval, size
+from flsim.results.agreement import differ_by_more_than_chance, order, share_interval, size
 
 CANARIES = 48
 VALUES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
@@ -81,4 +81,49 @@ def test_the_published_order_agrees_and_its_reverse_does_not() -> None:
     theirs = [9, 3, 3, 0]
     assert order(theirs, theirs).agreeing == order(theirs, theirs).pairs == 5
     assert order([-value for value in theirs], theirs).agreeing == 0
+    assert order(theirs, theirs).clear_pairs == 5  # all, where chance is not known
     assert order([1, 1, 1, 1], theirs).agreeing == 2.5
+
+
+@given(*[st.integers(0, CANARIES)] * 2)
+def test_chance_is_fishers_exact_test(one: int, other: int) -> None:
+    """Given one + other memorized of 2 n, those of the first model are hypergeometric; p sums what is no likelier."""
+    odds = stats.hypergeom.pmf(range(CANARIES + 1), 2 * CANARIES, one + other, CANARIES)
+    p = odds[odds <= odds[one] * (1 + 1e-9)].sum()
+    assert differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) == (p < 0.05)
+    assert differ_by_more_than_chance((other, one), (CANARIES, CANARIES)) == (p < 0.05)
+
+
+def test_fewer_than_one_in_twenty_gaps_of_equal_models_pass() -> None:
+    """Not simulated: two models with the same odds of each canary; if the same canaries tend to be memorized in both,
+    fewer pass."""
+    passes = np.array(
+        [
+            [differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) for other in range(CANARIES + 1)]
+            for one in range(CANARIES + 1)
+        ]
+    )
+    for share in (0.05, 0.3, 0.5, 0.9):
+        odds = stats.binom.pmf(range(CANARIES + 1), CANARIES, share)
+        independent = odds @ passes @ odds
+        half_shared = sum(  # half the canaries have the same outcome in both
+            chance * (odds_ @ passes[shared:, shared:][: len(odds_), : len(odds_)] @ odds_)
+            for shared, chance in enumerate(stats.binom.pmf(range(CANARIES // 2 + 1), CANARIES // 2, share))
+            for odds_ in [stats.binom.pmf(range(CANARIES // 2 + 1), CANARIES // 2, share)]
+        )
+        assert half_shared < independent < 0.05
+
+
+def test_only_clear_pairs_are_counted_as_clear() -> None:
+    """Of 90 canaries 54 and 52 differ by chance, and 20 from both by more."""
+    theirs = [54, 52, 20]
+    clear = np.array([[False, False, True], [False, False, True], [True, True, False]])
+    assert [
+        [differ_by_more_than_chance((one, other), (90, 90)) for other in theirs] for one in theirs
+    ] == clear.tolist()
+    judged = order([1, 2, 0], theirs, clear)
+    assert (judged.pairs, judged.agreeing, judged.clear_pairs, judged.clear_agreeing) == (3, 2, 2, 2)
+    assert judged.of_rows == (1, 1, 1)
+    alike = order([1, 2], theirs[:2], clear[:2, :2])
+    assert (alike.pairs, alike.clear_pairs) == (1, 0)
+    assert np.isnan(alike.of_rows).all()

@@ -8,10 +8,12 @@ from itertools import product
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from helpers import Flsim
 from scipy import stats
 
+from flsim.canaries.roster import SCHEMA
 from flsim.results.compare_pairs import COLUMNS, compare_pairs
 from flsim.results.formats import from_csv
 from flsim.results.inference import holm, mcnemar_p, sign_flip_p
@@ -276,3 +278,63 @@ def test_no_ceiling_is_spoken_of_where_canaries_are_below_it(make_sweep: MakeSwe
         code, out, err = flsim(*command)
         assert code == 0, err
         assert "eil" not in out
+
+
+def test_a_sweep_is_also_compared_at_equal_perplexity(flsim: Flsim, make_sweep: MakeSweep) -> None:
+    """Perplexity is 60 less the bits of canary 0, so that at equal perplexity exposures are equal.
+
+    In the other row a run's first evaluation is below the perplexity that its twin ends with.
+    """
+    make_sweep(
+        {
+            ("fedavg", "iid"): [2.0, 2.5],
+            ("fedavg", "non-iid"): [1.0, 1.5],
+            ("central", "iid"): [5.0, 5.0],
+            ("central", "non-iid"): [1.0, 1.0],
+        }
+    )
+    table = compare_pairs(twins(read_sweep(Path("sweep"))))
+    assert table["mean_difference"].tolist() == [1, 4]
+    assert table["like_utility_difference"].iloc[0] == pytest.approx(0, abs=1e-9)
+    assert pd.isna(table["like_utility_difference"].iloc[1])
+    _, text, _ = flsim("compare", "sweep")
+    assert "Like perp." in text
+    assert (
+        "Not compared at equal perplexity: central, b_u=40: run central-iid-seed0: its first evaluation is below"
+        in (" ".join(text.split()))
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert "+0.00" in text
+
+
+def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: MakeRun) -> None:
+    make_run({10: measured(2), 20: measured(3)}, name="a")
+    make_run({10: measured(1), 20: measured(2)}, name="b")
+    _, text, _ = flsim("compare", "a", "b")
+    said = " ".join(text.split())
+    assert (
+        "At equal perplexity, 58, the lowest that both reached (a at round 10, b at round 20): mean of a - b:" in said
+    )
+    like = json.loads(flsim("compare", "a", "b", "--json")[1])["like_utility"]
+    assert (like["perplexity"], like["rounds"]) == (pytest.approx(58), [10, 20])
+    assert like["mean_difference"] == pytest.approx(0, abs=1e-9)
+    make_run({20: measured(1)}, name="late")
+    _, text, _ = flsim("compare", "a", "late")
+    assert "Not compared at equal perplexity: run a: its first evaluation is below" in " ".join(text.split())
+
+
+def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, make_run: MakeRun) -> None:
+    for name, perplexity in (("a", 60.0), ("b", 66.0)):
+        folder = make_run({10: {"accuracy": 0.2, "perplexity": perplexity}}, name=name)
+        pq.write_table(SCHEMA.empty_table(), folder / "planted" / "roster.parquet")
+    code, text, printed = flsim("compare", "a", "b")
+    assert (code, printed) == (0, "")
+    assert text.startswith("Neither run has canaries, so only utility is compared.\n  a: ")
+    assert "60.0 | 66.0" in text.replace("60.0|66.0", "60.0 | 66.0")
+    assert "plant at least two" not in text
+    assert "only a" not in text
+    assert "66.0" in flsim("compare", "a", "b", "--format", "latex")[1]
+    compared = json.loads(flsim("compare", "a", "b", "--json")[1])
+    assert (compared["b"]["perplexity"], compared["all"]["n"], compared["like_utility"]) == (66, 0, None)
+    make_run({10: measured(1)}, name="c")
+    assert "planted different canaries" in flsim("compare", "a", "c")[2]

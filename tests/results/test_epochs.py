@@ -79,7 +79,7 @@ def test_runs_of_both_kinds_are_shown_after_as_many_epochs(pair: list[RunResults
     shown = tables.to_markdown(table)
     assert "Round" not in shown
     assert "| Epochs" not in shown
-    assert shown.endswith("All after 5 epochs; an epoch reads as many records as there are.\n")
+    assert "\nAll after 5 epochs; an epoch reads as many records as there are.\n" in shown
     pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
 
 

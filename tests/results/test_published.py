@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flsim.base.errors import InputError
-from flsim.results.published import matching, published_rows
+from flsim.results.published import matching, published_rows, with_question
 
 GIVEN = Path(__file__).parents[3] / "shared" / "data" / "paper_tables.csv"
 THAKKAR, CARLINI = "thakkar2020.csv", "carlini2018.csv"
@@ -132,6 +132,19 @@ def test_a_row_is_found_by_value_and_without_case() -> None:
     clipped = matching(private, {"epsilon": math.inf})
     assert clipped is not None
     assert clipped["optimizer"] == "SGD"
+
+
+def test_what_the_paper_asked_is_in_its_rows() -> None:
+    """Section 4.1: canaries of 5 words, |R| of 2M, a prefix length of 1. The Secret Sharer has no such question."""
+    assert {(row["references"], row["prefix"], row["length"]) for row in thakkar("1", "2", "3", "4")} == {
+        (2_000_000, 1, 5)
+    }
+    row = published_rows(THAKKAR, "1")[9]
+    older = {name: cell for name, cell in row.items() if name not in ("references", "prefix", "length")}
+    assert with_question(older) == with_question(row) == row
+    secret = published_rows(CARLINI, "1")[0]
+    other = {"table": "9", "rs": 65, "canaries": 90}
+    assert (with_question(secret), with_question(other)) == (secret, other)
 
 
 def test_what_names_no_one_row_is_one_line() -> None:

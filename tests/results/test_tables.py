@@ -136,6 +136,7 @@ def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
         "RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam\n"
         "Search; Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users\n"
         "a round.\n"
+        f"{formats.note(tables.ONE_SEED)}"
     )
 
 
@@ -286,6 +287,7 @@ def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
         r"% needs \usepackage{booktabs}",
         f"% {display_columns.LOWEST}",
         "% Bits: mean exposure of the planted canaries.",
+        *(f"% {line}" for line in formats.note(tables.ONE_SEED).splitlines()),
         r"\begin{tabular}{lrlrlrrr}",
         r"\toprule",
         r"Setting & RS /90 & Lowest & BS /90 & Lowest & Bits & Acc. \% & Perp. \\",

@@ -83,7 +83,8 @@ def test_the_command_says_what_the_columns_are(experiment: Experiment) -> None:
     done = experiment.call("evaluate", path, *also, "--samples", "200", "--calibrate", other)
     heading, *lines = done.stdout.splitlines()
     assert heading.split()[3:] == [
-        "nats", "rank", "bits", "RS", "BS", "space", "fit", "p", "path", "hits", "calib.", "0+0", "0+1", "1+0", "1+1",
+        "nats", "rank", "bits", "RS", "BS", "space", "fit", "p", "fitted", "path", "hits", "calib.",
+        "0+0", "0+1", "1+0", "1+1",
     ]  # fmt: skip
     assert len(lines[0]) == len(heading)
     assert any(line.startswith("space: bits over the whole space") for line in lines)

@@ -257,6 +257,16 @@ class Config(ABC):
         """
 
     @abstractmethod
+    def rate_steps(self, train: Split) -> float | None:
+        """Return the sum of learning rates over the steps of training that follow each other.
+
+        For central training these are all steps. For federated training they are the local steps of a user in each
+        round, at the local rate times the server's. A server optimizer that divides the update by its size, such as
+        Adam, takes a step of the server's rate in each round, however far users go. Momentum is not counted. The sum is
+        None with a user's own server optimizer.
+        """
+
+    @abstractmethod
     def lasting(self, rounds: int) -> Self:
         """Return the settings of a run of so many rounds that is otherwise the same."""
 

@@ -18,6 +18,7 @@ from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
 from flsim.training.optimizers import label_of, slots_of
+from flsim.training.schedules import total_rate
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,10 @@ class CentralConfig(Config):
 
     def rounds_over(self, train: Split) -> int:
         return self.training.steps_over(train.records, train.words)
+
+    def rate_steps(self, train: Split) -> float:
+        steps = self.rounds_over(train)
+        return total_rate(lambda step: self.training.rate(step, steps), steps)
 
     def lasting(self, rounds: int) -> Self:
         return replace(self, training=replace(self.training, steps=rounds, words=None))

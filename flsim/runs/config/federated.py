@@ -24,6 +24,7 @@ from flsim.privacy.ledger import Entry
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
+from flsim.training.schedules import total_rate
 
 SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
 
@@ -203,6 +204,19 @@ class FederatedConfig(Config):
             self.training.rounds
             if epochs is None
             else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
+        )
+
+    def rate_steps(self, train: Split) -> float | None:
+        rounds, local, server = self.rounds_over(train), self.local, self.training
+        if is_own(server.server_optimizer):
+            return None
+        if server.server_optimizer not in server_optimizers.ALONG_UPDATE:
+            return total_rate(lambda round_: server.server_rate(round_, rounds), rounds)
+        of_users = np.diff(train.user_offsets)
+        examples = of_users if local.max_records is None else of_users.clip(max=local.max_records)
+        steps = local.epochs * float(np.ceil(examples / local.batch_size).mean())
+        return steps * total_rate(
+            lambda round_: local.rate(round_, rounds) * server.server_rate(round_, rounds), rounds
         )
 
     def lasting(self, rounds: int) -> Self:
