@@ -47,7 +47,7 @@ def outcome(sweep: Path) -> dict[str, object]:
     """What is equal in equal sweeps: each run, the definition, and what sweep.json says of them."""
     folder, about = SweepFolder(sweep), json.loads((sweep / "sweep.json").read_text())
     runs = {run.name: resuming.outcome(folder.run(run.name)) for run in read_sweep(sweep).runs}
-    kept = {name: value for name, value in about.items() if name not in ("sessions", "command", "versions")}
+    kept = {name: value for name, value in about.items() if name not in ("sessions", "command", "commands", "versions")}
     return {"runs": runs, "definition": (sweep / "sweep.toml").read_text(), **kept}
 
 
