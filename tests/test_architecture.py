@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": {"canaries", "measures"},
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
     "runs": {"algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "training"},
-    "report": {"data", "measures", "privacy", "results", "runs"},
+    "report": {"audits", "data", "measures", "privacy", "results", "runs"},
     "audits": {"privacy", "results", "runs"},
     "sweeps": {"data", "measures", "results", "runs"},
     "wire": {"algorithms", "models", "training"},

@@ -18,6 +18,7 @@ from flsim.audits.trade_off import LeastProbability, epsilon_of_gaussian
 from flsim.base.errors import InputError
 
 CONFIDENCE = 0.95
+OF_EACH_KIND = 0.1  # of the canaries whose coins are guessed as planted, and as not, fixed before ranks are looked at
 COLUMNS = {
     "run": "string",
     "setting": "string",
@@ -50,6 +51,8 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
         epsilon          lower bound under pure DP, replace-one, of one unit
         trade-off        whether the ledger's own curve is refuted
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
+        epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
+        trade-off, coins     whether the ledger's own curve is refuted by guesses of coins
         epsilon, controls    planted canaries against never-planted ones, at one threshold
 
     Args:
@@ -66,7 +69,7 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
             f"--threshold {fixed}: there are {subject.references} references; name a rank of at most "
             f"{subject.references}"
         )
-    rows = [*_detected(subject), *_bounds(subject, fixed)]
+    rows = [*_detected(subject), *_bounds(subject, fixed), *_of_coins(subject)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
@@ -143,6 +146,33 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
             "fpr": alarms / len(subject.control_ranks),
             "low": controls / largest,
             "delta": 0.0,
+        }
+
+
+def _of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
+    if subject.coins is None or len(subject.coins.ranks) < 1 / OF_EACH_KIND:
+        return
+    tossed, claim = subject.coins, subject.claim
+    canaries, each_kind = len(tossed.ranks), round(OF_EACH_KIND * len(tossed.ranks))
+    right, largest = coins.correct_guesses(-tossed.ranks, tossed.planted, each_kind), int(tossed.groups.max())
+    delta = 0.0 if claim is None else claim.delta
+    common = {
+        "kind": "bound",
+        "neighbours": "replace-one",
+        "group": largest,
+        "n_in": int(tossed.planted.sum()),
+        "n_out": int((~tossed.planted).sum()),
+        "threshold": each_kind,
+        "detected": right,
+        "confidence": CONFIDENCE,
+    }
+    low = coins.epsilon_of_coins(canaries, 2 * each_kind, right, delta, users=largest)
+    yield common | {"method": "epsilon, coins", "low": low, "delta": delta}
+    if claim is not None:
+        wrong = coins.of_one(claim.least_of_group(largest))
+        yield common | {
+            "method": "trade-off, coins",
+            "refuted": coins.is_refuted(wrong, canaries, 2 * each_kind, right),
         }
 
 

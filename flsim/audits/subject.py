@@ -45,6 +45,21 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Coins:
+    """Canaries that were planted by independent coins.
+
+    Attributes:
+        ranks: float64 [m], their ranks among R random phrases.
+        planted: bool [m], the coins.
+        groups: int64 [m], largest number of units that each moves, or would have moved.
+    """
+
+    ranks: NDArray[np.float64]
+    planted: NDArray[np.bool_]
+    groups: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Subject:
     """A run at an evaluated round.
 
@@ -58,6 +73,7 @@ class Subject:
         is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
         references: R.
         control_ranks: float64 [controls], ranks of canaries that were never planted.
+        coins: canaries that coins decided on; None where no coin did.
         claim: what the ledger claims; None of a run without noise.
     """
 
@@ -70,6 +86,7 @@ class Subject:
     is_exact: bool
     references: int
     control_ranks: NDArray[np.float64]
+    coins: Coins | None
     claim: Claim | None
 
 
@@ -104,6 +121,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         is_exact,
         int(references),
         np.asarray([] if controls is None else controls, dtype=np.float64),
+        _coins(run, results, at),
         _claim(run, at, delta),
     )
 
@@ -129,6 +147,25 @@ def _groups(run: Run, results: RunResults) -> tuple[NDArray[np.int64], bool]:
         canary.id: len(np.unique(holders[users.overlay.canaries == index])) for index, canary in enumerate(run.canaries)
     }
     return np.array([sharers[canary] for canary in planted["canary"]], np.int64), True
+
+
+def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
+    """Return the canaries of coins, without those for which no record was drawn, whatever their coin.
+
+    What a canary would have moved had its coin been another one is known in the corpus' own order alone: in an IID twin
+    it is at most a user for each copy.
+    """
+    roster, ranks = results.roster, results.of_canaries("rank", round_)
+    if "coin" not in roster or ranks is None or not roster["coin"].notna().any():
+        return None
+    drawn = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
+    is_user = run.config.unit == "user" and results.world != "iid" and drawn["p_u"].notna().all()
+    groups = drawn["planned_sharers" if is_user else "planned_insertions"]
+    return Coins(
+        np.asarray(ranks.loc[drawn["canary"]], dtype=np.float64),
+        np.asarray(drawn["coin"], dtype=np.bool_),
+        np.asarray(groups, dtype=np.int64),
+    )
 
 
 def _claim(run: Run, round_: int, delta: float | None) -> Claim | None:

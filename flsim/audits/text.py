@@ -91,6 +91,16 @@ def _others(subject: Subject, table: pd.DataFrame) -> list[str]:
             f"Estimate, not a bound: if training is a Gaussian mechanism, epsilon is at least {row['estimate']:.2f} at "
             f"delta {subject.claim.delta:.3g} ({subject.claim.convention.relation})."
         )
+    if subject.coins is not None and "epsilon, coins" in set(table["method"]):
+        row = row_of(table, "epsilon, coins")
+        sentences.append(
+            f"Coins decided on {row['n_in'] + row['n_out']} canaries. Of {2 * row['threshold']} guesses, those of the "
+            f"highest and the lowest ranks, {row['detected']} are right, which proves an epsilon of at least "
+            f"{row['low']:.2f} at delta {row['delta']:.3g} (replace-one)."
+        )
+        if subject.claim is not None:
+            refuted = row_of(table, "trade-off, coins")["refuted"]
+            sentences.append("They refute the ledger." if refuted else "They do not refute the ledger.")
     if len(subject.control_ranks):
         row = row_of(table, "epsilon, controls")
         sentences.append(

@@ -148,8 +148,11 @@ def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:
     """Return the settings for a file, without empty ones, so that existing digests stay stable."""
-    listed = {name: value for name, value in asdict(hparams).items() if value != ()}
-    return listed if hparams.controls else {name: value for name, value in listed.items() if name != "controls"}
+    return {
+        name: value
+        for name, value in asdict(hparams).items()
+        if value != () and (value or name not in {"controls", "coins"})
+    }
 
 
 def _as_text(value: object) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
-from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase, expected_copies
+from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase, expected_copies, toss
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
 
@@ -152,9 +152,17 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
         rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or first[phrase] != i]
         if not rejected:
             digits = len(str(len(planted) - 1))  # controls come last and leave the other canaries' ids as they are
+            coins = [toss(seed, index) if hparams.coins else None for index in range(len(planted))]
+            coins += [None] * hparams.controls
             return tuple(
-                Canary(f"c{index:0{digits}d}", phrase, *configuration, is_planted=index < len(planted))
-                for index, (phrase, configuration) in enumerate(zip(phrases, planned, strict=True))
+                Canary(
+                    f"c{index:0{digits}d}",
+                    phrase,
+                    *configuration,
+                    is_planted=index < len(planted) and coin is not False,
+                    coin=coin,
+                )
+                for index, (phrase, configuration, coin) in enumerate(zip(phrases, planned, coins, strict=True))
             )
         for i in rejected:
             attempts[i] += 1
@@ -217,6 +225,9 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     all independently. Where several canaries claim a record, one of them gets it, chosen uniformly. Canaries with a
     number of copies replace as many records, drawn from all. Controls, which are not planted, replace none.
 
+    A canary whose coin says no replaces none either. Its planned counts are those that it would have had, and its coin
+    changes nothing but the records that it claims: what is drawn for other canaries does not depend on it.
+
     Raises:
         InputError: there are more copies than records.
     """
@@ -226,14 +237,16 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     planned_sharers = []
     for index, canary in enumerate(canaries):
         sharers = np.flatnonzero(stream(seed, "sharers", index).random(len(split)) < canary.p_u)
-        if not canary.is_planted:
+        if not canary.is_planted and canary.coin is None:
             sharers = sharers[:0]
-        planned_sharers.append(len(sharers))
         chosen = [_chosen_records(split, int(user), index, canary.p_e, seed) for user in sharers]
+        planned_sharers.append(len(sharers))
         claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
     records = np.concatenate([*claims, np.empty(0, np.int64)])  # of no canaries too
     claimant = np.repeat(np.arange(len(canaries)), [len(claim) for claim in claims])
     priority = stream(seed, "collisions").random(len(records))
+    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[claimant]
+    records, claimant, priority = records[is_planted], claimant[is_planted], priority[is_planted]
     order = np.lexsort((priority, records))
     records, claimant = records[order], claimant[order]
     wins = np.diff(records, prepend=-1) != 0
@@ -254,16 +267,18 @@ def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np
 
     The expected copies of a user are in proportion to its records.
     """
-    planted = np.where([canary.is_planted for canary in canaries], copies, 0)
-    total = int(planted.sum())
+    total = int(copies.sum())
     if total > split.records:
         raise InputError(
             f"{total:,} copies of canaries do not fit into {split.records:,} training records; set fewer "
             f"canaries.insertions, or a smaller canaries.count"
         )
     records = stream(seed, "copies").choice(split.records, total, replace=False)
+    owners = np.repeat(np.arange(len(canaries), dtype=np.uint16), copies)
+    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[owners]
+    records, owners = records[is_planted], owners[is_planted]
     order = np.argsort(records)
-    overlay = Overlay(records[order], np.repeat(np.arange(len(canaries), dtype=np.uint16), planted)[order])
+    overlay = Overlay(records[order], owners[order])
     sharers, insertions = _counts(overlay, split.user_offsets, len(canaries))
     return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 

@@ -9,6 +9,7 @@
 The columns of `LATER` are only in rosters that need them. Without them all canaries are planted in every round:
 
     is_planted                             false for a control, which is drawn and measured like the others
+    coin                                   the coin that decided whether it is planted; missing where no coin did
     first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
     template                               the text around the phrase; missing for none
 """
@@ -30,7 +31,13 @@ from flsim.data.vocabulary import Vocabulary
 
 FILE = "roster.parquet"
 COUNTS = ("planned_sharers", "sharers", "planned_insertions", "insertions")
-LATER = {"is_planted": "boolean", "first_round": "Int64", "last_round": "Int64", "template": "string"}  # pandas types
+LATER = {  # pandas types
+    "is_planted": "boolean",
+    "coin": "boolean",
+    "first_round": "Int64",
+    "last_round": "Int64",
+    "template": "string",
+}
 SCHEMA = pa.schema(
     [
         pa.field("canary", pa.string(), nullable=False),
@@ -40,6 +47,7 @@ SCHEMA = pa.schema(
         ("p_e", pa.float64()),
         *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
         pa.field("is_planted", pa.bool_(), nullable=False),
+        ("coin", pa.bool_()),
         ("first_round", pa.int64()),
         ("last_round", pa.int64()),
         ("template", pa.string()),

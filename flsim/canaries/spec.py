@@ -28,6 +28,8 @@ class CanaryHParams:
             records of all users. Each number is a configuration. Unit: records.
         controls: Number of further canaries that are never planted, but measured like the others: the null control of a
             test for memorization, e.g. 50. They change neither the other canaries nor their records. Unit: canaries.
+        coins: Plant each canary only if a fair coin of its own says so, e.g. for `flsim audit`: the coins of all
+            canaries are independent, so that guesses of them bound epsilon.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -39,6 +41,7 @@ class CanaryHParams:
     length: int = 5
     insertions: tuple[int, ...] = ()
     controls: int = 0
+    coins: bool = False
 
     def __post_init__(self) -> None:
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
@@ -74,6 +77,7 @@ class Canary:
         p_e: probability that a record of a sharer is replaced; NaN where it is unknown, or where `copies` is set.
         copies: exact number of records, of any users, that are replaced; None where probabilities decide.
         is_planted: whether records are replaced; False for a control, which is only drawn and measured.
+        coin: the coin that decided whether it is planted; None where no coin did.
         first_round: the first round in which it is planted, from 1; None for no bound.
         last_round: the last round in which it is planted; None for no bound.
         template: the text around the phrase; None for none.
@@ -85,6 +89,7 @@ class Canary:
     p_e: float
     copies: int | None = None
     is_planted: bool = True
+    coin: bool | None = None
     first_round: int | None = None
     last_round: int | None = None
     template: str | None = None
@@ -94,6 +99,11 @@ def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout
     """Draw the words of canary `index`, each uniform over the vocabulary's words; `attempt` counts the redraws."""
     rng = stream(seed, "canary", index, attempt)
     return tuple(rng.integers(layout.first_word, layout.last_word, length, endpoint=True).tolist())
+
+
+def toss(seed: int, index: int) -> bool:
+    """Toss the fair coin of canary `index`."""
+    return bool(stream(seed, "canary coin", index).random() < 0.5)
 
 
 def configurations(hparams: CanaryHParams) -> list[tuple[float, float, int | None]]:

@@ -12,7 +12,20 @@ from markupsafe import Markup, escape
 from flsim.base.errors import InputError
 from flsim.base.files import named_file
 from flsim.measures.built_in import PRIMARY
-from flsim.report import about, effects, figures, ledger, like_utility, maps, phrases, settings, summary, tables, worlds
+from flsim.report import (
+    about,
+    effects,
+    figures,
+    ledger,
+    like_utility,
+    maps,
+    phrases,
+    proof,
+    settings,
+    summary,
+    tables,
+    worlds,
+)
 from flsim.report.blocks import Section, listed, plural
 from flsim.report.factors import name_of
 from flsim.report.gather import Gathered, gather
@@ -84,6 +97,7 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
         Section("settings", "Settings, beside the paper’s", settings.settings(gathered)),
         Section("data", "Data and canaries", about.data(gathered)),
         Section("privacy", "Privacy", ledger.privacy(gathered)),
+        Section("proof", "What an attacker can prove", proof.proof(gathered)),
         Section("failures", "What did not succeed", about.failures(gathered)),
         Section("provenance", "Provenance", about.provenance(gathered)),
     ]

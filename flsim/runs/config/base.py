@@ -31,7 +31,7 @@ from flsim.runs.trackers import Kind
 
 # Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
-    "canaries": ("insertions", "controls"),
+    "canaries": ("insertions", "controls", "coins"),
     "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule", "algorithm"),
     "local": ("schedule",),

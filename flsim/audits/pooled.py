@@ -1,0 +1,53 @@
+"""The canaries of several runs of one setting, audited together.
+
+Each run has its own canaries, references and randomness. If training is epsilon-DP in every run, the argument of
+`flsim.audits.guesses` and `flsim.audits.coins` holds for all canaries one after another, as each is in one run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flsim.audits import coins, guesses
+from flsim.audits.ranks import Detection, detection_at
+from flsim.audits.subject import Claim, Subject
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """What the canaries of several runs prove together.
+
+    Attributes:
+        runs: number of runs.
+        detection: canaries of a rank of at most the default threshold.
+        low: lower bound on epsilon of one unit, replace-one, at delta 0.
+        claim: the claim of the first run; None of runs without noise.
+        allowed: the largest true-positive rate that the claim leaves to an attacker; None without a claim.
+        refuted: whether the claim is refuted; None without a claim.
+    """
+
+    runs: int
+    detection: Detection
+    low: float
+    claim: Claim | None
+    allowed: float | None
+    refuted: bool | None
+
+
+def pooled(subjects: Sequence[Subject]) -> Pooled:
+    """Return what runs of one setting, at least one, prove together."""
+    references = min(subject.references for subject in subjects)
+    threshold = guesses.default_threshold(references)
+    ranks = np.concatenate([subject.ranks for subject in subjects])
+    groups = np.concatenate([subject.groups for subject in subjects])
+    detection = detection_at(ranks, references, threshold)
+    low = guesses.epsilon_of_ranks(detection.detected, threshold, references, groups.tolist())
+    claim, allowed, refuted = subjects[0].claim, None, None
+    if claim is not None:
+        least = claim.least_of_group(int(groups.max()))
+        share = guesses.share_of_references(threshold, references, len(ranks))
+        significance = guesses.SIGNIFICANCE - guesses.OF_SHARES
+        allowed = 1 - least(1 - detection.fpr_high)
+        refuted = coins.is_refuted(coins.of_set(least, share), len(ranks), len(ranks), detection.detected, significance)
+    return Pooled(len(subjects), detection, low, claim, allowed, refuted)
