@@ -11,8 +11,8 @@ from flsim.report.gather import Gathered, Setting
 NOTE = (
     "Found: canaries of a rank that a canary which training never saw would have at the false-positive rate (FPR), of "
     "all canaries of all seeds. ε at least: a lower bound with 95% confidence for one user, or record, under replacing "
-    "one and at δ = 0. A canary of g users says of one only an ε of g times less, so IID twins, whose canaries have many "
-    "users, prove little. A bound of 0 proves nothing, not even privacy. `flsim audit` has more."
+    "one and at δ = 0. A canary of g users says of one only an ε of g times less. So IID twins, whose canaries have "
+    "many users, prove little. A bound of 0 proves nothing, not even privacy. `flsim audit` has more."
 )
 
 
