@@ -29,7 +29,7 @@ DEPLOY = ROOT / "deploy" / "flower"
 # A shard of a SuperNode that died is asked of another after `deadline`; Flower itself notices after a minute.
 SETTINGS = TINY.replace("rounds = 4", "rounds = 2").replace("shards = 1", "shards = 2") + "deadline = 30\n"
 # Client processes of the reference add up branches; on Flower's runtimes the server adds, in the same order.
-TREE = SETTINGS.replace("shards = 2", "shards = 5\nbranch = 2")
+TREE = SETTINGS.replace("shards = 2", "shards = 3\nbranch = 2")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from flsim.audits.subject import Claim, Subject
 
 @dataclass(frozen=True)
 class Pooled:
-    """What the canaries of several runs prove together.
+    """The proof of the canaries of several runs together.
 
     Attributes:
         runs: number of runs.

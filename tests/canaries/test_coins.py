@@ -18,7 +18,7 @@ from flsim.data.corpus import Corpus
 
 PROBABLE: dict[str, Any] = {"p_u": (0.2, 0.1), "p_e": (0.5,), "count": 6, "length": 2}
 EXACT: dict[str, Any] = {"insertions": (1, 2), "count": 6, "length": 2}
-COINS = ("canaries.coins=true", "canaries.count=40")
+COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_corpus_keeps_its_coins(corpus: Corpus, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", ["iid", "non-iid"])
 def test_an_audit_guesses_the_coins(trained: Trained, flsim: Flsim, tmp_path: Path, world: str) -> None:
-    """The guesses are counted again from the files: the eighth of 80 with the best and with the worst ranks."""
+    """The guesses are counted again from the files: the tenth of canaries with the best ranks, and with the worst."""
     run = trained(*COINS, f"data.world='{world}'")
     roster = pd.read_parquet(run / "planted" / "roster.parquet")
     roster = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]

@@ -126,7 +126,7 @@ def during_a_sum(experiment: Experiment, hold: Path, *options: str) -> tuple["Po
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("by", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGSTOP])
 def test_a_process_that_ends_or_hangs_while_it_adds_changes_nothing(
     experiment: Experiment, slow_sums: Path, by: signal.Signals
 ) -> None:
