@@ -139,7 +139,7 @@ def test_where_no_author_is_cut_there_is_nothing_to_keep_whole(imported: Importe
 
 @pytest.mark.parametrize("cap", [None, 5])
 def test_a_run_measures_utility_on_whole_authors(imported: Imported, tmp_path: Path, cap: int | None) -> None:
-    """Of a cap so many authors are drawn, each with the same probability and with all of their records."""
+    """A cap draws so many authors, each with the same probability and with all of their records."""
     run, path = evaluated(tmp_path / "a", imported.corpus, *([f"evaluation.test_users={cap}"] if cap else []))
     authors = run.corpus.split("test-whole").names
     assert sorted(authors) == sorted(imported.authors_of("test"))

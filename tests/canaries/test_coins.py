@@ -53,7 +53,7 @@ def test_a_coin_changes_only_the_records_that_its_canary_claims(
 
 
 def test_coins_are_fair_and_of_their_own() -> None:
-    """Of 4,000 coins 2,000 are expected, with a standard deviation of 31.6; the bound is four, also for neighbours."""
+    """Heads are expected 2,000 times, with a standard deviation of 31.6; the bound is four, also for neighbours."""
     tossed = np.array([toss(3, index) for index in range(4_000)])
     assert abs(tossed.sum() - 2_000) < 127
     assert abs((tossed[1:] == tossed[:-1]).sum() - 2_000) < 127

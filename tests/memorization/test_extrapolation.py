@@ -86,10 +86,10 @@ def test_extrapolation_is_tensorflow_privacys_and_keeps_names(alpha: float, size
 def test_a_large_sample_is_fitted_in_bins() -> None:
     """40,000 scores: as the fit of each of them, to a thousandth of a bit at 2^-30."""
     references = skew_normal(6, -2, 40_000)
-    each = fit(references.numpy())
-    found = extrapolate({}, references, QUICK, 0).fitted
+    exact = fit(references.numpy())
+    binned = extrapolate({}, references, QUICK, 0).fitted
     at = np.array([40 - 4 * 6.0, 40 - 6.0])
-    np.testing.assert_allclose(found.log_cdf(at) / math.log(2), each.log_cdf(at) / math.log(2), atol=1e-3)
+    np.testing.assert_allclose(binned.log_cdf(at) / math.log(2), exact.log_cdf(at) / math.log(2), atol=1e-3)
 
 
 def test_more_references_bring_exposures_nearer_to_their_limit_on_an_enumerated_space() -> None:

@@ -84,8 +84,8 @@ def drawn(config: Config, seed: int, scale: float = 0.3) -> float:
     return scale * float(stream(seed, "factors", config.setting).standard_normal())
 
 
-def by_name(found: Sequence[Effect]) -> dict[tuple[str, str], Effect]:
-    return {(effect.contrast.factor, effect.contrast.within): effect for effect in found}
+def by_name(measured: Sequence[Effect]) -> dict[tuple[str, str], Effect]:
+    return {(effect.contrast.factor, effect.contrast.within): effect for effect in measured}
 
 
 def test_effects_of_table_1_are_the_differences_that_were_made() -> None:
@@ -96,7 +96,7 @@ def test_effects_of_table_1_are_the_differences_that_were_made() -> None:
         cohort = {4: 0.5, 8: 0.4, 16: 0.0}.get(config.round_size, 0.0) if is_federated(config) else 0.0
         return 4.0 + is_federated(config) * (1.0 + world) + cohort
 
-    found = by_name(effects(gathered_of(table_1(), level)))
+    measured = by_name(effects(gathered_of(table_1(), level)))
     expected = {
         ("World", "SGD"): ("IID", "non-IID", 2, 0.0),
         ("World", "FedAvg"): ("IID", "non-IID", 3, 2.0),
@@ -105,11 +105,11 @@ def test_effects_of_table_1_are_the_differences_that_were_made() -> None:
         ("Batch size", "SGD"): ("b_r=32", "b_r=16", 2, 0.0),
         ("Cohort", "FedAvg"): ("b_u=16", "b_u=4", 2, -0.5),
     }
-    assert {*found} == {*expected}
+    assert {*measured} == {*expected}
     for name, (a, b, pairs, mean) in expected.items():
-        contrast = found[name].contrast
-        assert (contrast.a, contrast.b, found[name].compared) == (a, b, pairs), name
-        assert found[name].differences == pytest.approx([mean] * 3), name
+        contrast = measured[name].contrast
+        assert (contrast.a, contrast.b, measured[name].compared) == (a, b, pairs), name
+        assert measured[name].differences == pytest.approx([mean] * 3), name
 
 
 def test_the_interval_is_students_over_the_seeds_means_over_pairs() -> None:
@@ -132,7 +132,7 @@ def test_the_interval_is_students_over_the_seeds_means_over_pairs() -> None:
 
 
 def test_without_any_effect_most_intervals_hold_zero() -> None:
-    """Of eight sweeps' 95% intervals, fewer than five hold zero once in 2,000."""
+    """Fewer than five of eight sweeps' 95% intervals hold zero once in 2,000."""
     configs = [config for config in table_1() if is_federated(config) and config.round_size == 4]
     held = 0
     for sweep in range(8):
@@ -164,15 +164,15 @@ def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_l
         ),
     ]  # fmt: skip
     levels = {"SGD": 5.0, "Momentum": 6.0, "Adam": 7.5, "FedAvg": 4.0, "FedAvg+Adam": 4.5}
-    found = effects(gathered_of([*central, *federated], lambda config, _: levels[config.label.partition(",")[0]]))
-    told = {(effect.contrast.within, effect.contrast.a, effect.contrast.b): effect.mean for effect in found}
+    measured = effects(gathered_of([*central, *federated], lambda config, _: levels[config.label.partition(",")[0]]))
+    told = {(effect.contrast.within, effect.contrast.a, effect.contrast.b): effect.mean for effect in measured}
     assert told == {
         ("", "FedAvg", "central training"): pytest.approx(((4.0 - 5.0) + (4.5 - 7.5)) / 2),
         ("central training", "Momentum", "SGD"): pytest.approx(1.0),
         ("central training", "Adam", "SGD"): pytest.approx(2.5),
         ("FedAvg", "FedAvg+Adam", "FedAvg"): pytest.approx(0.5),
     }
-    factors = {(effect.contrast.a, effect.contrast.factor) for effect in found}
+    factors = {(effect.contrast.a, effect.contrast.factor) for effect in measured}
     own = "Optimizer (each with its learning rate)"
     assert factors == {
         ("FedAvg", "Technique"),
@@ -189,8 +189,8 @@ def test_sizes_that_follow_from_an_architecture_are_no_factor_of_their_own() -> 
         CentralConfig(DataHParams(Path("corpus")), model=ModelHParams(architecture=name, layers=layers, units=units))
         for (name, layers), units in sizes.items()
     ]
-    found = effects(gathered_of(configs, lambda config, _: 5.0 + (config.model.architecture == "lstm")))
-    told = [(effect.contrast.factor, effect.contrast.a, effect.compared, effect.mean) for effect in found]
+    measured = effects(gathered_of(configs, lambda config, _: 5.0 + (config.model.architecture == "lstm")))
+    told = [(effect.contrast.factor, effect.contrast.a, effect.compared, effect.mean) for effect in measured]
     assert told == [
         ("model.architecture (each with its model.units)", "model.architecture lstm", 2, 1.0),
         ("model.layers (each with its model.units)", "model.layers 2", 2, 0.0),
@@ -202,13 +202,13 @@ def test_a_rate_that_is_an_axis_is_a_factor() -> None:
         CentralConfig(DataHParams(Path("corpus")), training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
         for name, rate in product(("sgd", "momentum"), (0.1, 0.2, 0.4))
     ]
-    found = effects(gathered_of(configs, lambda config, _: 5.0 + config.training.learning_rate))  # type: ignore[attr-defined]
-    told = [(effect.contrast.factor, effect.contrast.a, effect.contrast.b, effect.compared) for effect in found]
+    measured = effects(gathered_of(configs, lambda config, _: 5.0 + config.training.learning_rate))  # type: ignore[attr-defined]
+    told = [(effect.contrast.factor, effect.contrast.a, effect.contrast.b, effect.compared) for effect in measured]
     assert told == [
         ("Optimizer", "Momentum", "SGD", 3),
         ("Learning rate", "training.learning_rate 0.4", "training.learning_rate 0.1", 2),
     ]
-    assert found[1].mean == pytest.approx(0.3)
+    assert measured[1].mean == pytest.approx(0.3)
 
 
 def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_alike() -> None:
@@ -226,14 +226,14 @@ def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_
         mechanism = {"none": 6.0, "clip": 5.0, "dp": 2.0}[config.privacy.mechanism]
         return mechanism + (config.training.rounds > 1_000)
 
-    found = effects(gathered_of(configs, level))
-    names = [(effect.contrast.factor, effect.contrast.a, effect.contrast.b, effect.compared) for effect in found]
+    measured = effects(gathered_of(configs, level))
+    names = [(effect.contrast.factor, effect.contrast.a, effect.contrast.b, effect.compared) for effect in measured]
     assert names == [
         ("Clip", "clip 0.2", "no clip", 1),
         ("Noise multiplier", "z=1", "no noise", 2),
         ("Length of training", "8,000 rounds", "784 rounds", 2),
     ]
-    assert [effect.mean for effect in found] == pytest.approx([-1.0, -3.0, 1.0])
+    assert [effect.mean for effect in measured] == pytest.approx([-1.0, -3.0, 1.0])
 
 
 def test_settings_that_a_search_chose_are_no_factor() -> None:

@@ -24,7 +24,7 @@ def page(sweep: Made) -> Page:
 
 
 def test_the_figure_at_the_top_has_a_row_for_each_setting(page: Page, sweep: Made) -> None:
-    """Of FedAvg there are two seeds: their interval; of others one."""
+    """FedAvg has two seeds and so an interval; the others have one seed."""
     of_world: dict[str, list[float]] = {}
     for world in ("iid", "non-iid"):
         runs = [read_run(sweep.path / "runs" / f"fedavg-{world}-{seed}") for seed in (0, 1)]

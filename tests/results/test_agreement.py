@@ -115,7 +115,7 @@ def test_fewer_than_one_in_twenty_gaps_of_equal_models_pass() -> None:
 
 
 def test_only_clear_pairs_are_counted_as_clear() -> None:
-    """Of 90 canaries 54 and 52 differ by chance, and 20 from both by more."""
+    """Counts of 54 and 52 of 90 canaries differ by chance, and 20 from both by more."""
     theirs = [54, 52, 20]
     clear = np.array([[False, False, True], [False, False, True], [True, True, False]])
     assert [

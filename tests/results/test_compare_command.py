@@ -311,9 +311,10 @@ def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: 
     make_run({10: measured(2), 20: measured(3)}, name="a")
     make_run({10: measured(1), 20: measured(2)}, name="b")
     _, text, _ = flsim("compare", "a", "b")
-    said = " ".join(text.split())
+    printed = " ".join(text.split())
     assert (
-        "At equal perplexity, 58, the lowest that both reached (a at round 10, b at round 20): mean of a - b:" in said
+        "At equal perplexity, 58, the lowest that both reached (a at round 10, b at round 20): mean of a - b:"
+        in printed
     )
     like = json.loads(flsim("compare", "a", "b", "--json")[1])["like_utility"]
     assert (like["perplexity"], like["rounds"]) == (pytest.approx(58), [10, 20])

@@ -50,6 +50,6 @@ def plain(setting: str) -> str:
 
 def described(page: Page, title: str) -> str:
     """The description of the image of that title."""
-    found = re.search(rf">{re.escape(title)}</title><desc id=\"[^\"]+\">(.*?)</desc>", page.html)
-    assert found, title
-    return found[1]
+    match = re.search(rf">{re.escape(title)}</title><desc id=\"[^\"]+\">(.*?)</desc>", page.html)
+    assert match, title
+    return match[1]
