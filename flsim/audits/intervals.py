@@ -24,16 +24,6 @@ def upper(successes: int, trials: int, tail: float) -> float:
     return 1.0 - lower(trials - successes, trials, tail)
 
 
-def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the two-sided interval of a probability; (0, 1) without trials.
-
-    >>> [round(bound, 4) for bound in interval(23, 90)]
-    [0.1694, 0.3584]
-    """
-    tail = (1 - confidence) / 2
-    return lower(successes, trials, tail), upper(successes, trials, tail) if trials else 1.0
-
-
 def at_least(probabilities: Sequence[float], successes: int) -> float:
     """Return the probability of `successes` or more of independent coins with these probabilities (Poisson-binomial).
 

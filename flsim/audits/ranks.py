@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from flsim.audits.intervals import interval
+from flsim.results.agreement import share_interval
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
@@ -65,7 +65,7 @@ def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) ->
         detected,
         canaries,
         detected / canaries if canaries else math.nan,
-        *interval(detected, canaries),
+        *share_interval(detected, canaries),
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.audits.intervals import interval
 from flsim.base.errors import InputError
+from flsim.results.agreement import share_interval
 
 Floats = NDArray[np.float64]
 RESAMPLES = 1_000
@@ -56,7 +56,7 @@ class Roc:
             raise InputError(f"a false-positive rate of {level:g} needs {1 / level:,.0f} others, found {self.others:,}")
         place = int(np.searchsorted(self.fpr, level * (1 + 1e-12), side="right")) - 1
         alarms, detected = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
-        return AtLevel(level, alarms, detected, detected / self.members, *interval(detected, self.members))
+        return AtLevel(level, alarms, detected, detected / self.members, *share_interval(detected, self.members))
 
 
 def roc(members: Floats, others: Floats) -> Roc:
