@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.audits import coins, guesses, ranks, thresholds
+from flsim.audits.pooled import pooled
 from flsim.audits.subject import Subject
 from flsim.audits.trade_off import LeastProbability, epsilon_of_gaussian
 from flsim.base.errors import InputError
@@ -103,30 +104,26 @@ def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
 
 
 def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
-    canaries, claim = len(subject.ranks), subject.claim
-    hits = int((subject.ranks <= threshold).sum())
+    canaries, claim, proven = len(subject.ranks), subject.claim, pooled([subject], threshold)
+    hits, largest = proven.detection.detected, int(subject.groups.max())
     common = {
         "neighbours": "replace-one",
-        "group": subject.groups.max(),
+        "group": largest,
         "n_in": canaries,
         "n_out": subject.references,
         "threshold": threshold,
         "detected": hits,
         "confidence": CONFIDENCE,
     }
-    low = guesses.epsilon_of_ranks(hits, threshold, subject.references, subject.groups.tolist())
-    yield common | {"method": "epsilon", "kind": "bound", "low": low, "delta": 0.0}
-    share = guesses.share_of_references(threshold, subject.references, canaries)
-    significance = guesses.SIGNIFICANCE - guesses.OF_SHARES
+    yield common | {"method": "epsilon", "kind": "bound", "low": proven.low, "delta": 0.0}
     if claim is not None:
-        refuted = coins.is_refuted(
-            coins.of_set(claim.least_of_group(int(subject.groups.max())), share), canaries, canaries, hits, significance
-        )
-        yield common | {"method": "trade-off", "kind": "bound", "refuted": refuted}
+        yield common | {"method": "trade-off", "kind": "bound", "refuted": proven.refuted}
+        share = guesses.share_of_references(threshold, subject.references, canaries)
+        significance = guesses.SIGNIFICANCE - guesses.OF_SHARES
         mu = coins.mu_refuted(
             lambda least: coins.is_refuted(coins.of_set(least, share), canaries, canaries, hits, significance)
         )
-        of_one = mu / (int(subject.groups.max()) * claim.steps)
+        of_one = mu / (largest * claim.steps)
         yield common | {
             "method": "epsilon, GDP",
             "kind": "estimate",
@@ -138,7 +135,6 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
     if len(subject.control_ranks):
         alarms = int((subject.control_ranks <= threshold).sum())
         controls = thresholds.epsilon_of_threshold(hits, canaries, alarms, len(subject.control_ranks))
-        largest = int(subject.groups.max())
         yield common | {
             "method": "epsilon, controls",
             "kind": "heuristic",

@@ -20,7 +20,7 @@ class Pooled:
 
     Attributes:
         runs: number of runs.
-        detection: canaries of a rank of at most the default threshold.
+        detection: canaries of a rank of at most the threshold.
         low: lower bound on epsilon of one unit, replace-one, at delta 0.
         claim: the claim of the first run; None of runs without noise.
         allowed: the largest true-positive rate that the claim leaves to an attacker; None without a claim.
@@ -35,10 +35,15 @@ class Pooled:
     refuted: bool | None
 
 
-def pooled(subjects: Sequence[Subject]) -> Pooled:
-    """Return what runs of one setting, at least one, prove together."""
+def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
+    """Return what runs of one setting, at least one, prove together.
+
+    Args:
+        subjects: the runs.
+        threshold: largest rank of a canary that counts as named; `flsim.audits.guesses.default_threshold` if not given.
+    """
     references = min(subject.references for subject in subjects)
-    threshold = guesses.default_threshold(references)
+    threshold = guesses.default_threshold(references) if threshold is None else threshold
     ranks = np.concatenate([subject.ranks for subject in subjects])
     groups = np.concatenate([subject.groups for subject in subjects])
     detection = detection_at(ranks, references, threshold)

@@ -135,18 +135,18 @@ def _groups(run: Run, results: RunResults) -> tuple[NDArray[np.int64], bool]:
     planted = results.planted
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
     if run.config.unit == "record":
-        return copies, True
+        return copies.clip(1), True
     if results.world != "iid":
-        return planted["sharers"].to_numpy("int64"), True
+        return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
     try:
         users = run.users
     except InputError:
-        return copies, False
+        return copies.clip(1), False
     holders = users.user_offsets.searchsorted(users.overlay.records, side="right") - 1
     sharers = {
         canary.id: len(np.unique(holders[users.overlay.canaries == index])) for index, canary in enumerate(run.canaries)
     }
-    return np.array([sharers[canary] for canary in planted["canary"]], np.int64), True
+    return np.array([sharers[canary] for canary in planted["canary"]], np.int64).clip(1), True
 
 
 def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
@@ -164,7 +164,7 @@ def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
     return Coins(
         np.asarray(ranks.loc[drawn["canary"]], dtype=np.float64),
         np.asarray(drawn["coin"], dtype=np.bool_),
-        np.asarray(groups, dtype=np.int64),
+        np.asarray(groups, dtype=np.int64).clip(1),
     )
 
 
