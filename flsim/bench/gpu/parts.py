@@ -115,7 +115,7 @@ def env(setup: Setup) -> Measured:
     size = 2**8 if setup.is_quick else 2**13
     for precision in setup.precisions:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        matrix = torch.ones(size, size, device=device, dtype=dtype)
+        matrix = torch.randn(size, size, device=device, dtype=dtype)
         with products(precision, device):
             seconds = _fastest(partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix)), device)
         yield Figure(f"product in {precision}", 2 * size**3 / seconds / 1e12, "TFLOP/s")

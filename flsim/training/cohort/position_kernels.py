@@ -34,9 +34,10 @@ class Prediction(NamedTuple):
         chosen: [u, N, D], r at each position.
         embedding: [u, V, D]; rounded to the dtype of `chosen` before it is multiplied.
         bias: [u, V].
-        targets: int32 [u, N].
+        targets: int32 [u, N]; 0, which is padding and no word, beyond a user's positions.
         counts: int32 [u], number of positions of each user, which are the first ones.
-        log_sums: [u, N], log-sum-exp of the logits (nats); `PositionKernels.predict` writes it.
+        log_sums: [u, N], log-sum-exp of the logits (nats), infinite beyond a user's positions; `PositionKernels.predict`
+            writes it.
         factor: float64 [1], factor of all gradients; 1 if None.
     """
 
@@ -173,7 +174,7 @@ class TorchPositionKernels(TorchKernels):
 
     def predict(self, prediction: Prediction, losses: Tensor, d_chosen: Tensor) -> None:
         scores, real = _scores(prediction), _real(prediction)
-        prediction.log_sums.copy_(scores.logsumexp(-1))
+        prediction.log_sums.copy_(scores.logsumexp(-1)).masked_fill_(~real, torch.inf)
         own = scores.gather(-1, prediction.targets.long()[..., None])[..., 0]
         losses.copy_(prediction.log_sums - own).masked_fill_(~real, 0)
         d_chosen.copy_(torch.bmm(_errors(prediction), _rounded(prediction)))

@@ -104,11 +104,20 @@ def _add_rows(
 
 
 @triton.jit
-def _settle(weight, low, at, valid, rate, gradient, LOW: tl.constexpr, GRADIENT: tl.constexpr):
-    """Store a gradient, or subtract rate times it from the weight, of which `low` is a copy."""
+def _former(weight, at, valid, GRADIENT: tl.constexpr):
+    """Return the weights that `_settle` will change; loads that follow a store might have to wait for it."""
+    former = 0.0
+    if not GRADIENT:
+        former = tl.load(weight + at, valid)
+    return former
+
+
+@triton.jit
+def _settle(weight, low, at, valid, former, rate, gradient, LOW: tl.constexpr, GRADIENT: tl.constexpr):
+    """Store a gradient, or the former weight minus rate times it, of which `low` is a copy."""
     value = gradient
     if not GRADIENT:
-        value = tl.load(weight + at, valid) - rate * gradient
+        value = former - rate * gradient
     tl.store(weight + at, value.to(weight.dtype.element_ty), valid)
     if LOW:
         tl.store(low + at, value.to(low.dtype.element_ty), valid)
@@ -152,9 +161,11 @@ def _descend(
             sums += tl.sum(b.to(tl.float32), 0)
     at = user * M * N + m[:, None] * STRIDE_M + n[None, :] * STRIDE_N
     valid = (m < M)[:, None] & (n < N)[None, :]
-    _settle(weight, low, at, valid, rate, total, True, False)
+    former = _former(weight, at, valid, False)
+    _settle(weight, low, at, valid, former, rate, total, True, False)
     if BIAS and tl.program_id(1) == 0:
-        _settle(bias, low_bias, user * N + n, n < N, rate, sums, True, False)
+        former_bias = _former(bias, user * N + n, n < N, False)
+        _settle(bias, low_bias, user * N + n, n < N, former_bias, rate, sums, True, False)
 
 
 @triton.jit

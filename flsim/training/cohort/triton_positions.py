@@ -11,15 +11,12 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from flsim.training.cohort.position_kernels import Target
-from flsim.training.cohort.triton_kernels import TritonKernels, _settle
+from flsim.training.cohort.triton_kernels import TritonKernels, _former, _settle
 from flsim.training.cohort.triton_output import OutputLayer
-from flsim.training.cohort.triton_recurrence import _advanced, _differentiated, block, launch
+from flsim.training.cohort.triton_recurrence import BLOCK, _advanced, _differentiated, block, launch
 from flsim.training.hparams import Precision
 
-# Bytes of a block of weights of the recurrence, and blocks that are loaded at once, by the bytes of a value.
-# Two programs of bfloat16 fit a multiprocessor. For smaller blocks of float32 registers do not suffice.
-BLOCKS = {2: (2**13, 3), 4: (2**14, 2)}
-SUMS = 2**13  # values of the sums that a program of `_descend_positions` has in registers
+SUMS = 2**12  # values of a sum that a program of `_descend_positions` has in registers
 
 
 @triton.jit
@@ -220,11 +217,14 @@ def _descend_positions(
                 sums += tl.sum(b.to(tl.float32), 0)
         at = user * M * C + m[:, None] * C + n[None, :]
         inside = (m < M)[:, None] & (n < C)[None, :]
-        _settle(weight, low, at, inside, rate, total, LOW, GRADIENT)
+        former = _former(weight, at, inside, GRADIENT)
+        _settle(weight, low, at, inside, former, rate, total, LOW, GRADIENT)
         if PAIR:
-            _settle(second_weight, second_low, at, inside, rate, second_total, LOW, GRADIENT)
+            second_former = _former(second_weight, at, inside, GRADIENT)
+            _settle(second_weight, second_low, at, inside, second_former, rate, second_total, LOW, GRADIENT)
         if BIAS and tl.program_id(1) == 0:
-            _settle(bias, low_bias, user * C + n, n < C, rate, sums, LOW, GRADIENT)
+            former_bias = _former(bias, user * C + n, n < C, GRADIENT)
+            _settle(bias, low_bias, user * C + n, n < C, former_bias, rate, sums, LOW, GRADIENT)
 
 
 class TritonPositionKernels(OutputLayer, TritonKernels):
@@ -258,7 +258,7 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
         (users, positions, m), n = lefts[0].shape, right.shape[2]
         # The narrower side is one block where possible, so that the wider factor is read once.
         narrow = block(min(m, n), 128)
-        wide = block(max(m, n), SUMS // len(weights) // narrow)
+        wide = block(max(m, n), SUMS // narrow)
         block_m, block_n = (narrow, wide) if m <= n else (wide, narrow)
         targets = [*weights, *weights][:2], [*lefts, *lefts][:2]
         first, second = (
@@ -269,16 +269,16 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
         _descend_positions[(triton.cdiv(n, block_n), triton.cdiv(m, block_m), users)](
             *first, *second, right, own.value, own.value if own.low is None else own.low,
             counts, 0.0 if rate is None else rate, positions, m, n,
-            BM=block_m, BC=block_n, BK=32, PAIR=len(weights) == 2, BIAS=bias is not None,
+            BM=block_m, BC=block_n, BK=128 // right.element_size(), PAIR=len(weights) == 2, BIAS=bias is not None,
             LOW=weights[0].low is not None, GRADIENT=rate is None, PRECISION=self._precision,
-            num_warps=8, num_stages=3,
+            num_warps=2 * right.element_size(), num_stages=3,
         )  # fmt: skip
 
     def _launch_positions(
         self, gates: Tensor, projection: Tensor, starts: Tensor, rows: int
     ) -> tuple[tuple[int, int], dict[str, int | str]]:
         """Return the grid and the sizes of a launch of the recurrence."""
-        grid, sizes = launch(gates, projection, rows, *BLOCKS[gates.element_size()])
+        grid, sizes = launch(gates, projection, rows, BLOCK, stages=2)
         times = starts.shape[1] - 1
         sizes |= {"T": times, "N": gates.shape[1], "BT": block(times), "PRECISION": self._precision}
         return grid, sizes

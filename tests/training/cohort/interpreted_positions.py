@@ -41,9 +41,9 @@ checked = partial(check, kernels=TritonPositionKernels, oracle=TorchPositionKern
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_positions, "BLOCKS", dict.fromkeys((2, 4), (16 * 32 * 4, 2)))
+    monkeypatch.setattr(triton_positions, "BLOCK", 16 * 32 * 4)
     monkeypatch.setattr(triton_positions, "SUMS", 32 * 32)
-    monkeypatch.setattr(triton_output, "TILES", dict.fromkeys(triton_output.TILES, (16, 32)))
+    monkeypatch.setattr(triton_output, "TILES", dict.fromkeys(triton_output.TILES, ((16, 32), (16, 32))))
 
 
 def starts_of(times: int, rows: int) -> Tensor:
@@ -78,7 +78,8 @@ def test_recurrence(times: int, rows: int, width: int, units: int) -> None:
 
 def prediction_of(width: int, factor: Tensor | None = None) -> Prediction:
     """Logits so large that exponentials overflow."""
-    targets = torch.from_numpy(stream(0, "test", "targets").integers(0, V, (U, N))).int()
+    targets = torch.from_numpy(stream(0, "test", "targets").integers(1, V, (U, N))).int()
+    targets[torch.arange(N) >= COUNTS[:, None]] = 0
     chosen, log_sums = beyond(normal(U, N, width), COUNTS), torch.full((U, N), torch.nan)
     return Prediction(chosen, normal(U, V, width), 100 * normal(U, V), targets, COUNTS, log_sums, factor)
 

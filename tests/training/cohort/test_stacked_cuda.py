@@ -139,11 +139,11 @@ def test_how_many_users_fit_does_not_depend_on_what_is_free() -> None:
 
 
 def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Twice as many users as there is memory for."""
+    """Twice as many users as there is memory for the weights of."""
     hparams = options("float32", batch_size=4)
     start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
-    _, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
-    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=2 * torch.cuda.mem_get_info()[1] // per_user)
+    weights = sum(value.numel() * value.itemsize for value in start.values())
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=2 * torch.cuda.mem_get_info()[1] // weights)
     population = random_population(USERS, 6, LAYOUT)
     actual = engine.train(start, population, range(USERS), 0, 0)
     expected = train_cohort(model_of(0, LAYOUT, SIZES), population, range(USERS), hparams, 0, 0)
