@@ -36,8 +36,7 @@ class Prediction(NamedTuple):
         bias: [u, V].
         targets: int32 [u, N]; 0, which is padding and no word, beyond a user's positions.
         counts: int32 [u], number of positions of each user, which are the first ones.
-        log_sums: [u, N], log-sum-exp of the logits (nats), infinite beyond a user's positions; `PositionKernels.predict`
-            writes it.
+        log_sums: [u, N], log-sum-exp of the logits (nats), infinite beyond a user's positions; written by `predict`.
         factor: float64 [1], factor of all gradients; 1 if None.
     """
 

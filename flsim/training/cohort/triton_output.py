@@ -229,11 +229,15 @@ class OutputLayer:
         return *operands, prediction.log_sums if factor is None else factor
 
     def _tile(self, prediction: Prediction, number: int) -> dict[str, Any]:
-        """Return the sizes of a tile of logits in the first pass, number 0, or the second; wide embeddings have small tiles, as their sums are in registers."""
+        """Return the sizes of a tile of logits in the first pass, number 0, or the second.
+
+        Wide embeddings have small tiles, as their sums are in registers.
+        """
         (_, positions, width), vocabulary = prediction.chosen.shape, prediction.bias.shape[1]
         most = max(DOT, VALUES // block(width))
         few, words = TILES["bf16" if prediction.chosen.dtype == torch.bfloat16 else self._precision][number]
-        sizes = {"BN": block(positions, min(few, most)), "BV": block(vocabulary, min(words, most)), "num_warps": 4, "num_stages": 3}
+        sizes = {"BN": block(positions, min(few, most)), "BV": block(vocabulary, min(words, most))}
+        sizes |= {"num_warps": 4, "num_stages": 3}
         sizes |= {"FACTOR": prediction.factor is not None} | dict(zip(("D", "BD", "BE"), columns(width), strict=True))
         return {**sizes, "PRECISION": self._precision}
 
