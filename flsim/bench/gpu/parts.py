@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from flsim.bench.engine import (
     bench_engine,
     profiled,
     start_of,
+    step_name,
     table_of,
 )
 from flsim.bench.evaluation import bench_evaluation
@@ -38,7 +39,7 @@ from flsim.training.central import CentralHParams, CentralTraining, init, train_
 from flsim.training.clip import global_norm
 from flsim.training.cohort.devices import products
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import StackedTrainer, Variant
+from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
 from flsim.training.update import UpdateSum
@@ -46,10 +47,9 @@ from flsim.training.update import UpdateSum
 ROOT = Path(__file__).parents[3]
 TESTS = "tests/training/**/test_*cuda*.py"
 AT_ONCE = 264  # users: two for each of an H200's 132 multiprocessors
-ENGINE: tuple[tuple[Variant, Precision, int], ...] = (  # step, precision, users at once; the most valuable first
-    ("today", "bf16", AT_ONCE), ("next", "bf16", AT_ONCE), ("next", "bf16", AT_ONCE // 3), ("today", "tf32", AT_ONCE),
-    ("next", "bf16", 2 * AT_ONCE), ("today", "bf16", AT_ONCE // 2), ("today", "bf16", 2 * AT_ONCE),
-    ("today", "float32", AT_ONCE),
+ENGINE: tuple[tuple[Precision, bool, int], ...] = (  # precision, by position?, users at once; the most valuable first
+    ("bf16", True, AT_ONCE), ("bf16", True, 2 * AT_ONCE), ("bf16", True, AT_ONCE // 2), ("bf16", False, AT_ONCE),
+    ("tf32", False, AT_ONCE), ("tf32", True, AT_ONCE), ("float32", False, AT_ONCE), ("float32", True, AT_ONCE),
 )  # fmt: skip
 COHORT = 1_584  # users: a multiple of all numbers of users at once
 # Kernels by a part of their names; a kernel is of the first kind that fits.
@@ -183,26 +183,27 @@ class _Counter:
             self.failures.append(report.nodeid.rpartition("/")[2])
 
 
-def engine_name(variant: Variant, precision: Precision, users: int) -> str:
-    """Return the name of a row of `engine`; today's step is not named."""
-    return of_variant(variant, f"{precision}, {users} at once")
-
-
-def of_variant(variant: Variant, name: str) -> str:
-    """Return the name of a figure of a step."""
-    return name if variant == "today" else f"{variant}, {name}"
+def engine_name(precision: Precision, by_position: bool, users: int) -> str:
+    """Return the name of a row of `engine`."""
+    return f"{precision} {step_name(by_position)}, {users} at once"
 
 
 def engine(setup: Setup) -> Measured:
     """Measure users per second of rounds by step, precision and users that train at once, and peak memory."""
     rows, cohort, failed = ENGINE, COHORT, 0
     if setup.is_quick:
-        rows, cohort = (("today", "float32", 1), ("today", "bf16", 2), ("next", "bf16", 2)), 2
-    for variant, precision, at_once in rows:
-        name = engine_name(variant, precision, at_once)
+        rows, cohort = (("float32", False, 1), ("bf16", False, 2), ("bf16", True, 2)), 2
+    for precision, by_position, at_once in rows:
+        name = engine_name(precision, by_position, at_once)
         try:
             measured = bench_engine(
-                setup.device, [at_once], [precision], cohort, words=setup.words, sizes=setup.sizes, variants=[variant]
+                setup.device,
+                [at_once],
+                [precision],
+                cohort,
+                words=setup.words,
+                sizes=setup.sizes,
+                by_position=[by_position],
             )
         except Exception as error:  # the other rows are worth measuring, whatever it is
             yield _failure(name, error)
@@ -231,14 +232,15 @@ def _failure(name: str, error: Exception) -> Figure:
 def profile(setup: Setup) -> Measured:
     """Measure where the time of a micro-cohort goes: a step's milliseconds by kind of kernel, without CUDA graphs.
 
-    The output layer of "next" is all of it, with its products; that of "today" is the cross-entropy alone.
+    The output layer by position is all of it, with its products; that of the padded step is the cross-entropy alone.
     """
     users = 2 if setup.is_quick else AT_ONCE
     on_gpu, hparams, records = setup.device == "cuda", LocalHParams(precision="bf16"), DrawnUsers(users, 0, setup.words)
     start = start_of(torch.device(setup.device), setup.sizes)
     group = [(records[user], user) for user in range(users)]
-    for variant in get_args(Variant):
-        trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False, variant=variant)
+    for by_position in (True, False):
+        name = step_name(by_position)
+        trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False, by_position=by_position)
         packed = trainer.pack([Participant(own, stream(0, "local", 0, user)) for own, user in group])
         events: Any = profiled(partial(trainer.train, start, packed), on_gpu)
         times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
@@ -246,10 +248,10 @@ def profile(setup: Setup) -> Measured:
             kind = next(kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
             time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
             times[kind] += time / 1e3 / len(packed.shapes)
-        yield Figure(of_variant(variant, f"a step of {users} users"), sum(times.values()), "ms")
+        yield Figure(f"{name}: a step of {users} users", sum(times.values()), "ms")
         for kind, milliseconds in times.items():
-            yield Figure(of_variant(variant, kind), milliseconds, "ms")
-        yield Detail(of_variant(variant, "all steps of a micro-cohort"), table_of(events, on_gpu))
+            yield Figure(f"{name}: {kind}", milliseconds, "ms")
+        yield Detail(f"{name}: all steps of a micro-cohort", table_of(events, on_gpu))
 
 
 def central(setup: Setup) -> Measured:

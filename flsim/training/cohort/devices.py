@@ -38,6 +38,15 @@ def position_kernels_for(like: Params, precision: Precision) -> PositionKernels:
     return TritonPositionKernels(precision)
 
 
+def by_position_is_faster(like: Params, precision: Precision) -> bool:
+    """Return whether stacked users train faster by position, which depends on the products of the output layer.
+
+    Those of bfloat16 are fused with the softmax by position. For float32 and TF32 Triton's are slower than cuBLAS's
+    (docs/benchmarks.md, "On a GPU").
+    """
+    return precision == "bf16" and _has_triton(like)
+
+
 def _has_triton(like: Params) -> bool:
     """Return whether Triton's kernels run where these parameters are."""
     value = representative(like)

@@ -7,7 +7,7 @@ users train one after another (`packed`). On other devices they are stacked (`st
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +22,6 @@ from flsim.training.cohort.prefetch import prefetched
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
-
-if TYPE_CHECKING:
-    from flsim.training.cohort.stacked import Variant
 
 Member = tuple[int, Records]
 
@@ -67,7 +64,7 @@ class CohortEngine:
             out the number is halved, all users of the call train again, and a message says so.
         memory_share: the share of a GPU's memory that this process may take.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        variant: the step of stacked users, as for `flsim.training.cohort.stacked.StackedTrainer`.
+        by_position: the step of stacked users, as for `flsim.training.cohort.stacked.StackedTrainer`.
 
     Raises:
         InputError: the device cannot do what the settings ask for.
@@ -81,12 +78,12 @@ class CohortEngine:
         micro_cohort: int | None = None,
         memory_share: float = 1.0,
         rounds: int | None = None,
-        variant: "Variant" = "today",
+        by_position: bool | None = None,
     ) -> None:
         if micro_cohort is not None:
             at_least_one(micro_cohort=micro_cohort)
         self._like, self._layout, self._hparams, self._rounds = like, layout, hparams, rounds
-        self._variant = variant
+        self._by_position = by_position
         self._device = representative(like).device
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
@@ -196,14 +193,14 @@ class CohortEngine:
     def _choose(self, memory_share: float) -> int:
         from flsim.training.cohort.stacked import StackedTrainer
 
-        return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._variant)
+        return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._by_position)
 
     def _build(self) -> Trainer:
         if self._stacked:
             from flsim.training.cohort.stacked import StackedTrainer
 
             trainer: Trainer = StackedTrainer(
-                self._like, self._hparams, self._layout, self._at_once, variant=self._variant
+                self._like, self._hparams, self._layout, self._at_once, by_position=self._by_position
             )
         else:
             trainer = PackedTrainer(self._like, self._hparams, self._layout)

@@ -5,7 +5,7 @@ On an NVIDIA GPU with Triton (`triton_kernels`) each shape of step is one CUDA g
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.cuda_graphs import Graphs
-from flsim.training.cohort.devices import current, kernels_for, position_kernels_for, products
+from flsim.training.cohort.devices import by_position_is_faster, current, kernels_for, position_kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape
 from flsim.training.cohort.padding import narrowed, units_of, widened
@@ -30,10 +30,8 @@ WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
 SLACK = 0.9  # share of this process' memory; the rest is for libraries
 
-Variant = Literal[
-    "today", "next"
-]  # the step is that of `StackedModel`, or of `PositionModel`, which no GPU has run yet
-MODELS: dict[Variant, Any] = {"today": (StackedModel, kernels_for), "next": (PositionModel, position_kernels_for)}
+# By whether activations are by position.
+MODELS: dict[bool, Any] = {False: (StackedModel, kernels_for), True: (PositionModel, position_kernels_for)}
 
 
 class StackedTrainer:
@@ -46,7 +44,8 @@ class StackedTrainer:
         users: the most users that train at once.
         kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
         graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
-        variant: the step to take: "today" (`StackedModel`), or "next" (`PositionModel`, by `PositionKernels`).
+        by_position: whether the step is that of `PositionModel`, with `PositionKernels`, and not of `StackedModel`;
+            None for the faster one (`by_position_is_faster`).
 
     Raises:
         torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
@@ -60,11 +59,11 @@ class StackedTrainer:
         users: int,
         kernels: Kernels | PositionKernels | None = None,
         graphs: bool | None = None,
-        variant: Variant = "today",
+        by_position: bool | None = None,
     ) -> None:
         self._hparams, self._like, self._layout = hparams, like, layout
         self._device, self._dtype = representative(like).device, representative(like).dtype
-        model, usual_kernels = MODELS[variant]
+        model, usual_kernels = _model(like, hparams, by_position)
         self._kernels = kernels or usual_kernels(like, hparams.precision)
         on_gpu = self._device.type == "cuda"
         use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
@@ -86,7 +85,7 @@ class StackedTrainer:
 
     @staticmethod
     def users_that_fit(
-        like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0, variant: Variant = "today"
+        like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0, by_position: bool | None = None
     ) -> int:
         """Return how many users fill the device and fit the share of its whole memory, at least 1.
 
@@ -96,15 +95,15 @@ class StackedTrainer:
         device = representative(like).device
         if device.type != "cuda":
             return CPU_USERS
-        fixed, per_user = StackedTrainer.memory(like, hparams, layout, variant)
+        fixed, per_user = StackedTrainer.memory(like, hparams, layout, by_position)
         about = torch.cuda.get_device_properties(device)
         fitting = int((about.total_memory * memory_share * SLACK - fixed) // per_user)
         return max(1, min(fitting, WAVES * about.multi_processor_count))
 
     @staticmethod
-    def memory(like: Params, hparams: LocalHParams, layout: Layout, variant: Variant = "today") -> tuple[int, int]:
+    def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
         """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest."""
-        model, usual_kernels = MODELS[variant]
+        model, usual_kernels = _model(like, hparams, by_position)
         wide = widened_for(usual_kernels(like, hparams.precision), like)
         sizes, rows = model.sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
         copies = [sizes.master] * (1 + len(_rule(hparams).optimizer.slots))
@@ -218,6 +217,11 @@ class StackedTrainer:
         for name, value in self._weights.items():
             total += self._kernels.squares(value[:users], self._start[name], mu, gradients.get(name))
         return total
+
+
+def _model(like: Params, hparams: LocalHParams, by_position: bool | None) -> Any:
+    """Return the class of the model, and the function that returns its usual kernels."""
+    return MODELS[by_position_is_faster(like, hparams.precision) if by_position is None else by_position]
 
 
 def _rule(hparams: LocalHParams) -> Rule:

@@ -160,7 +160,7 @@ def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSu
     exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
     start = start_of(model.float())
     kernels = TritonPositionKernels(hparams.precision)
-    trainer = StackedTrainer(start, replace(hparams, schedule=schedule), LAYOUT_40, 3, kernels, variant="next")
+    trainer = StackedTrainer(start, replace(hparams, schedule=schedule), LAYOUT_40, 3, kernels, by_position=True)
     actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
     return actual, exact, times * rounding(hparams.precision, start, exact.norms / exact.users, 2)
@@ -192,7 +192,7 @@ def test_nothing_is_left_of_users_that_blew_up() -> None:
     hparams, start = LocalHParams(batch_size=3, precision="bf16"), start_of(model_of(0, LAYOUT_40).float())
     large, small = random_population(3, 5, LAYOUT_40), random_population(3, 2, LAYOUT_40, seed=1)
     used, fresh = (
-        StackedTrainer(start, hparams, LAYOUT_40, 3, TritonPositionKernels("bf16"), variant="next") for _ in range(2)
+        StackedTrainer(start, hparams, LAYOUT_40, 3, TritonPositionKernels("bf16"), by_position=True) for _ in range(2)
     )
     spoiled = train_stacked(used, {name: value * torch.inf for name, value in start.items()}, large, hparams)
     assert not np.isfinite(spoiled.loss)

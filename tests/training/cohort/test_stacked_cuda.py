@@ -1,7 +1,7 @@
 """Stacked users on an NVIDIA GPU: Triton's kernels as they are compiled, and CUDA graphs."""
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.cuda_graphs import capture_stream
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import SLACK, StackedTrainer, Variant
+from flsim.training.cohort.stacked import SLACK, StackedTrainer
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"
 )
 
-VARIANTS = get_args(Variant)
 LAYOUT, SIZES, USERS = Layout(1_000), ModelHParams(96, 70), 9
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -42,18 +41,18 @@ def options(precision: Any, **others: Any) -> LocalHParams:
     return LocalHParams(**{"learning_rate": 0.1, "precision": precision, **others})
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
-def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], variant: Variant) -> None:
+def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], by_position: bool) -> None:
     """Within the rounding that is derived, of which smooth steps amplify little."""
     population, hparams = random_population(USERS, 60, LAYOUT), options(precision, **others)
     model = model_of(0, LAYOUT, SIZES)
     exact = train_cohort(model, population, range(USERS), hparams, 0, 0, 0.5)
     tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 4)
     start = {name: value.cuda() for name, value in start_of(model.float()).items()}
-    trainer = StackedTrainer(start, hparams, LAYOUT, USERS, variant=variant)
+    trainer = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
     actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
     assert relative_error(actual.delta, exact.delta) < tolerance * times
@@ -61,11 +60,11 @@ def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], vari
     assert_same_counts(actual, exact)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("others", OPTIONS, ids=str)
 @smooth_steps()
-def test_graphs_change_nothing(precision: Any, others: dict[str, Any], variant: Variant) -> None:
+def test_graphs_change_nothing(precision: Any, others: dict[str, Any], by_position: bool) -> None:
     """But rounding. Nor does a second time, with graphs that are there already, or larger users in between.
 
     Graphs round shapes up, and other shapes may be summed in another order. Both updates are then as far from the exact
@@ -74,8 +73,8 @@ def test_graphs_change_nothing(precision: Any, others: dict[str, Any], variant: 
     population, larger = random_population(USERS, 30, LAYOUT), random_population(USERS, 80, LAYOUT, seed=1)
     hparams = options(precision, **others)
     start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
-    plain = StackedTrainer(start, hparams, LAYOUT, USERS, graphs=False, variant=variant)
-    graphs = StackedTrainer(start, hparams, LAYOUT, USERS, variant=variant)
+    plain = StackedTrainer(start, hparams, LAYOUT, USERS, graphs=False, by_position=by_position)
+    graphs = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
     expected = train_stacked(plain, start, population, hparams)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
     tolerance = 2 * times * rounding(precision, start, expected.norms / expected.users, 2)
@@ -104,23 +103,23 @@ def test_a_step_by_position_gives_the_same_bits_each_time() -> None:
     """With graphs and without sums whose order programs choose; one trainer twice, and another one."""
     population, hparams = random_population(USERS, 60, LAYOUT), options("bf16")
     start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
-    trainers = [StackedTrainer(start, hparams, LAYOUT, USERS, variant="next") for _ in range(2)]
+    trainers = [StackedTrainer(start, hparams, LAYOUT, USERS, by_position=True) for _ in range(2)]
     first, *others = [train_stacked(trainer, start, population, hparams) for trainer in (*trainers, trainers[0])]
     for other in others:
         assert other.loss == first.loss
         assert all(torch.equal(value, first.delta[name]) for name, value in other.delta.items())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_what_it_says_of_memory_holds(variant: Variant) -> None:
+@pytest.mark.parametrize("by_position", [False, True])
+def test_what_it_says_of_memory_holds(by_position: bool) -> None:
     hparams, users = options("bf16"), 32
     start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
     population = InMemory(LAYOUT, [[[1] * LAYOUT.record_words] * hparams.batch_size] * users)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    train_stacked(StackedTrainer(start, hparams, LAYOUT, users, variant=variant), start, population, hparams)
-    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, variant)
+    train_stacked(StackedTrainer(start, hparams, LAYOUT, users, by_position=by_position), start, population, hparams)
+    fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, by_position)
     libraries = 128 * 2**20  # cuBLAS's workspaces, and what graphs keep
     assert torch.cuda.max_memory_allocated() - before <= fixed + users * per_user + libraries
 

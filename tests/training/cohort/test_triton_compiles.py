@@ -142,7 +142,7 @@ def test_a_step_by_position_compiles(
     records = Records.from_lists([rng.integers(1, 5_000, 2).tolist() for _ in range(hparams.batch_size)])
     start = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).state_dict()
     kernels = triton_positions.TritonPositionKernels(precision)
-    trainer = StackedTrainer(start, hparams, layout, 1, kernels, variant="next")
+    trainer = StackedTrainer(start, hparams, layout, 1, kernels, by_position=True)
     trainer.train(start, trainer.pack([Participant(records, rng)]))
     used = {compiler.kernel.fn.__name__: len(compiler.compiled) for compiler in compilers if compiler.compiled}
     expected = {"_recur_positions": 1, "_predict": 1, "_descend_predictions": 1, "_recur_positions_back": 1}
