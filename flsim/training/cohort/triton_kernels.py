@@ -16,7 +16,7 @@ from flsim.training.cohort.triton_recurrence import Recurrence, block
 from flsim.training.hparams import Precision
 from flsim.training.optimizers import ALPHA, BETAS
 
-LOGITS, VALUES, USERS = 4096, 4096, 1024  # per program: logits, values of a user, values summed over all users
+LOGITS, VALUES, USERS = 4096, 4096, 256  # per program: logits, values of a user, values summed over all users
 
 
 @triton.jit
@@ -236,17 +236,18 @@ def _squares(weight, start, gradient, squares, size, mu, GRADIENT: tl.constexpr,
 
 
 @triton.jit
-def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr):
-    """Compute some values of the sum over all users."""
+def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Compute some values of the sum over all users, of whom several are read at once."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = i < size
     origin = tl.load(start + i, valid, other=0.0)
     total = tl.load(into + i, valid, other=0.0)
-    for user in range(users):
-        factor = tl.load(factors + user)
-        if factor != 0:
-            away = tl.load(weight + tl.cast(user, tl.int64) * size + i, valid, other=0.0) - origin
-            total += factor * away.to(tl.float64)
+    for first in range(0, users, AT_ONCE):
+        user = first + tl.arange(0, AT_ONCE)
+        factor = tl.load(factors + user, user < users, other=0.0)[:, None]
+        read = (factor != 0) & valid[None, :]
+        away = tl.load(weight + user.to(tl.int64)[:, None] * size + i[None, :], read, other=0.0) - origin[None, :]
+        total += tl.sum(tl.where(read, factor * away.to(tl.float64), 0.0), 0)
     tl.store(into + i, total, valid)
 
 
@@ -322,4 +323,4 @@ class TritonKernels(Recurrence):
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
         grid = (triton.cdiv(start.numel(), USERS),)
-        _add_updates[grid](weight, start, factors, into, len(weight), start.numel(), BLOCK=USERS)
+        _add_updates[grid](weight, start, factors, into, len(weight), start.numel(), BLOCK=USERS, AT_ONCE=8)
