@@ -113,9 +113,10 @@ def env(setup: Setup) -> Measured:
     moved = 2 * values.numel() * values.itemsize
     yield Figure("copy in memory", moved / _fastest(lambda: copy.copy_(values), device) / 1e9, "GB/s")
     size = 2**8 if setup.is_quick else 2**13
+    normals = torch.from_numpy(stream(0, "products").standard_normal((size, size), dtype=np.float32)).to(device)
     for precision in setup.precisions:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        matrix = torch.randn(size, size, device=device, dtype=dtype)
+        matrix = normals.to(dtype)
         with products(precision, device):
             seconds = _fastest(partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix)), device)
         yield Figure(f"product in {precision}", 2 * size**3 / seconds / 1e12, "TFLOP/s")
