@@ -4,6 +4,8 @@ No other file of the product imports private parts, so that a new version is che
 """
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +64,16 @@ def no_handler_of_sigterm() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = set_handler
+
+
+def take_sigterm_back() -> None:
+    """Set Python's handler of SIGTERM again after `ray.init`.
+
+    The library below Ray has a handler too, which prints a stack trace before it calls the one that was there before.
+    It has no option against it. Only Python's main thread may set handlers.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextmanager

@@ -57,6 +57,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
         stack.callback(ray.shutdown)
         stack.enter_context(internals.no_handler_of_sigterm())
         _connect(address, cpus)
+        internals.take_sigterm_back()
         stack.enter_context(watched())
         try:
             with redirect_stdout(_RayMessages()):

@@ -53,6 +53,23 @@ def test_sigterm_while_ray_starts_ends_a_run_as_it_does_later(experiment: Experi
     assert said.splitlines()[-1] in ("flsim: terminated", f"flsim: {Interrupted(signal.SIGTERM)}")
 
 
+def test_sigterm_prints_no_stack_trace_where_ray_runs() -> None:
+    program = """
+import signal, sys, time
+from server.cluster.start import cluster
+
+signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+with cluster(cpus=1):
+    print("up", file=sys.stderr, flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert process.stderr and process.stderr.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == (None, "")
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.slow
 def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
