@@ -273,13 +273,13 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
     return memorization_table(list(read_shown(_paths(runs)).values()), round, epoch)
 
 
-def plot(*runs: Path | str, out: Path | str, over_seeds: bool = False) -> None:
+def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> None:
     """Draw RS, BS, mean exposure and perplexity over epochs into a .png, .svg or .pdf file.
 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         out: the file; an existing file is replaced.
-        over_seeds: whether runs that differ only in their seed share one curve.
+        over_seeds: whether runs that differ only in their seed share one curve; None where a setting has two seeds.
 
     Raises:
         InputError: a folder is no run, or `out` has another ending.

@@ -24,13 +24,10 @@ Example: flsim table runs/seed-* --each-seed
 Example: flsim table runs/table1-smoke --against paper --format latex"""
 PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.png
 
-Example: flsim plot runs/seed-* --over-seeds --out memorization.svg"""
+Example: flsim plot runs/seed-* --each-seed --out memorization.svg"""
 
 RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
 WHEN = "Point in training"
-OverSeeds = Annotated[
-    bool, typer.Option("--over-seeds", help="Average runs that differ only in the seed, with 95% intervals.")
-]
 TableOut = Annotated[
     Path | None,
     typer.Option(
@@ -54,7 +51,7 @@ Epoch = Annotated[
 ]
 
 
-TableOverSeeds = Annotated[
+OverSeeds = Annotated[
     bool | None,
     typer.Option(
         "--over-seeds/--each-seed",
@@ -90,7 +87,7 @@ def table(
     out: TableOut = None,
     round: Round = None,
     epoch: Epoch = None,
-    over_seeds: TableOverSeeds = None,
+    over_seeds: OverSeeds = None,
     against: Annotated[
         Against | None,
         typer.Option(
@@ -167,14 +164,15 @@ def plot(
     out: Annotated[
         Path, typer.Option(help="File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file.")
     ],
-    over_seeds: OverSeeds = False,
+    over_seeds: OverSeeds = None,
 ) -> None:
     """Plot what runs memorized, over epochs.
 
     The figure shows mean exposure, perplexity, and how many canaries Random Sampling (RS) and Beam Search (BS) extract.
     It is over rounds where the epochs of a run are unknown.
 
-    Bands are 95% intervals: of mean exposure over canaries, or with --over-seeds of all four quantities over seeds.
+    Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
+    line is a run, and the band of mean exposure is a 95% interval over canaries.
     """
     from flsim.results.paths import expanded
     from flsim.results.plots import plot_rounds, refuse_other_than_figure

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from flsim.results.columns import quantities_of
 from flsim.results.figures import ROUNDS, line_style, plain, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
 from flsim.results.inference import t_interval
-from flsim.results.seeds import by_series
+from flsim.results.seeds import by_series, has_means
 from flsim.results.store import RunResults
 
 CEILING = "#555555"
@@ -49,13 +50,13 @@ class Curve:
     high: NDArray[np.float64]
 
 
-def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool = False) -> None:
+def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool | None = None) -> None:
     """Write the figure of `draw_rounds`, whole or not at all.
 
     Args:
         runs: the results of each run.
         path: a .png, .svg or .pdf file to write.
-        over_seeds: whether a line is a series; otherwise it is a run.
+        over_seeds: whether a line is a series, otherwise it is a run; None: where one has two seeds to average.
 
     Raises:
         InputError: the path has another ending, its folder does not exist, no run was evaluated, or `by_series` refuses
@@ -64,7 +65,10 @@ def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool = False
     refuse_other_than_figure(path)
     if not any(run.evaluated for run in runs):
         raise InputError(f"{', '.join(run.name for run in runs) or 'no runs'}: not evaluated yet, nothing to plot")
-    write_figure(lambda: draw_rounds(runs, over_seeds), path)
+    if over_seeds is None:
+        with suppress(InputError):  # some settings have no mean
+            over_seeds = has_means(runs)
+    write_figure(lambda: draw_rounds(runs, bool(over_seeds)), path)
 
 
 def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:

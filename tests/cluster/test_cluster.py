@@ -64,7 +64,8 @@ with cluster(cpus=1):
     time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    assert process.stderr and process.stderr.readline() == "up\n"
+    assert process.stderr
+    assert process.stderr.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=30) == (None, "")
     assert process.returncode == 128 + signal.SIGTERM

@@ -207,12 +207,12 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
         assert (code, message in printed) == (2, True), printed
 
 
-@pytest.mark.parametrize("more", [[], ["--over-seeds"]])
+@pytest.mark.parametrize("more", [[], ["--over-seeds"], ["--each-seed"]])
 def test_a_plot_is_written(flsim: Flsim, names: list[str], more: list[str], tmp_path: Path) -> None:
     assert flsim("plot", *names, "--out", "figure.svg", *more) == (0, "", "")
     text = (tmp_path / "figure.svg").read_text()
     assert text.startswith("<?xml")
-    assert "2 seeds" in text if more else "iid-0" in text
+    assert ("2 seeds" in text, "iid-0" in text) == (more != ["--each-seed"], more == ["--each-seed"])
 
 
 @pytest.mark.parametrize("command", ["table", "plot"])
