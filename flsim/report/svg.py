@@ -53,7 +53,9 @@ class Axis:
     is_whole: bool = False
 
     def at(self, value: float) -> float:
-        """Return where a value lies, 0 to 1 within the ends."""
+        """Return where a value lies, 0 to 1 within the ends; in the middle where both ends are one value."""
+        if self.low == self.high:
+            return 0.5
         if self.is_log:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)

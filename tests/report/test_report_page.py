@@ -175,6 +175,11 @@ def test_a_run_that_is_not_evaluated_has_a_report(tmp_path: Path) -> None:
     assert "<svg" not in html
 
 
+def test_a_run_that_was_evaluated_before_its_first_round_alone_has_a_report(tmp_path: Path) -> None:
+    text = Page(render(gather([write_run(tmp_path / "run", rounds=(0,), memorized=5, status="interrupted")]))).text
+    assert "finds 5 of 16 planted canaries (31%)" in text
+
+
 def test_a_failed_run_shows_what_it_has(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=(10,), memorized=5, status="failed", reason="no space left")
     text = Page(render(gather([folder]))).text
