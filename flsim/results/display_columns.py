@@ -78,7 +78,7 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
         for low, high in zip(table[f"{flag.name}_share_low"], table[f"{flag.name}_share_high"], strict=True)
     ]
     interval = Column("CI %", bounds, is_extra=True, note=SHARE_INTERVAL)
-    counts = sorted({text_of_count(count) for count in table["canaries"]})
+    counts = [text_of_count(count) for count in sorted(set(table["canaries"]))]
     note = "" if flag.is_standard else f"{name}: {flag.outcome} canaries; {flag.sentence}"
     if not has_shares(table):
         out_of = [f"/{text_of_count(count)}" if len(counts) > 1 else "" for count in table["canaries"]]
@@ -88,7 +88,7 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
     source = source_of(table, flag.name)
     share, theirs = measured(table, flag.name)[0], measured(table, source)[1]
     standard = ", ".join(f"{quantity.heading} %" for quantity in flags(QUANTITIES.values()) if quantity.is_standard)
-    note = note or SHARE.format(standard, " or ".join(counts))
+    note = note or SHARE.format(standard, " to ".join(dict.fromkeys((counts[0], counts[-1]))))
     unit = [
         Column(f"{name} %", formatted(share, "{:.1f}", 100), note=note),
         interval,
