@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server",
     },
     "bench": {
-        *("algorithms", "canaries", "data", "memorization", "models", "results", "runs", "training", "server"),
+        *("algorithms", "audits", "canaries", "data", "memorization", "models", "privacy", "results", "runs"),
+        *("training", "server"),
     },
     "cli": {
         *(

@@ -10,7 +10,7 @@ from flsim.audits.trade_off import Allowed, LeastProbability, of_group
 from flsim.base.errors import InputError
 from flsim.privacy.allowed import EPSILONS, delta_curve, sound_convention
 from flsim.privacy.conventions import Convention
-from flsim.privacy.ledger import epsilon
+from flsim.privacy.ledger import Ledger, epsilon
 from flsim.privacy.report import Unit
 from flsim.results.store import RunResults, read_run
 from flsim.runs.folder import Run
@@ -30,6 +30,22 @@ class Claim:
     epsilon: float
     delta: float
     curve: Allowed
+
+    @classmethod
+    def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
+        """Return the claim of a ledger at a delta.
+
+        Args:
+            ledger: the ledger.
+            sampler: the sampler of its rounds, a key of `flsim.privacy.sampling.SAMPLERS` or a user's own.
+            delta: delta of the point.
+
+        Raises:
+            InputError: the sampler has no sound convention, or the ledger cannot be accounted for.
+        """
+        convention = sound_convention(sampler)
+        curve = Allowed(EPSILONS, delta_curve(ledger, convention))
+        return cls(convention, epsilon(ledger, delta, convention), delta, curve)
 
     @property
     def steps(self) -> int:
@@ -174,7 +190,4 @@ def _claim(run: Run, round_: int, delta: float | None) -> Claim | None:
     kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
     if not kept.exists():
         raise InputError(f"{kept}: no such checkpoint, and the ledger of that round is in it; audit another --round")
-    ledger = run.load(kept).ledger
-    convention, of_delta = sound_convention(run.config.sampler), run.delta if delta is None else delta
-    curve = Allowed(EPSILONS, delta_curve(ledger, convention))
-    return Claim(convention, epsilon(ledger, of_delta, convention), of_delta, curve)
+    return Claim.of_ledger(run.load(kept).ledger, run.config.sampler, run.delta if delta is None else delta)

@@ -215,3 +215,19 @@ def durability(as_json: Json = False) -> None:
 
     measured = bench_durability()
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
+@bench.command(epilog="Example: flsim bench alarms --simulations 10000")
+def alarms(
+    simulations: Annotated[int, typer.Option(min=1, metavar="N", help="Simulations of each bound and truth.")] = 2_000,
+    as_json: Json = False,
+) -> None:
+    """Measure how often lower bounds on epsilon are above the truth.
+
+    Simulates models that know nothing and mechanisms of a known epsilon, for the bounds of flsim audit and those of
+    other projects. Takes about half a minute.
+    """
+    from flsim.bench.alarms import bench_alarms, describe
+
+    measured = bench_alarms(simulations)
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
