@@ -81,16 +81,16 @@ class Run:
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
-            train = corpus.split("train")
+            train = settings.data.kept(corpus.split("train"), settings.seed)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
             _foresee_training(settings, train)
             if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
-            planting = planting_of(corpus, settings.canaries, settings.seed)
+            planting = planting_of(corpus, settings.canaries, settings.seed, train)
             dump(own_code.with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
-            write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
+            write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed, train)
             (folder / "README").write_text(README, encoding="utf-8")
         run = cls(path, own_code.with_copies(settings, path))
         run.mark("running")
@@ -173,6 +173,11 @@ class Run:
         return Corpus.open(self.config.data.corpus)
 
     @cached_property
+    def train(self) -> Split:
+        """Return the users and records of the corpus that the run trains on, without canaries."""
+        return self.users.split if self.config.data.leaves_out else self.corpus.split("train")
+
+    @cached_property
     def _population(self) -> tuple[Population, tuple[Canary, ...]]:
         return open_population(self.path / "planted", self.corpus)
 
@@ -209,17 +214,17 @@ class Run:
     @cached_property
     def rounds(self) -> int:
         """Return the number of rounds to train; for central training, of steps."""
-        return self.config.rounds_over(self.corpus.split("train"))
+        return self.config.rounds_over(self.train)
 
     @cached_property
     def rounds_per_epoch(self) -> float:
         """Return the number of rounds that read as many records as there are."""
-        return self.config.rounds_per_epoch(self.corpus.split("train"))
+        return self.config.rounds_per_epoch(self.train)
 
     @cached_property
     def population(self) -> int:
         """Return the number of users, or of records, that an epsilon protects."""
-        return _population(self.config, self.corpus.split("train"))
+        return self.config.protected(self.train)
 
     def training(self, device: str | None = None) -> Training:
         """Return the training of this run's users, for this process and a device of torch."""
@@ -340,10 +345,6 @@ def _foresee_training(settings: Config, train: Split) -> None:
     settings.training_of(train, rounds)
     settings.evaluation.refuse_too_large(settings.canaries.length)
     if settings.privacy.mechanism == "dp":
-        population = _population(settings, train)
+        population = settings.protected(train)
         delta = settings.privacy.delta_for(population)
         report.foresee(settings.planned(population, rounds), settings.sampler, delta, population, settings.unit)
-
-
-def _population(settings: Config, train: Split) -> int:
-    return len(train) if settings.unit == "user" else train.records
