@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import flsim as api
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import plant_corpus
+from flsim.canaries.population import World
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.kept import Kept, Shadow, held_out, included, kept, record_words
@@ -106,7 +107,7 @@ def corpora_that_differ_in_what_is_held(make_corpus: MakeCorpus, random_users: R
     ids=["federated", "central"],
 )
 def test_training_does_not_read_held_records(
-    make_corpus: MakeCorpus, random_users: RandomUsers, algorithm: api.FedAvg | api.Central, world: str
+    make_corpus: MakeCorpus, random_users: RandomUsers, algorithm: api.FedAvg | api.Central, world: World
 ) -> None:
     """Corpora that differ in held records alone train equal bits, canaries and all; without the setting they do not."""
     corpora = corpora_that_differ_in_what_is_held(make_corpus, random_users)
