@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import PlainValidator
 
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.participation import Meetings
+from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.training import Training
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
@@ -267,6 +267,10 @@ class Config(ABC):
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
         """Return which user met which canary in which of `rounds` rounds; see `flsim.algorithms.participation`."""
+
+    @abstractmethod
+    def records_read(self, users: Population, rounds: int) -> Flags:
+        """Return whether training read each record in `rounds` rounds, bool [records] in the population's own order."""
 
     @abstractmethod
     def rounds_per_epoch(self, train: Split) -> float:
