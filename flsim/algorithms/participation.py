@@ -66,9 +66,7 @@ def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[
     return _rounds(met), _joined(met)
 
 
-def read_by_cohorts(
-    users: Population, seed: int, cohort: int, sampler: str, local: LocalHParams, rounds: int
-) -> Flags:
+def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, local: LocalHParams, rounds: int) -> Flags:
     """Return whether a user in some cohort read each record, bool [records] in the population's own order."""
     is_read = np.zeros(users.records, bool)
     offsets = users.user_offsets

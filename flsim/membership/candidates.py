@@ -107,7 +107,9 @@ class Candidates:
             width = np.where(is_word, below[(own + 1).clip(1, last - first)] - start, 0.0)
             drawn = rng.random(count) * (cumulative[-1] - width)
             drawn += np.where(drawn >= start, width, 0.0)
-            copies[np.arange(count), places] = first + cumulative.searchsorted(drawn, "right").clip(max=last - first - 1)
+            copies[np.arange(count), places] = first + cumulative.searchsorted(drawn, "right").clip(
+                max=last - first - 1
+            )
             pieces.append(copies.ravel())
         offsets = np.concatenate([[0], np.repeat(self.words, count).cumsum()])
         return Records(np.concatenate(pieces), offsets)
@@ -184,7 +186,7 @@ def _empty(records: Records, layout: Layout) -> Floats:
 def _put(values: Floats, rows: Ints, real: NDArray[np.bool_], computed: Tensor) -> None:
     block = np.zeros(real.shape)
     block[real] = _finite(computed)
-    values[rows, : block.shape[1]] = block
+    values[rows, : real.shape[-1]] = block
 
 
 def _finite(values: Tensor) -> Floats:

@@ -28,6 +28,7 @@ from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.training.threads import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -66,7 +67,20 @@ def infer_membership(
         RunFailed: an attack of one's own failed, or returned something else than a finite score of each record.
         Diverged: a score of a built-in attack is not finite.
     """
-    run, chosen = Run.open(path), [attack_named(name) for name in attacks or BUILT_IN]
+    with threads_of_torch(1):
+        return _inferred(Run.open(path), attacks, count, round_, reference, device, delta)
+
+
+def _inferred(
+    run: Run,
+    attacks: Sequence[str],
+    count: int,
+    round_: int | None,
+    reference: Path | None,
+    device: str,
+    delta: float | None,
+) -> pd.DataFrame:
+    chosen = [attack_named(name) for name in attacks or BUILT_IN]
     state, model = load_model(run, _checkpoint(run, round_), device)
     targets = targets_of(run, state.round, count)
     untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
@@ -88,7 +102,7 @@ def infer_membership(
         row = row_of(attack, candidates, targets, claim, run.config.unit)
         rows.append(about | row | {"untrained_auroc": _area(attack, others, targets)})
     run.verify()  # nothing is stored that was measured on other data
-    table = pd.DataFrame(rows).assign(is_confounded=control > CONFOUNDED)[SCHEMA.names]
+    table = pd.DataFrame(rows).assign(is_confounded=control > CONFOUNDED).reindex(columns=list(SCHEMA.names))
     write_rows(run.path, state.round, table)
     table.attrs[NOTES] = list(targets.notes)
     return table

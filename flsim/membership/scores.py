@@ -97,7 +97,8 @@ def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats
         deviations: float64 [N, T], sigma with sigma^2 = sum_v p_v (log p_v)^2 - mu^2.
     """
     is_spread = deviations > 0
-    return np.where(is_spread, log_probs - means, 0.0) / np.where(is_spread, deviations, 1.0)
+    values: Floats = np.where(is_spread, log_probs - means, 0.0) / np.where(is_spread, deviations, 1.0)
+    return values
 
 
 def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:

@@ -85,6 +85,6 @@ def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
 def _plain(table: pd.DataFrame) -> list[dict[str, object]]:
     """Return rows without pandas' kinds of a missing value."""
     return [
-        {name: None if pd.api.types.is_scalar(value) and pd.isna(value) else value for name, value in row.items()}
+        {str(name): None if pd.api.types.is_scalar(value) and pd.isna(value) else value for name, value in row.items()}
         for row in table.to_dict("records")
     ]

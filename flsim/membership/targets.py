@@ -1,4 +1,4 @@
-"""The records of an attack: members, which training read, and non-members by other authors, in pairs of equal length."""
+"""The records of an attack: members, which training read, and non-members by other authors, of equal lengths."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -137,7 +137,8 @@ def unigram_of(corpus: Corpus) -> Floats:
             counts += np.bincount(tokens, minlength=layout.vocabulary_size)
         for _, offsets in windows(split.record_offsets, overlap=1):
             counts[layout.eos] += layout.ends_with_eos(np.diff(offsets)).sum()
-    return np.log(counts / counts.sum())
+    log_probs: Floats = np.log(counts / counts.sum())
+    return log_probs
 
 
 def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
@@ -162,7 +163,7 @@ def _never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]
         if name == "test" and not is_other.all():
             notes.append("Test users are left out, as some are authors of training: the split is not one of authors.")
             continue
-        sizes = np.diff(np.asarray(split.user_offsets))
+        sizes: Ints = np.diff(split.user_offsets)
         if (positions := np.flatnonzero(np.repeat(is_other, sizes))).size:
             kept.append((split, positions))
     if not kept:
