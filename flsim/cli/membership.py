@@ -1,19 +1,35 @@
 """`flsim membership`: which records of a run's users an attacker tells from records of others."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flsim.base.errors import InputError
 from flsim.cli.options import Json, TorchDevice, check_device
 from flsim.cli.results import RUNS, WHEN
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EPILOG = """Example: flsim membership runs/demo/iid runs/demo/non-iid
 
 Example: flsim membership runs/demo/non-iid --attack loss --attack min-k++ --records 5000 --json
 
-Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest"""
+Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
+
+Example: flsim membership runs/holdout --unit user"""
+
+
+class Unit(StrEnum):
+    """The unit whose membership is attacked."""
+
+    record = "record"
+    user = "user"
+
+
 ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind"
 
 
@@ -27,13 +43,23 @@ def membership(
             show_default="all built-in attacks",
         ),
     ] = None,
+    unit: Annotated[
+        Unit,
+        typer.Option(help="Whose membership: of each record, or of each user by records that no training read."),
+    ] = Unit.record,
     records: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Largest number of members, and of non-members, e.g. 5000.")
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Largest number of members, and of non-members, e.g. 5000.",
+        ),
     ] = 1_000,
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="For the attack reference: checkpoint of a run on another corpus with the same vocabulary.",
+            help="For the attack reference, and --unit user: checkpoint of a run on another corpus with the same "
+            "vocabulary.",
             show_default="frequency of single words",
         ),
     ] = None,
@@ -51,19 +77,28 @@ def membership(
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Attack the membership of records: tell those that training read from others.
+    """Attack the membership of records, or of users: tell those that training read from others.
 
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
-    of equal length. Prints how well each attack tells them apart, beside controls, and stores that in the run folder.
+    of equal length. With --unit user, members are users who took part, told by records of theirs that no training read
+    (data.user_holdout). Prints how well each attack tells them apart, beside controls, and stores that in the run
+    folder.
     """
     from flsim.membership.inference import infer_membership
     from flsim.membership.text import to_objects, to_text
+    from flsim.membership.users import infer_users
     from flsim.results.paths import expanded
 
     check_device(device)
-    tables = {
-        path: infer_membership(path, attack or (), records, round, reference, device, delta) for path in expanded(runs)
-    }
+    if unit is Unit.user and attack:
+        raise InputError(f"--attack {attack[0]}: attacks are on records, and users have one; remove it or --unit user")
+
+    def inferred(path: Path) -> "pd.DataFrame":
+        if unit is Unit.user:
+            return infer_users(path, records, round, reference, device, delta)
+        return infer_membership(path, attack or (), records, round, reference, device, delta)
+
+    tables = {path: inferred(path) for path in expanded(runs)}
     if as_json:
         objects = [{"folder": str(path), "rows": to_objects(table)} for path, table in tables.items()]
         typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))

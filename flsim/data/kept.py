@@ -84,6 +84,11 @@ def record_words(split: Split) -> Iterator[tuple[int, NDArray[np.int64]]]:
         first = end
 
 
+def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return positions among the records of a split as positions in the corpus, int64 [n]."""
+    return (split.positions[positions] if isinstance(split, Kept) else positions).astype(np.int64)
+
+
 def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
     """Draw the records of a user that no run trains on, int64 [n], ascending.
 

@@ -4,7 +4,8 @@ A row is an estimate of how well an attack does, with intervals that treat recor
 independent. It proves nothing about epsilon, for which `flsim.audits` is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +82,22 @@ def _inferred(
     delta: float | None,
 ) -> pd.DataFrame:
     chosen = [attack_named(name) for name in attacks or BUILT_IN]
-    state, model = load_model(run, _checkpoint(run, round_), device)
+    state, model = load_model(run, checkpoint_at(run, round_), device)
     targets = targets_of(run, state.round, count)
     untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
     candidates = Candidates(
-        _as_measured(run, model),
+        as_measured(run, model),
         targets.records,
         targets.keys,
         run.corpus.vocabulary,
         unigram_of(run.corpus),
         run.config.seed,
         run.corpus.layout,
-        None if reference is None else _reference(run, reference, device),
+        None if reference is None else reference_model(run, reference, device),
     )
     claim, control = claim_of(run, state.round, delta), _area(BLIND, candidates, targets)
     about = {"run": run.identity, "setting": run.setting, "round": state.round, "control_auroc": control}
-    others = candidates.of(_as_measured(run, untrained))
+    others = candidates.of(as_measured(run, untrained))
     rows = []
     for attack in tracked("attacking", chosen):
         row = row_of(attack, candidates, targets, claim, run.config.unit)
@@ -121,17 +122,54 @@ def row_of(
         protects: the unit of the claim.
     """
     scores, kept = scores_of(attack, candidates, targets)
-    is_member, authors = targets.is_member[kept], np.array(targets.authors, object)[kept]
+    authors = np.array(targets.authors, object)[kept]
+    allows = partial(allowed, claim, protects)
+    row = success(attack.name, "record", scores, targets.is_member[kept], authors, candidates.seed, allows)
+    return row | claimed(claim, protects)
+
+
+def claimed(claim: Claim | None, protects: str) -> dict[str, Any]:
+    """Return what a row says of the ledger's claim."""
+    return {
+        "epsilon": None if claim is None else claim.epsilon,
+        "delta": None if claim is None else claim.delta,
+        "protects": None if claim is None else protects,
+        "neighbours": None if claim is None else claim.convention.relation,
+    }
+
+
+def success(
+    name: str,
+    unit: str,
+    scores: Floats,
+    is_member: Flags,
+    authors: Sequence[str] | NDArray[Any],
+    seed: int,
+    allows: Callable[[float], float | None],
+) -> dict[str, Any]:
+    """Return how well scores tell members from others, as values of a row by name.
+
+    Args:
+        name: name of the attack.
+        unit: the unit that a score is of.
+        scores: float64 [n], larger for what looks like a member.
+        is_member: bool [n].
+        authors: n authors of the units, whom the bootstrap draws.
+        seed: the experiment's seed.
+        allows: function of a false-positive rate: the largest true-positive rate that the claim leaves to an attacker
+            on one unit; None without a claim.
+    """
+    authors = np.array(authors, object)
     members, others = scores[is_member], scores[~is_member]
-    curve, seed = roc(members, others), candidates.seed
+    curve, keys = roc(members, others), (name,) if unit == "record" else (unit, name)
     units = authors[is_member].tolist(), authors[~is_member].tolist()
-    low, high = auroc_interval(members, others, units, stream(seed, "membership bootstrap", attack.name), CONFIDENCE)
-    permuted = is_member[stream(seed, "permuted labels", attack.name).permutation(len(is_member))]
+    low, high = auroc_interval(members, others, units, stream(seed, "membership bootstrap", *keys), CONFIDENCE)
+    permuted = is_member[stream(seed, "permuted labels", *keys).permutation(len(is_member))]
     counts = np.unique(np.geomspace(1, len(others), POINTS).round().astype(np.int64))
     fprs = counts / len(others)
     row = {
-        "unit": "record",
-        "attack": attack.name,
+        "unit": unit,
+        "attack": name,
         "kind": "estimate",
         "n_in": len(members),
         "n_out": len(others),
@@ -140,13 +178,9 @@ def row_of(
         "auroc_high": high,
         "confidence": CONFIDENCE,
         "permuted_auroc": auroc(scores[permuted], scores[~permuted]),
-        "epsilon": None if claim is None else claim.epsilon,
-        "delta": None if claim is None else claim.delta,
-        "protects": None if claim is None else protects,
-        "neighbours": None if claim is None else claim.convention.relation,
         "curve_fpr": fprs.tolist(),
         "curve_tpr": [curve.at(fpr).tpr for fpr in fprs],
-        "curve_allowed": [allowed(claim, protects, fpr) for fpr in fprs],
+        "curve_allowed": [allows(fpr) for fpr in fprs],
     }
     for level in LEVELS:
         at = curve.at(level) if level * len(others) >= 1 else None
@@ -155,7 +189,7 @@ def row_of(
             column("tpr", level): at and at.tpr,
             column("tpr_low", level): at and at.low,
             column("tpr_high", level): at and at.high,
-            column("allowed", level): allowed(claim, protects, level),
+            column("allowed", level): allows(level),
         }
     return row
 
@@ -210,7 +244,7 @@ def _checked(attack: Attack, scores: Floats, count: int) -> Floats:
     return scores
 
 
-def _checkpoint(run: Run, round_: int | None) -> Path:
+def checkpoint_at(run: Run, round_: int | None) -> Path:
     if round_ is None:
         return newest_checkpoint(run.path)
     path = run.path / "checkpoints" / checkpoint.checkpoint_name(round_)
@@ -219,13 +253,13 @@ def _checkpoint(run: Run, round_: int | None) -> Path:
     return path
 
 
-def _as_measured(run: Run, model: TrainableModel) -> TrainableModel:
+def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
     """Return the model with as few bits in its weights as the run's evaluations give it."""
     bits = run.config.evaluation.weight_bits
     return model if bits is None else quantized(model, bits)
 
 
-def _reference(run: Run, path: Path, device: str) -> TrainableModel:
+def reference_model(run: Run, path: Path, device: str) -> TrainableModel:
     """Return the model of a checkpoint that read no record of the run's corpus."""
     if not path.is_file():
         raise InputError(f"--reference {path}: no such checkpoint")

@@ -11,6 +11,7 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, Split
 from flsim.data.inspect import author_of
+from flsim.data.kept import in_whole
 from flsim.data.records import Records
 from flsim.data.streaming import piece, windows
 from flsim.runs.folder import Run
@@ -60,7 +61,7 @@ def targets_of(run: Run, rounds: int, count: int) -> Targets:
         InputError: no author is held out of training, or no record of theirs has the length of a member.
     """
     corpus, train = run.corpus, run.corpus.split("train")
-    splits, notes = _never_trained(corpus)
+    splits, notes = never_trained(corpus)
     members = members_of(run, rounds)
     others = [(split, _unseen(split, chosen, train)) for split, chosen in splits]
     lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
@@ -101,7 +102,7 @@ def members_of(run: Run, rounds: int) -> Ints:
     is_read = run.config.records_read(users, rounds)
     is_read[users.overlay.records] = False
     places = np.flatnonzero(is_read)
-    return places if users.twin is None else users.twin.order[places].astype(np.int64)
+    return in_whole(users.split, places if users.twin is None else users.twin.order[places])
 
 
 def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -153,7 +154,7 @@ def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
         yield sums[starts[1:]] - sums[starts[:-1]]
 
 
-def _never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
+def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
     """Return splits with their records by authors outside training, and sentences about what was left out."""
     in_training = set(map(author_of, corpus.split("train").names))
     kept, notes = list[tuple[Split, Ints]](), list[str]()

@@ -17,7 +17,7 @@ AREA = (
 )
 RATE = (
     "Members % at 0.1%, 1% and 10%: share of members that the attack names where so many non-members are false alarms, "
-    "with a 95% interval that treats records as independent. Empty where there are too few non-members to see so low a "
+    "with a 95% interval that treats them as independent. Empty where there are too few non-members to see so low a "
     "rate."
 )
 ALLOWED = "Allowed: the largest share that the run's own ledger leaves to any attacker."
@@ -37,6 +37,7 @@ def to_text(name: str, table: pd.DataFrame) -> str:
     first = table.iloc[0]
     columns = [
         Column("Attack", table["attack"].tolist(), is_number=False),
+        *([Column("Unit", table["unit"].tolist(), is_number=False)] if set(table["unit"]) != {"record"} else []),
         Column("In", formatted(table["n_in"], "{:,}")),
         Column("Out", formatted(table["n_out"], "{:,}")),
     ]
@@ -48,7 +49,8 @@ def to_text(name: str, table: pd.DataFrame) -> str:
         Column("Untrained", formatted(table["untrained_auroc"], "{:.3f}"), is_late=True, note=CONTROLS),
         Column("Permuted", formatted(table["permuted_auroc"], "{:.3f}"), is_late=True),
     ]
-    title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of records\n"
+    units = " and ".join(f"{unit}s" for unit in dict.fromkeys(table["unit"]))
+    title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of {units}\n"
     text = markdown(columns, [area, *(_rates(table, level) for level in LEVELS), controls])
     return "\n".join([title, text, *map(note, [*_about(first), *table.attrs.get(NOTES, [])])])
 
