@@ -124,7 +124,7 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
         part = "in" if is_in else split.folder.name
         drawn = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
         for user in users[drawn].tolist():
-            records = _fresh(split, user, share, most)
+            records = fresh_of(split, user, share, most)
             if len(records):
                 parts.append(records)
                 names.append(f"{split.folder.name}:{user}")
@@ -247,7 +247,8 @@ def _means(values: Floats, owners: Ints) -> Floats:
     return np.column_stack([user_statistics(column, np.zeros(len(column)), owners) for column in values.T])
 
 
-def _fresh(split: Split, user: int, share: float, most: int) -> Records:
+def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Records:
+    """Return the fresh records of a user: those held out of training, or as many of a user outside of it."""
     first, last = split.user_offsets[user : user + 2].tolist()
     held = held_out(last - first, user, share)
     if len(held) > most:
