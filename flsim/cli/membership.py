@@ -63,6 +63,13 @@ def membership(
             show_default="frequency of single words",
         ),
     ] = None,
+    shadows: Annotated[
+        bool,
+        typer.Option(
+            "--shadows",
+            help="Attack each run with the others as shadow models, by LiRA and RMIA; the runs have data.shadow.",
+        ),
+    ] = False,
     delta: Annotated[
         float | None, typer.Option(help="Delta of the claim, e.g. 1e-6.", show_default="that of each run")
     ] = None,
@@ -88,8 +95,12 @@ def membership(
     from flsim.membership.text import to_objects, to_text
     from flsim.membership.users import infer_users
     from flsim.results.paths import expanded
+    from flsim.results.sweeps import run_folders
 
     check_device(device)
+    if shadows:
+        _by_shadows(run_folders(expanded(runs)), records, round, device, as_json)
+        return
     if unit is Unit.user and attack:
         raise InputError(f"--attack {attack[0]}: attacks are on records, and users have one; remove it or --unit user")
 
@@ -104,3 +115,22 @@ def membership(
         typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
     else:
         typer.echo("\n".join(to_text(path.resolve().name, table) for path, table in tables.items()), nl=False)
+
+
+def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
+    from flsim.membership.shadows import collect, counterfactual, success
+    from flsim.membership.text import shadows_to_objects, shadows_to_text
+    from flsim.runs.folder import Run
+
+    series: dict[str, list[Path]] = {}
+    for path in runs:
+        series.setdefault(Run.open(path).series, []).append(path)
+    results = []
+    for paths in series.values():
+        shadows = collect(paths, count, round, device)
+        results.append((Run.open(paths[0]).setting, success(shadows), counterfactual(shadows)))
+    if as_json:
+        objects = [shadows_to_objects(*result) for result in results]
+        typer.echo(json.dumps({"shadows": objects}, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(shadows_to_text(*result) for result in results), nl=False)

@@ -124,3 +124,57 @@ def _about(first: "pd.Series[Any]") -> list[str]:
 def _intervals(low: "pd.Series[Any]", high: "pd.Series[Any]", template: str, scale: float = 1) -> list[str]:
     ends = zip(formatted(low, template, scale), formatted(high, template, scale), strict=True)
     return [f"{one}-{other}" if one else "" for one, other in ends]
+
+
+SHADOWS = (
+    "In and Out: pairs of a run and a target that its training read, or did not. Each run is attacked once, with the "
+    "others as shadow models. Intervals resample runs. Coins decided who is in, so that only training tells the two "
+    "apart."
+)
+
+
+def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> str:
+    """Return what attacks by shadow models do, as a table with sentences below.
+
+    Args:
+        setting: name of the runs' setting.
+        table: rows of `flsim.membership.shadows.success`.
+        targets: rows of `flsim.membership.shadows.counterfactual`.
+    """
+    columns = [
+        Column("Attack", table["attack"].tolist(), is_number=False),
+        Column("In", formatted(table["n_in"], "{:,}"), note=SHADOWS),
+        Column("Out", formatted(table["n_out"], "{:,}")),
+    ]
+    groups = [
+        [
+            Column("AUROC", formatted(table["auroc"], "{:.3f}")),
+            Column("95%", _intervals(table["auroc_low"], table["auroc_high"], "{:.3f}")),
+        ]
+    ]
+    for level in LEVELS:
+        if column("tpr", level) in table:
+            ends = table[column("tpr_low", level)], table[column("tpr_high", level)]
+            rates = formatted(table[column("tpr", level)], "{:.1f}", 100)
+            groups.append([Column(f"% at {100 * level:g}%", rates), Column("95%", _intervals(*ends, "{:.1f}", 100))])
+    first = table.iloc[0]
+    title = f"{setting}: membership of {first['unit']}s by {first['shadows']} shadow models\n"
+    return "\n".join([title, markdown(columns, groups), note(_memorization(targets))])
+
+
+def shadows_to_objects(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> dict[str, Any]:
+    """Return the same as an object for JSON, with the counterfactual memorization of each target."""
+    rows, each = (
+        [{str(name): _plain(value) for name, value in row.items()} for row in part.to_dict("records")]
+        for part in (table, targets)
+    )
+    return {"setting": setting, "attacks": rows, "targets": each}
+
+
+def _memorization(targets: pd.DataFrame) -> str:
+    known = targets[targets["standard_error"].notna()]
+    above = int((known["memorization"] > 2 * known["standard_error"]).sum())
+    return (
+        f"Counterfactual memorization: on average {known['memorization'].mean():.4f} nats a token more by runs that "
+        f"read a target than by runs that did not; {above} of {len(known)} targets are above two standard errors."
+    )
