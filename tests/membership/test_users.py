@@ -155,7 +155,7 @@ def test_an_overfitted_run_tells_its_users_and_an_untrained_one_does_not(
 
     The statistic is computed again record by record, as the log-perplexity of its words and of its end.
     """
-    run = train(private(HELD, "training.rounds=60", "training.cohort=24", "local.learning_rate=2.0"))
+    run = train(private(HELD, "training.rounds=30", "training.cohort=24", "local.learning_rate=3.0"))
     (row,) = infer_users(run.path).to_dict("records")
     assert (row["unit"], row["n_in"], row["n_out"]) == ("user", 24, 24)
     assert row["auroc"] > 0.95
