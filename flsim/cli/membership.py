@@ -59,10 +59,12 @@ def membership(
     from flsim.membership.inference import infer_membership
     from flsim.membership.text import to_objects, to_text
     from flsim.results.paths import expanded
+    from flsim.results.sweeps import run_folders
 
     check_device(device)
     tables = {
-        path: infer_membership(path, attack or (), records, round, reference, device, delta) for path in expanded(runs)
+        path: infer_membership(path, attack or (), records, round, reference, device, delta)
+        for path in run_folders(expanded(runs))
     }
     if as_json:
         objects = [{"folder": str(path), "rows": to_objects(table)} for path, table in tables.items()]
