@@ -5,6 +5,7 @@ independent. It proves nothing about epsilon, for which `flsim.audits` is.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,18 +170,16 @@ def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple
     Raises:
         RunFailed: the attack returned something else than finite numbers, one for each record.
     """
-    every = np.ones(len(candidates), bool)
-    computed = np.asarray(attack.score(candidates), np.float64)
+    computed = attack.score(candidates)
     if attack.fit is None:
-        return _checked(attack, computed, len(candidates)), every
+        return _checked(attack, computed, len(candidates)), np.ones(len(candidates), bool)
     pairs = len(candidates) // 2
     order = stream(candidates.seed, "membership halves").permutation(pairs)
     is_fit = order[targets.pairs] < pairs // 2
     if not is_fit.any():
         raise InputError(f'attack "{attack.name}" learns from half of the records, and there is one pair of them')
     learned = attack.fit(computed[is_fit], targets.is_member[is_fit])
-    scores = np.asarray(learned(computed[~is_fit]), np.float64)
-    return _checked(attack, scores, int((~is_fit).sum())), ~is_fit
+    return _checked(attack, learned(computed[~is_fit]), int((~is_fit).sum())), ~is_fit
 
 
 def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
@@ -201,13 +200,15 @@ def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
     return auroc(scores[is_member], scores[~is_member])
 
 
-def _checked(attack: Attack, scores: Floats, count: int) -> Floats:
-    if scores.shape != (count,) or not np.isfinite(scores).all():
-        raise RunFailed(
-            f"attack {attack.name}: returned scores of shape {list(scores.shape)}, or some that are not finite; return "
-            f"a finite score for each of {count} records"
-        )
-    return scores
+def _checked(attack: Attack, scores: Any, count: int) -> Floats:
+    """Return scores as float64 [count]; raise RunFailed where they are something else, or not finite."""
+    with suppress(TypeError, ValueError):
+        numbers = np.asarray(scores, np.float64)
+        if numbers.shape == (count,) and np.isfinite(numbers).all():
+            return numbers
+    raise RunFailed(
+        f"attack {attack.name}: returned no finite number for each of {count} records; return an array of as many"
+    )
 
 
 def _checkpoint(run: Run, round_: int | None) -> Path:

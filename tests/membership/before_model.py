@@ -34,10 +34,10 @@ def before(model: TrainableModel, records: Records) -> Candidates:
     return Candidates(model, records, keys, VOCABULARY, unigram, 0, LAYOUT)
 
 
-def in_pairs(pairs: int, seed: int = 0, longest: int = 12) -> tuple[Records, Targets]:
+def in_pairs(pairs: int, seed: int = 0, shortest: int = 1) -> tuple[Records, Targets]:
     """Pairs of equal length, which differ in nothing else: members come first."""
     rng = np.random.default_rng(seed)
-    words = np.tile(rng.integers(1, longest, pairs, endpoint=True), 2)
+    words = np.tile(rng.integers(shortest, 12, pairs, endpoint=True), 2)
     records = Records.from_lists(
         [rng.integers(LAYOUT.first_word, LAYOUT.last_word, n, endpoint=True).tolist() for n in words]
     )
