@@ -18,6 +18,7 @@ from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.evaluation.loading import load_model
+from flsim.membership.inference import infer_membership
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
@@ -26,7 +27,7 @@ from flsim.results.frames import frames
 from flsim.results.paths import expanded
 from flsim.results.rows import frame
 from flsim.results.store import read_run
-from flsim.results.sweeps import read_shown, run_folders
+from flsim.results.sweeps import read_shown
 from flsim.results.tables import memorization_table
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
@@ -255,44 +256,6 @@ def evaluate(
         return frame(
             measure_any_model(other, planted.canaries, layout, how, seed, str(name), torch.device(device), test)
         )
-
-
-def infer_membership(
-    *runs: Path | str,
-    attacks: Sequence[str] = (),
-    records: int = 1_000,
-    round: int | None = None,
-    reference: Path | str | None = None,
-    delta: float | None = None,
-    device: str = "cpu",
-) -> pd.DataFrame:
-    """Attack the membership of records as `flsim membership` does, and store the rows in the run folders.
-
-    Args:
-        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
-        attacks: names of built-in attacks, or ``path/to/file.py:NAME``; all built-in ones if there are none.
-        records: largest number of members, and of non-members.
-        round: round of the attacked checkpoint; the newest one of each run if not given.
-        reference: checkpoint of a run on another corpus with this vocabulary, for the attack "reference"; by default
-            the reference is the frequency of single words.
-        delta: delta of the claim that rows are held against; that of each run if not given.
-        device: torch device, such as "cuda".
-
-    Returns:
-        A row per run and attack, with the columns of `flsim.membership.stored.SCHEMA`.
-
-    Raises:
-        InputError: there is no such run, checkpoint or attack; or no author is held out of training.
-
-    Examples:
-        >>> rows = flsim.infer_membership("runs/demo", attacks=["loss", "min-k++"])            # doctest: +SKIP
-        >>> rows[["setting", "attack", "auroc", "control_auroc"]]                              # doctest: +SKIP
-    """
-    from flsim.membership.inference import infer_membership as infer  # scipy
-
-    file = None if reference is None else Path(reference)
-    tables = [infer(path, attacks, records, round, file, device, delta) for path in run_folders(_paths(runs))]
-    return pd.concat(tables, ignore_index=True)
 
 
 def table(*runs: Path | str, round: int | None = None, epoch: float | None = None) -> pd.DataFrame:

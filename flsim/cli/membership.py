@@ -56,14 +56,14 @@ def membership(
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
     of equal length. Prints how well each attack tells them apart, beside controls, and stores that in the run folder.
     """
-    from flsim.membership.inference import infer_membership
+    from flsim.membership.inference import attack_run
     from flsim.membership.text import to_objects, to_text
     from flsim.results.paths import expanded
     from flsim.results.sweeps import run_folders
 
     check_device(device)
     tables = {
-        path: infer_membership(path, attack or (), records, round, reference, device, delta)
+        path: attack_run(path, attack or (), records, round, reference, delta, device)
         for path in run_folders(expanded(runs))
     }
     if as_json:

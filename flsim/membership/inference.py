@@ -27,6 +27,8 @@ from flsim.membership.stored import LEVELS, SCHEMA, column, write_rows
 from flsim.membership.targets import Targets, targets_of, unigram_of
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
+from flsim.results.paths import expanded
+from flsim.results.sweeps import run_folders
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 from flsim.training.threads import threads as threads_of_torch
@@ -40,46 +42,70 @@ NOTES = "notes"  # of a table's attributes: sentences about what cannot be said
 
 
 def infer_membership(
-    path: Path,
+    *runs: Path | str,
     attacks: Sequence[str] = (),
-    count: int = 1_000,
-    round_: int | None = None,
-    reference: Path | None = None,
-    device: str = "cpu",
+    records: int = 1_000,
+    round: int | None = None,
+    reference: Path | str | None = None,
     delta: float | None = None,
+    device: str = "cpu",
 ) -> pd.DataFrame:
-    """Attack the records of a run, store a row for each attack in the run folder, and return these rows.
+    """Attack the membership of records as `flsim membership` does, and store the rows in the run folders.
 
     Args:
-        path: the run folder.
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         attacks: names of built-in attacks, or ``path/to/file.py:NAME``; all built-in ones if there are none.
-        count: largest number of members, and of non-members.
-        round_: round of the attacked checkpoint; the newest one if not given.
+        records: largest number of members, and of non-members.
+        round: round of the attacked checkpoint; the newest one of each run if not given.
         reference: checkpoint of a run on another corpus with this vocabulary, for the attack "reference"; by default
             the reference is the frequency of single words.
+        delta: delta of the claim that rows are held against; that of each run if not given.
         device: torch device, such as "cuda".
-        delta: delta of the claim that rows are held against; that of the run if not given.
 
     Returns:
-        The rows, with the columns of `flsim.membership.stored.SCHEMA`. `attrs` has sentences under `NOTES`.
+        A row per run and attack, with the columns of `flsim.membership.stored.SCHEMA`.
 
     Raises:
         InputError: there is no such run, checkpoint or attack; or no author is held out of training.
+
+    Examples:
+        >>> rows = flsim.infer_membership("runs/demo", attacks=["loss", "min-k++"])            # doctest: +SKIP
+        >>> rows[["setting", "attack", "auroc", "control_auroc"]]                              # doctest: +SKIP
+    """
+    folders = run_folders(expanded([Path(path) for path in runs]))
+    file = None if reference is None else Path(reference)
+    tables = [attack_run(path, attacks, records, round, file, delta, device) for path in folders]
+    return pd.concat(tables, ignore_index=True)
+
+
+def attack_run(
+    path: Path,
+    attacks: Sequence[str] = (),
+    records: int = 1_000,
+    round_: int | None = None,
+    reference: Path | None = None,
+    delta: float | None = None,
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """Return the rows of `infer_membership` of one run; `attrs` has sentences on what cannot be said under `NOTES`.
+
+    Raises:
+        InputError: as for `infer_membership`.
         RunFailed: an attack of one's own failed, or returned something else than a finite score of each record.
         Diverged: a score of a built-in attack is not finite.
     """
     with threads_of_torch(1):
-        return _inferred(Run.open(path), attacks, count, round_, reference, device, delta)
+        return _attacked(Run.open(path), attacks, records, round_, reference, delta, device)
 
 
-def _inferred(
+def _attacked(
     run: Run,
     attacks: Sequence[str],
     count: int,
     round_: int | None,
     reference: Path | None,
-    device: str,
     delta: float | None,
+    device: str,
 ) -> pd.DataFrame:
     chosen = [attack_named(name) for name in attacks or BUILT_IN]
     state, model = load_model(run, _checkpoint(run, round_), device)
@@ -97,7 +123,7 @@ def _inferred(
     )
     claim, control = claim_of(run, state.round, delta), _area(BLIND, candidates, targets)
     about = {"run": run.identity, "setting": run.setting, "round": state.round, "control_auroc": control}
-    others = candidates.of(_as_measured(run, untrained))
+    others = candidates.before(_as_measured(run, untrained))
     rows = []
     for attack in tracked("attacking", chosen):
         row = row_of(attack, candidates, targets, claim, run.config.unit)
