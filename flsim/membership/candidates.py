@@ -49,7 +49,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.records)
 
-    def of(self, model: TrainableModel) -> "Candidates":
+    def before(self, model: TrainableModel) -> "Candidates":
         """Return the same records before another model."""
         return replace(self, model=model)
 

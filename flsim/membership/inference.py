@@ -5,6 +5,7 @@ independent. It proves nothing about epsilon, for which `flsim.audits` is.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from flsim.membership.stored import LEVELS, SCHEMA, column, write_rows
 from flsim.membership.targets import Targets, targets_of, unigram_of
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
+from flsim.results.paths import expanded
+from flsim.results.sweeps import run_folders
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 from flsim.training.threads import threads as threads_of_torch
@@ -40,46 +43,70 @@ NOTES = "notes"  # of a table's attributes: sentences about what cannot be said
 
 
 def infer_membership(
-    path: Path,
+    *runs: Path | str,
     attacks: Sequence[str] = (),
-    count: int = 1_000,
-    round_: int | None = None,
-    reference: Path | None = None,
-    device: str = "cpu",
+    records: int = 1_000,
+    round: int | None = None,
+    reference: Path | str | None = None,
     delta: float | None = None,
+    device: str = "cpu",
 ) -> pd.DataFrame:
-    """Attack the records of a run, store a row for each attack in the run folder, and return these rows.
+    """Attack the membership of records as `flsim membership` does, and store the rows in the run folders.
 
     Args:
-        path: the run folder.
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         attacks: names of built-in attacks, or ``path/to/file.py:NAME``; all built-in ones if there are none.
-        count: largest number of members, and of non-members.
-        round_: round of the attacked checkpoint; the newest one if not given.
+        records: largest number of members, and of non-members.
+        round: round of the attacked checkpoint; the newest one of each run if not given.
         reference: checkpoint of a run on another corpus with this vocabulary, for the attack "reference"; by default
             the reference is the frequency of single words.
+        delta: delta of the claim that rows are held against; that of each run if not given.
         device: torch device, such as "cuda".
-        delta: delta of the claim that rows are held against; that of the run if not given.
 
     Returns:
-        The rows, with the columns of `flsim.membership.stored.SCHEMA`. `attrs` has sentences under `NOTES`.
+        A row per run and attack, with the columns of `flsim.membership.stored.SCHEMA`.
 
     Raises:
         InputError: there is no such run, checkpoint or attack; or no author is held out of training.
+
+    Examples:
+        >>> rows = flsim.infer_membership("runs/demo", attacks=["loss", "min-k++"])            # doctest: +SKIP
+        >>> rows[["setting", "attack", "auroc", "control_auroc"]]                              # doctest: +SKIP
+    """
+    folders = run_folders(expanded([Path(path) for path in runs]))
+    file = None if reference is None else Path(reference)
+    tables = [attack_run(path, attacks, records, round, file, delta, device) for path in folders]
+    return pd.concat(tables, ignore_index=True)
+
+
+def attack_run(
+    path: Path,
+    attacks: Sequence[str] = (),
+    records: int = 1_000,
+    round_: int | None = None,
+    reference: Path | None = None,
+    delta: float | None = None,
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """Return the rows of `infer_membership` of one run; `attrs` has sentences on what cannot be said under `NOTES`.
+
+    Raises:
+        InputError: as for `infer_membership`.
         RunFailed: an attack of one's own failed, or returned something else than a finite score of each record.
         Diverged: a score of a built-in attack is not finite.
     """
     with threads_of_torch(1):
-        return _inferred(Run.open(path), attacks, count, round_, reference, device, delta)
+        return _attacked(Run.open(path), attacks, records, round_, reference, delta, device)
 
 
-def _inferred(
+def _attacked(
     run: Run,
     attacks: Sequence[str],
     count: int,
     round_: int | None,
     reference: Path | None,
-    device: str,
     delta: float | None,
+    device: str,
 ) -> pd.DataFrame:
     chosen = [attack_named(name) for name in attacks or BUILT_IN]
     state, model = load_model(run, checkpoint_at(run, round_), device)
@@ -97,7 +124,7 @@ def _inferred(
     )
     claim, control = claim_of(run, state.round, delta), _area(BLIND, candidates, targets)
     about = {"run": run.identity, "setting": run.setting, "round": state.round, "control_auroc": control}
-    others = candidates.of(as_measured(run, untrained))
+    others = candidates.before(as_measured(run, untrained))
     rows = []
     for attack in tracked("attacking", chosen):
         row = row_of(attack, candidates, targets, claim, run.config.unit)
@@ -203,18 +230,16 @@ def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple
     Raises:
         RunFailed: the attack returned something else than finite numbers, one for each record.
     """
-    every = np.ones(len(candidates), bool)
-    computed = np.asarray(attack.score(candidates), np.float64)
+    computed = attack.score(candidates)
     if attack.fit is None:
-        return _checked(attack, computed, len(candidates)), every
+        return _checked(attack, computed, len(candidates)), np.ones(len(candidates), bool)
     pairs = len(candidates) // 2
     order = stream(candidates.seed, "membership halves").permutation(pairs)
     is_fit = order[targets.pairs] < pairs // 2
     if not is_fit.any():
         raise InputError(f'attack "{attack.name}" learns from half of the records, and there is one pair of them')
     learned = attack.fit(computed[is_fit], targets.is_member[is_fit])
-    scores = np.asarray(learned(computed[~is_fit]), np.float64)
-    return _checked(attack, scores, int((~is_fit).sum())), ~is_fit
+    return _checked(attack, learned(computed[~is_fit]), int((~is_fit).sum())), ~is_fit
 
 
 def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
@@ -235,13 +260,15 @@ def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
     return auroc(scores[is_member], scores[~is_member])
 
 
-def _checked(attack: Attack, scores: Floats, count: int) -> Floats:
-    if scores.shape != (count,) or not np.isfinite(scores).all():
-        raise RunFailed(
-            f"attack {attack.name}: returned scores of shape {list(scores.shape)}, or some that are not finite; return "
-            f"a finite score for each of {count} records"
-        )
-    return scores
+def _checked(attack: Attack, scores: Any, count: int) -> Floats:
+    """Return scores as float64 [count]; raise RunFailed where they are something else, or not finite."""
+    with suppress(TypeError, ValueError):
+        numbers = np.asarray(scores, np.float64)
+        if numbers.shape == (count,) and np.isfinite(numbers).all():
+            return numbers
+    raise RunFailed(
+        f"attack {attack.name}: returned no finite number for each of {count} records; return an array of as many"
+    )
 
 
 def checkpoint_at(run: Run, round_: int | None) -> Path:

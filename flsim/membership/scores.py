@@ -55,7 +55,8 @@ def per_compressed_byte(log_probs: Floats, lengths: Ints, texts: Sequence[str]) 
         lengths: int64 [N].
         texts: N texts of the records.
     """
-    return _sums(log_probs, lengths) / compressed_bytes(texts)
+    rates: Floats = _sums(log_probs, lengths) / compressed_bytes(texts)
+    return rates
 
 
 def compressed_bytes(texts: Sequence[str]) -> Floats:
@@ -82,7 +83,8 @@ def lowest_share(values: Floats, lengths: Ints, share: float = SHARE) -> Floats:
     """
     ordered = np.sort(np.where(_is_token(values, lengths), values, np.inf), axis=1)
     counts = np.maximum(1, np.floor(share * lengths + 1e-9).astype(np.int64))  # 0.2 n may round below a whole number
-    return _sums(ordered, counts) / counts
+    means: Floats = _sums(ordered, counts) / counts
+    return means
 
 
 def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats:

@@ -32,7 +32,7 @@ def to_text(name: str, table: pd.DataFrame) -> str:
 
     Args:
         name: name of the run's folder.
-        table: its rows, from `flsim.membership.inference.infer_membership`.
+        table: its rows, from `flsim.membership.inference.attack_run`.
     """
     first = table.iloc[0]
     columns = [

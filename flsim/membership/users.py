@@ -146,8 +146,8 @@ def infer_users(
     count: int = 1_000,
     round_: int | None = None,
     reference: Path | None = None,
-    device: str = "cpu",
     delta: float | None = None,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Attack the users of a run by [K], store the rows in the run folder, and return them.
 
@@ -159,8 +159,8 @@ def infer_users(
         round_: round of the attacked checkpoint; the newest one if not given.
         reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the
             frequency of single words.
-        device: torch device, such as "cuda".
         delta: delta of the claim that rows are held against; that of the run if not given.
+        device: torch device, such as "cuda".
 
     Returns:
         The rows, with the columns of `flsim.membership.stored.SCHEMA`. `attrs` has sentences under `NOTES`.
@@ -178,7 +178,7 @@ def infer_users(
         keys, unigram = [str(place) for place in range(len(users.records))], unigram_of(run.corpus)
         about = run.corpus.vocabulary, unigram, run.config.seed, run.corpus.layout, other
         candidates = Candidates(as_measured(run, model), users.records, keys, *about)
-        trained, before = (one.log_probs.sum(1) for one in (candidates, candidates.of(as_measured(run, untrained))))
+        trained, before = (one.log_probs.sum(1) for one in (candidates, candidates.before(as_measured(run, untrained))))
         by_reference = candidates.reference_log_probs.sum(1)
         blind, claim = blind_statistics(candidates), claim_of(run, state.round, delta)
     named = {"run": run.identity, "setting": run.setting, "round": state.round}

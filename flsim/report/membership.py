@@ -11,10 +11,10 @@ from flsim.results.agreement import share_interval
 
 NOTE = (
     "Members are records of training users that took part; non-members are records of authors who are held out, of "
-    "equal lengths. AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling "
-    "authors. Named: members that score above all but so many non-members. Untrained: the same attack on the model "
-    "before training. Blind: an attack by length and word frequency alone; above 0.55 the comparison is confounded. "
-    "`flsim membership` has more."
+    "equal lengths. Of users, each is told by records of the user that no training read. AUROC: the probability that a "
+    "member scores above a non-member, with a 95% interval by resampling authors. Named: members that score above all "
+    "but so many non-members. Untrained: the same attack on the model before training. Blind: an attack by length and "
+    "word frequency alone; above 0.55 the comparison is confounded. `flsim membership` has more."
 )
 CAPTION = (
     "Members that each attack names (TPR), by the share of non-members that it names too (FPR), on log scales. Thin "
@@ -30,7 +30,7 @@ def membership(gathered: Gathered) -> list[Block]:
         (_name(run, setting.label, len(setting.shown_runs)), rows)
         for setting in gathered.settings
         for run, _ in setting.shown_runs
-        if len(rows := newest_rows(run.path, run.results.identity))
+        if len(rows := _named_by_unit(newest_rows(run.path, run.results.identity)))
     ]
     if not attacked:
         return []
@@ -49,6 +49,12 @@ def membership(gathered: Gathered) -> list[Block]:
     legend = [(style, attack) for attack, style in styles.items()]
     figure = Figure(CAPTION + CLAIMED * has_claims, [Group(panels)], legend)
     return [Table("How well attacks tell records of training from others", headings, cells, NOTE), figure]
+
+
+def _named_by_unit(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows in which attacks on users and authors have other names than those on records."""
+    units = rows["unit"].where(rows["unit"] != "record", "")
+    return rows.assign(attack=rows["attack"] + units.map(lambda unit: f" ({unit}s)" if unit else ""))
 
 
 def _name(run: RunView, label: str, runs: int) -> str:

@@ -8,6 +8,7 @@ planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
 rows/            round-000010.parquet, ...: results of evaluations
+membership/      round-000010.parquet, ...: results of attacks on membership (flsim.membership.stored)
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round (central training: per saved step), with loss, seconds, ... (flsim.runs.roundlog)
 micro-cohorts.jsonl  how many users train at once, where users are stacked (flsim.algorithms.micro_cohorts)
@@ -341,10 +342,9 @@ class Run:
 
 def _foresee_training(settings: Config, train: Split) -> None:
     """Raise InputError if training could not begin."""
-    rounds = settings.rounds_over(train)
-    settings.training_of(train, rounds)
+    settings.training_of(train, rounds := settings.rounds_over(train))
     settings.evaluation.refuse_too_large(settings.canaries.length)
     if settings.privacy.mechanism == "dp":
-        population = settings.protected(train)
-        delta = settings.privacy.delta_for(population)
-        report.foresee(settings.planned(population, rounds), settings.sampler, delta, population, settings.unit)
+        units = settings.protected(train)
+        delta, entry = settings.privacy.delta_for(units), settings.planned(units, rounds)
+        report.foresee(entry, settings.sampler, delta, units, settings.unit)

@@ -72,9 +72,10 @@ def test_shadow_models_see_past_how_hard_targets_are(gain: float) -> None:
     if not gain:
         assert ((table["auroc"] - 0.5).abs() < 0.11).all()
         return
-    assert table.loc["loss", "auroc"] < 0.7
-    assert (table.loc[["LiRA online", "LiRA offline"], "auroc"] > 0.97).all()
-    assert (table.loc[["RMIA online", "RMIA offline"], "auroc"] > table.loc["loss", "auroc"]).all()
+    areas = table["auroc"].to_dict()
+    assert areas["loss"] < 0.7
+    assert min(areas["LiRA online"], areas["LiRA offline"]) > 0.97
+    assert min(areas["RMIA online"], areas["RMIA offline"]) > areas["loss"]
     assert (table["tpr_low_at_0.1"] <= table["tpr_at_0.1"]).all()
     assert (table["tpr_at_0.1"] <= table["tpr_high_at_0.1"]).all()
     assert "tpr_at_0.001" not in table  # 320 others cannot show so low a rate

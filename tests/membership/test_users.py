@@ -129,8 +129,9 @@ def test_fresh_records_are_of_who_took_part_and_of_who_is_held_out(private: Call
     for place, name in enumerate(users.users):
         split, user = name.split(":")
         whole = run.corpus.split(split)[int(user)]
-        expected = [whole[record].tolist() for record in held_out(8, int(user), 0.25)]
-        assert [users.records[record].tolist() for record in np.flatnonzero(users.owners == place)] == expected
+        expected = [whole[record].tolist() for record in held_out(8, int(user), 0.25).tolist()]
+        fresh = [users.records[record].tolist() for record in np.flatnonzero(users.owners == place).tolist()]
+        assert fresh == expected
     few = fresh_records(run, 2, count=3, most=1)
     assert (few.is_member.sum(), (~few.is_member).sum(), len(few.records)) == (3, 6, 9)
 
