@@ -18,6 +18,7 @@ from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.evaluation.loading import load_model
+from flsim.membership.inference import infer_membership
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
@@ -62,6 +63,7 @@ __all__ = [
     "evaluate",
     "frames",
     "import_corpus",
+    "infer_membership",
     "load_model",
     "make_corpus",
     "open_corpus",

@@ -23,6 +23,7 @@ from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.population import Population, World, make_twin
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
+from flsim.data.kept import Shadow, kept
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining
@@ -58,17 +59,25 @@ class Planted:
 
 
 def plant(
-    corpus: Corpus | Path | str, canaries: CanaryHParams | None = None, *, world: World = "non-iid", seed: int = 0
+    corpus: Corpus | Path | str,
+    canaries: CanaryHParams | None = None,
+    *,
+    world: World = "non-iid",
+    seed: int = 0,
+    user_holdout: float = 0.0,
+    shadow: Shadow | None = None,
 ) -> Planted:
     """Plant canaries in the training users of a corpus, in memory; the corpus on disk stays unchanged.
 
-    The same corpus, canaries, world and seed give what `flsim run` plants (Thakkar et al., 2020, section 4.1).
+    The same arguments give what `flsim run` plants (Thakkar et al., 2020, section 4.1).
 
     Args:
         corpus: a corpus, or its folder or URI.
         canaries: which canaries to plant; by default the paper's grid, or the canaries already planted in the corpus.
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
-        seed: seed of phrases, sharers and records, and of the twin's order.
+        seed: seed of phrases, sharers and records, of the twin's order, and of the coins of `shadow`.
+        user_holdout: share of each user's records that is left out, as `data.user_holdout`.
+        shadow: whether coins leave out users or records, as `data.shadow`; None for no coins.
 
     Raises:
         InputError: the path is no corpus, the corpus has too few users or words, or other canaries are planted in it.
@@ -79,8 +88,9 @@ def plant(
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
     if world not in ("iid", "non-iid"):
         raise InputError(f'world must be "iid" or "non-iid", found {world!r}')
-    planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed)
-    split, overlay, twin = opened.split("train"), planting.overlay, None
+    split = kept(opened.split("train"), user_holdout, shadow, seed)
+    planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split)
+    overlay, twin = planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
     return Planted(opened, world, Population.with_canaries(split, planting.canaries, overlay, twin), planting.canaries)

@@ -1,4 +1,4 @@
-"""The rounds or steps in which training used a canary, recomputed from (seed, round, population)."""
+"""The rounds or steps in which training used a canary, and the records that it read, from (seed, round, population)."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.progress import tracked
+from flsim.base.rng import stream
 from flsim.canaries.population import Population
 from flsim.privacy.sampling import draw_cohort
+from flsim.training.batches import epoch_orders
 from flsim.training.central.records import Order, poisson_lot, positions_at, steps_per_epoch
+from flsim.training.hparams import LocalHParams
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Meetings = tuple[Ints, Ints, Ints]  # round from 1, canary as an index, user; [n] each
 
 
@@ -60,6 +64,37 @@ def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[
         lot = poisson_lot(step, records, batch_size, seed)
         met.append(np.searchsorted(users.overlay.records, lot[planted[lot]]))
     return _rounds(met), _joined(met)
+
+
+def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, local: LocalHParams, rounds: int) -> Flags:
+    """Return whether a user in some cohort read each record, bool [records] in the population's own order."""
+    is_read = np.zeros(users.records, bool)
+    offsets = users.user_offsets
+    for round_ in tracked("drawing cohorts", range(rounds)):
+        for user in np.unique(draw_cohort(seed, round_, len(users), cohort, sampler)).tolist():
+            first, end = offsets[user : user + 2].tolist()
+            if local.examples(end - first) < end - first:
+                chosen = epoch_orders(end - first, local, stream(seed, "local", round_, user))[0]
+                is_read[first + chosen] = True
+            else:
+                is_read[first:end] = True
+    return is_read
+
+
+def read_by_batches(users: Population, seed: int, batch_size: int, order: Order, steps: int) -> Flags:
+    """Return whether some batch held each record, bool [records] in the population's own order."""
+    is_read = np.zeros(users.records, bool)
+    read = min(users.records, steps * batch_size)  # the first epoch holds each record once
+    is_read[positions_at(0, users.records, read, order, seed) if read else []] = True
+    return is_read
+
+
+def read_by_lots(users: Population, seed: int, batch_size: int, steps: int) -> Flags:
+    """Return whether some lot held each record, bool [records] in the population's own order."""
+    is_read = np.zeros(users.records, bool)
+    for step in tracked("drawing lots", range(steps)):
+        is_read[poisson_lot(step, users.records, batch_size, seed)] = True
+    return is_read
 
 
 def _rounds(met: list[Ints]) -> Ints:

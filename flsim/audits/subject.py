@@ -138,7 +138,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         int(references),
         np.asarray([] if controls is None else controls, dtype=np.float64),
         _coins(run, results, at),
-        _claim(run, at, delta),
+        claim_of(run, at, delta),
     )
 
 
@@ -184,7 +184,12 @@ def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
     )
 
 
-def _claim(run: Run, round_: int, delta: float | None) -> Claim | None:
+def claim_of(run: Run, round_: int, delta: float | None = None) -> Claim | None:
+    """Return the claim of a run's ledger after a round, at the run's delta if none is given; None without noise.
+
+    Raises:
+        InputError: the checkpoint of that round, which holds the ledger, is gone.
+    """
     if run.config.privacy.mechanism != "dp":
         return None
     kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"

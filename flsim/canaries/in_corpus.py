@@ -19,7 +19,8 @@ from flsim.canaries.planting import Overlay, Planting, drawn_and_planted
 from flsim.canaries.population import Population, one_line
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
-from flsim.data.corpus import Corpus
+from flsim.data.corpus import Corpus, Split
+from flsim.data.kept import Kept
 from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Vocabulary
 
@@ -136,14 +137,25 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
     return planted.hparams
 
 
-def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
+def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None) -> Planting:
     """Return the canaries that the corpus has in place, whatever the seed; else new ones.
 
+    Args:
+        corpus: the corpus.
+        hparams: settings of new canaries.
+        seed: the run's seed.
+        train: the users and records to plant new ones in; by default all training users of the corpus.
+
     Raises:
-        InputError: see `drawn_and_planted`.
+        InputError: records are left out that the corpus' own canaries may have replaced, or see `drawn_and_planted`.
     """
     planted = Planted.read(corpus)
-    return planted.planting if planted else drawn_and_planted(corpus, hparams, seed)
+    if planted and isinstance(train, Kept):
+        raise InputError(
+            f"data.user_holdout and data.shadow leave records out, and {corpus.path} has canaries in some of them; "
+            f"name the corpus that it came from, and let the run plant the canaries"
+        )
+    return planted.planting if planted else drawn_and_planted(corpus, hparams, seed, train)
 
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:

@@ -197,14 +197,15 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
     return present
 
 
-def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int) -> Planting:
-    """Return new canaries, planted among the training users.
+def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None) -> Planting:
+    """Return new canaries, planted among the training users: all of the corpus, or those of `train`.
 
     Raises:
         InputError: there are more canaries than an overlay can tell apart, about more copies than records, or see
             `draw_canaries`.
     """
-    train, canaries = corpus.split("train"), len(configurations(hparams)) + hparams.controls
+    train = corpus.split("train") if train is None else train
+    canaries = len(configurations(hparams)) + hparams.controls
     copies = 0 if hparams.insertions else expected_copies(hparams, train.records)  # `plant` counts exact numbers
     if canaries > MOST:
         raise InputError(

@@ -6,6 +6,8 @@ A population on disk is a small folder beside the corpus it overlays:
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
     twin.u32           IID only: the corpus' records in their new order (twin.i64 where there are more than 2^32)
     twin_users.i64     IID only: where each synthetic user starts in that order, and its end
+    kept.u32           only of a run that leaves records out (`flsim.data.kept`): the others, as positions in the
+                       corpus, which everything above counts (kept.i64 where there are 2^32 or more in the corpus)
     population.json    world, digest of the corpus, counts, digests of the files above
 """
 
@@ -25,6 +27,7 @@ from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.roster import read_canaries, write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
+from flsim.data.kept import Kept, position_type, record_words
 from flsim.data.records import Records, Tokens
 from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout
@@ -176,8 +179,8 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
     # continue with the twin in their folder.
     longest = max([split.layout.record_words, *(len(canary.tokens) for canary in planting.canaries)])
     lengths = np.empty(split.records, np.min_scalar_type(longest))
-    for start, offsets in windows(split.record_offsets, overlap=1):
-        lengths[start : start + len(offsets) - 1] = np.diff(offsets)
+    for start, words in record_words(split):
+        lengths[start : start + len(words)] = words
     overlay = planting.overlay
     phrase_lengths = np.array([len(canary.tokens) for canary in planting.canaries])
     lengths[overlay.records] = phrase_lengths[overlay.canaries]
@@ -221,17 +224,33 @@ def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
     return Overlay(at, overlay.canaries[np.searchsorted(overlay.records, order[at])])
 
 
-def write_population(folder: Path, corpus: Corpus, planting: Planting, world: World, seed: int) -> None:
-    """Write planting, roster and, for the IID world, the twin into an existing folder."""
+def write_population(
+    folder: Path, corpus: Corpus, planting: Planting, world: World, seed: int, train: Split | None = None
+) -> None:
+    """Write planting, roster and, for the IID world, the twin into an existing folder.
+
+    Args:
+        folder: the folder.
+        corpus: the corpus.
+        planting: the canaries, planted in `train`.
+        world: the world.
+        seed: the run's seed.
+        train: what the run trains on, from `flsim.data.kept.kept`; by default all training users of the corpus.
+    """
     write_roster(folder, planting, corpus.vocabulary)
-    overlay = planting.overlay
+    train = corpus.split("train") if train is None else train
+    overlay, counts = planting.overlay, {"insertions": len(planting.overlay.records)}
+    if isinstance(train, Kept):
+        counts["kept"] = train.records
+        with naming(folder):
+            train.positions.tofile(folder / _kept_file(train.whole))
     if world == "iid":
-        twin, overlay = make_twin(corpus.split("train"), planting, seed)
+        twin, overlay = make_twin(train, planting, seed)
         with naming(folder):
             twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
             twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
     overlay.write(folder)
-    about = {"world": world, "corpus": corpus.digest, "insertions": len(overlay.records)}
+    about = {"world": world, "corpus": corpus.digest, **counts}
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
     write_json(folder / ABOUT, about | {"files": files})
 
@@ -270,19 +289,32 @@ def _about(folder: Path) -> dict[str, Any]:
         ) from error
 
 
+def _kept_file(whole: Split) -> str:
+    return {"<u4": "kept.u32", "<i8": "kept.i64"}[position_type(whole.records)]
+
+
+def _trained_on(folder: Path, whole: Split, about: dict[str, Any]) -> Split:
+    if "kept" not in about:
+        return whole
+    positions = flat_file(folder / _kept_file(whole), position_type(whole.records), about["kept"])
+    if not len(positions) or positions[-1] >= whole.records:
+        raise ValueError("kept records that there are not")
+    return Kept.select(whole, positions)
+
+
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
     """Return a population and its canaries, from the folder that `write_population` filled.
 
     Raises:
         InputError: the folder is damaged or belongs to another corpus, or the corpus changed since.
     """
-    split = corpus.split("train")
     try:
         about = _about(folder)
         if about["corpus"] != corpus.digest:
             raise InputError(
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
+        split = _trained_on(folder, corpus.split("train"), about)
         canaries = read_canaries(folder)
         overlay = Overlay.read(folder, about["insertions"])
         if not overlay.is_of(split.records, canaries):

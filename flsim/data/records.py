@@ -177,3 +177,21 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     inputs[:, 0] = layout.bos
     inputs[:, 1:] = words[:, :-1]
     return Batch(inputs, targets)
+
+
+def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the indices of all records in batches of like length, longest first, so that little is padding.
+
+    Args:
+        records: the records.
+        layout: the corpus' token layout.
+        positions: largest number of positions of a batch, padding included; a longer record is a batch of its own.
+    """
+    words = np.diff(records.offsets)
+    lengths = words + layout.ends_with_eos(words)
+    order = np.argsort(-lengths, kind="stable")
+    first = 0
+    while first < len(order):
+        last = first + max(1, positions // max(1, int(lengths[order[first]])))
+        yield order[first:last]
+        first = last

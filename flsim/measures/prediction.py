@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flsim.base.errors import Diverged
-from flsim.data.records import Batch, Records, Users, batch
+from flsim.data.records import Batch, Records, Users, batch, batches_by_length
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.models.loss import predictions
@@ -135,14 +134,8 @@ def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
     layout = users.layout
     positions = max(1, LOGITS // layout.vocabulary_size)
     for records in _pools(users, chosen):
-        words = np.diff(records.offsets)
-        lengths = words + layout.ends_with_eos(words)
-        order = np.argsort(-lengths, kind="stable")
-        first = 0
-        while first < len(order):
-            last = first + max(1, positions // int(lengths[order[first]]))
-            yield batch(records, order[first:last], layout)
-            first = last
+        for part in batches_by_length(records, layout, positions):
+            yield batch(records, part, layout)
 
 
 def _pools(users: Users, chosen: Iterable[int]) -> Iterator[Records]:

@@ -19,6 +19,7 @@ from flsim.report import (
     ledger,
     like_utility,
     maps,
+    membership,
     phrases,
     proof,
     settings,
@@ -97,7 +98,7 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
         Section("settings", "Settings, beside the paper’s", settings.settings(gathered)),
         Section("data", "Data and canaries", about.data(gathered)),
         Section("privacy", "Privacy", ledger.privacy(gathered)),
-        Section("proof", "What an attacker can prove", proof.proof(gathered)),
+        Section("proof", "What an attacker can prove", [*proof.proof(gathered), *membership.membership(gathered)]),
         Section("failures", "What did not succeed", about.failures(gathered)),
         Section("provenance", "Provenance", about.provenance(gathered)),
     ]

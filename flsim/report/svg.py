@@ -227,5 +227,5 @@ def labels(ticks: Sequence[float]) -> list[str]:
     """Return numbers with equally many decimals, as few as tell them apart; thousands are K."""
     if ticks and max(map(abs, ticks)) >= 10_000:
         return [f"{tick / 1000:g}K" if tick else "0" for tick in ticks]
-    decimals = next((n for n in range(4) if all(abs(tick - round(tick, n)) < 1e-9 for tick in ticks)), 3)
+    decimals = next((n for n in range(7) if all(abs(tick - round(tick, n)) < 1e-9 for tick in ticks)), 3)
     return [f"{tick:.{decimals}f}" for tick in ticks]

@@ -8,6 +8,7 @@ planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
 rows/            round-000010.parquet, ...: results of evaluations
+membership/      round-000010.parquet, ...: results of attacks on membership (flsim.membership.stored)
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round (central training: per saved step), with loss, seconds, ... (flsim.runs.roundlog)
 micro-cohorts.jsonl  how many users train at once, where users are stacked (flsim.algorithms.micro_cohorts)
@@ -81,16 +82,16 @@ class Run:
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
-            train = corpus.split("train")
+            train = settings.data.kept(corpus.split("train"), settings.seed)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
             _foresee_training(settings, train)
             if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
-            planting = planting_of(corpus, settings.canaries, settings.seed)
+            planting = planting_of(corpus, settings.canaries, settings.seed, train)
             dump(own_code.with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
-            write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed)
+            write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed, train)
             (folder / "README").write_text(README, encoding="utf-8")
         run = cls(path, own_code.with_copies(settings, path))
         run.mark("running")
@@ -173,6 +174,11 @@ class Run:
         return Corpus.open(self.config.data.corpus)
 
     @cached_property
+    def train(self) -> Split:
+        """Return the users and records of the corpus that the run trains on, without canaries."""
+        return self.users.split if self.config.data.leaves_out else self.corpus.split("train")
+
+    @cached_property
     def _population(self) -> tuple[Population, tuple[Canary, ...]]:
         return open_population(self.path / "planted", self.corpus)
 
@@ -209,17 +215,17 @@ class Run:
     @cached_property
     def rounds(self) -> int:
         """Return the number of rounds to train; for central training, of steps."""
-        return self.config.rounds_over(self.corpus.split("train"))
+        return self.config.rounds_over(self.train)
 
     @cached_property
     def rounds_per_epoch(self) -> float:
         """Return the number of rounds that read as many records as there are."""
-        return self.config.rounds_per_epoch(self.corpus.split("train"))
+        return self.config.rounds_per_epoch(self.train)
 
     @cached_property
     def population(self) -> int:
         """Return the number of users, or of records, that an epsilon protects."""
-        return _population(self.config, self.corpus.split("train"))
+        return self.config.protected(self.train)
 
     def training(self, device: str | None = None) -> Training:
         """Return the training of this run's users, for this process and a device of torch."""
@@ -336,14 +342,9 @@ class Run:
 
 def _foresee_training(settings: Config, train: Split) -> None:
     """Raise InputError if training could not begin."""
-    rounds = settings.rounds_over(train)
-    settings.training_of(train, rounds)
+    settings.training_of(train, rounds := settings.rounds_over(train))
     settings.evaluation.refuse_too_large(settings.canaries.length)
     if settings.privacy.mechanism == "dp":
-        population = _population(settings, train)
-        delta = settings.privacy.delta_for(population)
-        report.foresee(settings.planned(population, rounds), settings.sampler, delta, population, settings.unit)
-
-
-def _population(settings: Config, train: Split) -> int:
-    return len(train) if settings.unit == "user" else train.records
+        units = settings.protected(train)
+        delta, entry = settings.privacy.delta_for(units), settings.planned(units, rounds)
+        report.foresee(entry, settings.sampler, delta, units, settings.unit)

@@ -41,7 +41,7 @@ def evaluate_checkpoint(
         Diverged: the model's parameters are not finite; a row in place of the measurements records this.
     """
     opened = Run.open(Path(run))
-    state, model = _load(opened, Path(path), device)
+    state, model = load_model(opened, Path(path), device)
     without = [_without(opened, other, device) for other in calibrate]
     hparams = replace(opened.config.evaluation, **changes)
     try:
@@ -79,14 +79,15 @@ def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[
         InputError: the checkpoint is gone, or is not of the run.
         Diverged: its parameters are not finite.
     """
-    path = run.path / "checkpoints" / f"round-{round:06d}.safetensors"
+    path = run.path / "checkpoints" / checkpoint.checkpoint_name(round)
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint, so nothing can be written with it; leave out --written")
-    _, model = _load(run, path, device)
+    _, model = load_model(run, path, device)
     return write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
 
 
-def _load(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
+def load_model(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
+    """Return the state of a run's checkpoint and its model on a device; raise InputError where it is not of the run."""
     state = run.load(path)
     model = checkpoint.model_of(run.provenance)
     return state, model.load(state.params).to(torch.device(device))
@@ -104,7 +105,7 @@ def _without(run: Run, path: Path, device: str) -> TrainableModel:
         raise InputError(
             f"{path}: trained with {len(seen)} of the canaries that are measured; calibrate by a run of another seed"
         )
-    return _load(other, path, device)[1]
+    return load_model(other, path, device)[1]
 
 
 def _privacy_rows(run: Run, state: State) -> list[Row]:

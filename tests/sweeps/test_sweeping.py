@@ -27,6 +27,7 @@ title = "Two worlds"
 question = "?"
 
 [base]
+data = {{ user_holdout = 0.25, shadow = "user" }}  # shadow runs resume as others do
 canaries = {{ p_u = [0.2], p_e = [0.5], count = 4, length = 3 }}
 model = {{ embedding = 4, units = 6 }}
 evaluation = {{ every = 1_000_000, references = 50 }}

@@ -3,14 +3,14 @@
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import PlainValidator
 
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.participation import Meetings
+from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.training import Training
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
@@ -19,6 +19,7 @@ from flsim.base.files import digest
 from flsim.canaries.population import Population, World
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
+from flsim.data.kept import Shadow, kept
 from flsim.data.stores import is_uri
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.models.hparams import ModelHParams
@@ -31,6 +32,7 @@ from flsim.runs.trackers import Kind
 
 # Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
+    "data": ("user_holdout", "shadow"),
     "canaries": ("insertions", "controls", "coins"),
     "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule", "algorithm"),
@@ -38,6 +40,10 @@ LATER = {
     "privacy": ("noise",),
     "evaluation": ("utility_only",),
 }
+
+
+def _default_of(setting: Field[Any]) -> object:
+    return setting.default if setting.default_factory is MISSING else setting.default_factory()
 
 
 def _location(value: object) -> Path | str:
@@ -55,10 +61,29 @@ class DataHParams:
             ``s3://bucket/corpus``. `flsim data` makes corpora.
         world: "non-iid" trains on the users of the corpus. "iid" trains on their IID twin: users of the same sizes, who
             hold the same records in random order.
+        user_holdout: Share of each user's records that is never trained on, e.g. 0.1: fresh text of known users, for
+            `flsim membership --unit user`. Runs of all seeds leave out the same records. Unit: probability.
+        shadow: Train on each "user", or each "record", only if a fair coin of the seed says so. Runs of several seeds
+            are then shadow models of each other. When not set: all are trained on.
     """
 
     corpus: Annotated[Path | str, PlainValidator(_location)]
     world: World = "non-iid"
+    user_holdout: float = 0.0
+    shadow: Shadow | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.user_holdout < 1:
+            raise InputError(f"user_holdout must be at least 0 and below 1, found {self.user_holdout:g}")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Return whether records of training users are left out."""
+        return self.user_holdout > 0 or self.shadow is not None
+
+    def kept(self, train: Split, seed: int) -> Split:
+        """Return what a run of this seed trains on; see `flsim.data.kept.kept`."""
+        return kept(train, self.user_holdout, self.shadow, seed)
 
 
 @dataclass(frozen=True)
@@ -187,10 +212,9 @@ class Config(ABC):
         for section, names in LATER.items():
             if section not in values:
                 continue
-            default = asdict(type(getattr(self, section))())
-            for name in names:
-                if name in default and values[section][name] == default[name]:
-                    del values[section][name]
+            for setting in fields(getattr(self, section)):
+                if setting.name in names and values[section][setting.name] == _default_of(setting):
+                    del values[section][setting.name]
         if seed:
             del values["seed"]
         return digest(json.dumps(values, sort_keys=True))
@@ -245,6 +269,10 @@ class Config(ABC):
         """Return which user met which canary in which of `rounds` rounds; see `flsim.algorithms.participation`."""
 
     @abstractmethod
+    def records_read(self, users: Population, rounds: int) -> Flags:
+        """Return whether training read each record in `rounds` rounds, bool [records] in the population's own order."""
+
+    @abstractmethod
     def rounds_per_epoch(self, train: Split) -> float:
         """Return how many rounds read as many records as the split has; an expectation where they are drawn."""
 
@@ -265,6 +293,10 @@ class Config(ABC):
         Adam, takes a step of the server's rate in each round, however far users go. Momentum is not counted. The sum is
         None with a user's own server optimizer.
         """
+
+    def protected(self, train: Split) -> int:
+        """Return the number of users, or of records, of a split that an epsilon protects."""
+        return len(train) if self.unit == "user" else train.records
 
     @abstractmethod
     def lasting(self, rounds: int) -> Self:

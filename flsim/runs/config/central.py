@@ -7,7 +7,7 @@ import numpy as np
 
 from flsim.algorithms import participation
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.participation import Meetings
+from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
 from flsim.canaries.population import Population, World
@@ -207,6 +207,12 @@ class CentralConfig(Config):
             else participation.of_batches(users, self.seed, size, self.order, rounds)
         )
         return at, users.overlay.canaries[copies].astype(np.int64), participation.holders(users)[copies]
+
+    def records_read(self, users: Population, rounds: int) -> Flags:
+        size = self.training.batch_size
+        if self._is_private:
+            return participation.read_by_lots(users, self.seed, size, rounds)
+        return participation.read_by_batches(users, self.seed, size, self.order, rounds)
 
     def rounds_per_epoch(self, train: Split) -> float:
         size = self.training.batch_size

@@ -10,7 +10,7 @@ from flsim.algorithms import participation, server_optimizers
 from flsim.algorithms.built_in import algorithm_named, label_of
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.participation import Meetings
+from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
@@ -190,6 +190,10 @@ class FederatedConfig(Config):
                 f"executed to show results; who took part when is known of {', '.join(sampling.SAMPLERS)} alone"
             )
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
+
+    def records_read(self, users: Population, rounds: int) -> Flags:
+        training = self.training
+        return participation.read_by_cohorts(users, self.seed, training.cohort, self.sampler, self.local, rounds)
 
     def rounds_per_epoch(self, train: Split) -> float:
         of_users, local = np.diff(train.user_offsets), self.local

@@ -1,0 +1,137 @@
+"""`flsim membership`: which records of a run's users an attacker tells from records of others."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flsim.base.errors import InputError
+from flsim.cli.options import Json, TorchDevice, check_device
+from flsim.cli.results import RUNS, WHEN
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EPILOG = """Example: flsim membership runs/demo/iid runs/demo/non-iid
+
+Example: flsim membership runs/demo/non-iid --attack loss --attack min-k++ --records 5000 --json
+
+Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
+
+Example: flsim membership runs/holdout --unit user"""
+
+
+class Unit(StrEnum):
+    """The unit whose membership is attacked."""
+
+    record = "record"
+    user = "user"
+
+
+ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind"
+
+
+def membership(
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ATTACK",
+            help=f"Attack; repeatable: {ATTACKS}, or your own as path/to/file.py:NAME, a file that is executed.",
+            show_default="all built-in attacks",
+        ),
+    ] = None,
+    unit: Annotated[
+        Unit,
+        typer.Option(help="Whose membership: of each record, or of each user by records that no training read."),
+    ] = Unit.record,
+    records: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Largest number of members, and of non-members, e.g. 5000.",
+        ),
+    ] = 1_000,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="For the attack reference, and --unit user: checkpoint of a run on another corpus with the same "
+            "vocabulary.",
+            show_default="frequency of single words",
+        ),
+    ] = None,
+    shadows: Annotated[
+        bool,
+        typer.Option(
+            "--shadows",
+            help="Attack each run with the others as shadow models, by LiRA and RMIA; the runs have data.shadow.",
+        ),
+    ] = False,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the claim, e.g. 1e-6.", show_default="that of each run")
+    ] = None,
+    round: Annotated[
+        int | None,
+        typer.Option(
+            help="Round of the attacked checkpoint, e.g. 100.",
+            show_default="the newest of each run",
+            rich_help_panel=WHEN,
+        ),
+    ] = None,
+    device: TorchDevice = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Attack the membership of records, or of users: tell those that training read from others.
+
+    Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
+    of equal length. With --unit user, members are users who took part, told by records of theirs that no training read
+    (data.user_holdout). Prints how well each attack tells them apart, beside controls, and stores that in the run
+    folder.
+    """
+    from flsim.membership.inference import attack_run
+    from flsim.membership.text import to_objects, to_text
+    from flsim.membership.users import infer_users
+    from flsim.results.paths import expanded
+    from flsim.results.sweeps import run_folders
+
+    check_device(device)
+    folders = run_folders(expanded(runs))
+    if shadows:
+        _by_shadows(folders, records, round, device, as_json)
+        return
+    if unit is Unit.user and attack:
+        raise InputError(f"--attack {attack[0]}: attacks are on records, and users have one; remove it or --unit user")
+
+    def inferred(path: Path) -> "pd.DataFrame":
+        if unit is Unit.user:
+            return infer_users(path, records, round, reference, delta, device)
+        return attack_run(path, attack or (), records, round, reference, delta, device)
+
+    tables = {path: inferred(path) for path in folders}
+    if as_json:
+        objects = [{"folder": str(path), "rows": to_objects(table)} for path, table in tables.items()]
+        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(to_text(path.resolve().name, table) for path, table in tables.items()), nl=False)
+
+
+def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
+    from flsim.membership.shadows import collect, counterfactual, success
+    from flsim.membership.text import shadows_to_objects, shadows_to_text
+    from flsim.runs.folder import Run
+
+    series: dict[str, list[Path]] = {}
+    for path in runs:
+        series.setdefault(Run.open(path).series, []).append(path)
+    results = []
+    for paths in series.values():
+        shadows = collect(paths, count, round, device)
+        results.append((Run.open(paths[0]).setting, success(shadows), counterfactual(shadows)))
+    if as_json:
+        objects = [shadows_to_objects(*result) for result in results]
+        typer.echo(json.dumps({"shadows": objects}, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(shadows_to_text(*result) for result in results), nl=False)

@@ -1,0 +1,141 @@
+"""The records of a split that a run trains on, where it leaves some out: fresh records of users, or what coins decide.
+
+user_holdout     a share of each user's records, which no run trains on: fresh text of known users, for user inference
+                 (Kandpal et al., "User Inference Attacks on Large Language Models", 2023, section 3)
+shadow           each user, or each record, is trained on only if a fair coin of the run's seed says so: runs of many
+                 seeds are the shadow models of Carlini et al., "Membership Inference Attacks From First Principles"
+                 (2022), section 4
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.data.corpus import Split
+from flsim.data.records import Records
+from flsim.data.streaming import windows
+
+Shadow = Literal["user", "record"]
+
+
+@dataclass(frozen=True)
+class Kept(Split):
+    """Some records of a split, in their order; users of whom no record is kept are no users of it.
+
+    Tokens and `record_offsets` are those of the whole split. Everything else, positions of records among them, is of
+    the kept records alone.
+
+    Attributes:
+        whole: the split.
+        positions: integer [records], ascending: which records of the split are kept.
+        users: int64 [users], which users of the split have kept records.
+    """
+
+    whole: Split
+    positions: NDArray[np.integer[Any]]
+    users: NDArray[np.int64]
+
+    @classmethod
+    def select(cls, whole: Split, positions: NDArray[np.integer[Any]]) -> "Kept":
+        """Return the records of a split at ascending integer [n] positions."""
+        ends = positions.searchsorted(np.asarray(whole.user_offsets).astype(positions.dtype))  # else all are converted
+        users = np.flatnonzero(np.diff(ends))
+        user_offsets = np.append(ends[users], len(positions))
+        parts = whole.layout, whole.tokens, whole.record_offsets, user_offsets, whole.folder
+        return cls(*parts, whole, positions, users)
+
+    def __getitem__(self, user: int) -> Records:
+        first, last = self.user_offsets[user : user + 2].tolist()
+        return self.whole.records_at(self.positions[first:last])
+
+    def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
+        return self.whole.records_at(self.positions[positions])
+
+    @property
+    def records(self) -> int:
+        return len(self.positions)
+
+    @property
+    def words(self) -> int:
+        return sum(int(words.sum()) for _, words in record_words(self))
+
+    @cached_property
+    def names(self) -> list[str]:
+        names = self.whole.names
+        return [names[user] for user in self.users]
+
+
+def record_words(split: Split) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield the numbers of words of consecutive records, each piece with the position of its first record."""
+    first = 0
+    for start, offsets in windows(split.record_offsets, overlap=1):
+        words = np.diff(offsets)
+        if not isinstance(split, Kept):
+            yield start, words
+            continue
+        end = int(split.positions.searchsorted(split.positions.dtype.type(start + len(words))))
+        yield first, words[split.positions[first:end] - start]
+        first = end
+
+
+def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return positions among the records of a split as positions in the corpus, int64 [n]."""
+    return (split.positions[positions] if isinstance(split, Kept) else positions).astype(np.int64)
+
+
+def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
+    """Draw the records of a user that no run trains on, int64 [n], ascending.
+
+    They are a function of the user alone, so that runs of all seeds and of both worlds leave out the same ones.
+
+    Args:
+        records: number of records of the user.
+        user: index of the user in its split.
+        share: share of records to draw, rounded to the nearest number; at least one record is not drawn.
+    """
+    count = min(int(share * records + 0.5), records - 1)
+    if count <= 0:
+        return np.empty(0, np.int64)
+    return np.sort(stream(0, "user holdout", user).choice(records, count, replace=False))
+
+
+def included(records: int, user: int, shadow: Shadow, seed: int) -> NDArray[np.bool_]:
+    """Toss the coins of a user's records, bool [records]: one for all of them, or one for each."""
+    tosses = stream(seed, "shadow", user).random(1 if shadow == "user" else records) < 0.5
+    return np.broadcast_to(tosses, records)
+
+
+def kept(split: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
+    """Return what a run trains on: the split itself, or the records of it that are left.
+
+    Args:
+        split: the training users of a corpus.
+        user_holdout: share of each user's records to leave out, see `held_out`.
+        shadow: whether coins of the seed decide about users or about records; None for no coins.
+        seed: the run's seed.
+
+    Raises:
+        InputError: no record is left.
+    """
+    if not user_holdout and shadow is None:
+        return split
+    is_kept = np.ones(split.records, np.bool_)
+    offsets = np.asarray(split.user_offsets)
+    for user, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        is_kept[first + held_out(last - first, user, user_holdout)] = False
+        if shadow is not None:
+            is_kept[first:last] &= included(last - first, user, shadow, seed)
+    if not is_kept.any():
+        raise InputError(f"data.user_holdout and data.shadow leave no record of {split.folder}; train on more users")
+    return Kept.select(split, np.flatnonzero(is_kept).astype(position_type(split.records)))
+
+
+def position_type(records: int) -> str:
+    """Return the smallest type, as named in files, that counts up to this number of records."""
+    return "<u4" if records < 2**32 else "<i8"

@@ -1,0 +1,132 @@
+"""The built-in attacks by name, and the control that reads no model."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.extensions import is_own, resolve, short_name
+from flsim.membership import scores
+from flsim.membership.attack import Attack, Floats, Learned
+from flsim.membership.candidates import Candidates, gradient_norms, log_probabilities, moments
+
+NEIGHBOURS = 25  # of each record
+LEVEL = 0.9  # of the quantile regression: 1 less a false-positive rate of 10%, fixed before scores are looked at
+
+
+def loss(candidates: Candidates) -> Floats:
+    """Return each record's mean log-probability of a token."""
+    return scores.mean_log_probability(candidates.log_probs, candidates.lengths)
+
+
+def reference(candidates: Candidates) -> Floats:
+    """Return each record's log-probability less that by the reference."""
+    return scores.against_reference(candidates.log_probs, candidates.reference_log_probs, candidates.lengths)
+
+
+def zlib(candidates: Candidates) -> Floats:
+    """Return each record's log-probability per byte of its compressed text."""
+    return scores.per_compressed_byte(candidates.log_probs, candidates.lengths, candidates.texts)
+
+
+def min_k(candidates: Candidates) -> Floats:
+    """Return the mean of each record's lowest 20% of log-probabilities."""
+    return scores.lowest_share(candidates.log_probs, candidates.lengths)
+
+
+def min_k_plus_plus(candidates: Candidates) -> Floats:
+    """Return the mean of each record's lowest 20% of standardized log-probabilities."""
+    means, deviations = moments(candidates.model, candidates.records, candidates.layout)
+    return scores.lowest_share(scores.standardized(candidates.log_probs, means, deviations), candidates.lengths)
+
+
+def neighbourhood(candidates: Candidates) -> Floats:
+    """Return the mean loss of 25 neighbours of each record less the record's own loss."""
+    texts = candidates.neighbours(NEIGHBOURS)
+    log_probs = log_probabilities(candidates.model, texts, candidates.layout)
+    of_neighbours = scores.mean_log_probability(log_probs, np.repeat(candidates.lengths, NEIGHBOURS))
+    return scores.against_neighbours(loss(candidates), of_neighbours.reshape(-1, NEIGHBOURS))
+
+
+def gradient(candidates: Candidates) -> Floats:
+    """Return the negative norm of the gradient of each record's loss."""
+    return -gradient_norms(candidates.model, candidates.records, candidates.layout)
+
+
+def quantile_statistics(candidates: Candidates) -> Floats:
+    """Return each record's mean log-probability, then what is known of the record without the model [N, 4]."""
+    compressed = scores.compressed_bytes(candidates.texts)
+    return np.column_stack([loss(candidates), blind_statistics(candidates), compressed])
+
+
+def quantile_of_others(statistics: Floats, is_member: NDArray[np.bool_]) -> Learned:
+    """Return the first statistic less its quantile among non-members, which is linear in the other statistics."""
+    place, scale = _standard(statistics[:, 1:])
+
+    def features(values: Floats) -> Floats:
+        return (values[:, 1:] - place) / scale
+
+    others = statistics[~is_member]
+    weights = scores.quantile_fit(features(others), others[:, 0], LEVEL)
+    return lambda values: values[:, 0] - weights[0] - features(values) @ weights[1:]
+
+
+def blind_statistics(candidates: Candidates) -> Floats:
+    """Return the number of words of each record, and its mean log-probability by the unigram [N, 2]."""
+    unigram = scores.mean_log_probability(candidates.unigram_log_probs, candidates.lengths)
+    return np.column_stack([candidates.words.astype(np.float64), unigram])
+
+
+def logistic(statistics: Floats, is_member: NDArray[np.bool_]) -> Learned:
+    """Return the log-odds of membership that are linear in the statistics."""
+    place, scale = _standard(statistics)
+    weights = scores.logistic_fit((statistics - place) / scale, is_member)
+    return lambda values: (values - place) / scale @ weights
+
+
+def _standard(values: Floats) -> tuple[Floats, Floats]:
+    """Return means and standard deviations [F]; 1 for a statistic that does not vary."""
+    deviations = values.std(axis=0)
+    return values.mean(axis=0), np.where(deviations > 0, deviations, 1.0)
+
+
+BLIND = Attack(
+    "blind",
+    blind_statistics,
+    "length and mean unigram log-probability alone, by a logistic regression: no model is read",
+    "control",
+    logistic,
+)
+BUILT_IN: dict[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        Attack("loss", loss, "mean log-probability of a token", "Yeom et al. (2018)"),
+        Attack("reference", reference, "log-probability less that of a reference", "Carlini et al. (2021)"),
+        Attack("zlib", zlib, "log-probability per compressed byte", "Carlini et al. (2021)"),
+        Attack("min-k", min_k, "mean of the lowest 20% of log-probabilities", "Shi et al. (2024)"),
+        Attack("min-k++", min_k_plus_plus, "the same of standardized log-probabilities", "Zhang et al. (2025)"),
+        Attack("neighbourhood", neighbourhood, "loss of 25 neighbours less its own", "Mattern et al. (2023)"),
+        Attack("gradient", gradient, "negative norm of the gradient", "Nasr et al. (2019)"),
+        Attack(
+            "quantile",
+            quantile_statistics,
+            "log-probability above the 90% quantile of non-members like it",
+            "Bertran et al. (2023)",
+            quantile_of_others,
+        ),
+        BLIND,
+    )
+}
+
+
+def attack_named(name: str) -> Attack:
+    """Return a built-in attack, or the `Attack` or function at ``path/to/file.py:NAME``, whose file is executed.
+
+    Raises:
+        InputError: there is no such attack, or the file failed.
+    """
+    attack: object = resolve(name, BUILT_IN, "attack")
+    if isinstance(attack, Attack):
+        return attack
+    if is_own(name) and callable(attack):
+        return Attack(short_name(name), attack)
+    raise InputError(f"{name}: is a {type(attack).__name__}; make it a flsim.membership.Attack or a function")

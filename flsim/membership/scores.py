@@ -1,0 +1,171 @@
+"""Scores of records by the log-probabilities of their tokens: larger for what looks like a member.
+
+Shapes: N records, T the length of the longest one in tokens. Log-probabilities are natural, float64 [N, T], of each
+record's own tokens; what lies behind a record's end does not count. A record has n tokens: its words, and the end of
+the sequence where the model is trained to predict it.
+"""
+
+from collections.abc import Sequence
+from zlib import compress
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+SHARE = 0.2  # of a record's tokens, in Min-K% and Min-K%++
+
+
+def mean_log_probability(log_probs: Floats, lengths: Ints) -> Floats:
+    """Return (1/n) sum_i log p(t_i | t_<i), the negative loss of each record [N].
+
+    See Yeom et al., "Privacy Risk in Machine Learning" (2018), section 3. The mean is taken because a sum ranks short
+    records above long ones.
+
+    Args:
+        log_probs: float64 [N, T].
+        lengths: int64 [N], tokens of each record, at least 1.
+    """
+    return _sums(log_probs, lengths) / lengths
+
+
+def against_reference(log_probs: Floats, of_reference: Floats, lengths: Ints) -> Floats:
+    """Return sum_i [log p(t_i | t_<i) - log q(t_i | t_<i)] for a reference q that never read the record [N].
+
+    See Carlini et al., "Extracting Training Data from Large Language Models" (2021), section 5.1, and the calibration
+    of Watson et al., "On the Importance of Difficulty Calibration in Membership Inference Attacks" (2022), equation 2.
+
+    Args:
+        log_probs: float64 [N, T], by the model.
+        of_reference: float64 [N, T], by the reference.
+        lengths: int64 [N].
+    """
+    return _sums(log_probs - of_reference, lengths)
+
+
+def per_compressed_byte(log_probs: Floats, lengths: Ints, texts: Sequence[str]) -> Floats:
+    """Return sum_i log p(t_i | t_<i) per byte of the text as zlib compresses it [N].
+
+    See Carlini et al. (2021), section 5.1, "Comparing to zlib Compression". A header of 11 bytes outweighs the content
+    of a text of five words.
+
+    Args:
+        log_probs: float64 [N, T].
+        lengths: int64 [N].
+        texts: N texts of the records.
+    """
+    rates: Floats = _sums(log_probs, lengths) / compressed_bytes(texts)
+    return rates
+
+
+def compressed_bytes(texts: Sequence[str]) -> Floats:
+    """Return the number of bytes of each text as zlib compresses it, float64 [N].
+
+    >>> compressed_bytes(["aaaaaaaaaaaaaaaaaaaa"]).tolist()
+    [12.0]
+    """
+    return np.array([len(compress(text.encode())) for text in texts], np.float64)
+
+
+def lowest_share(values: Floats, lengths: Ints, share: float = SHARE) -> Floats:
+    """Return the mean of the lowest max(1, floor(share n)) values of each record [N]: Min-K% of log-probabilities.
+
+    See Shi et al., "Detecting Pretraining Data from Large Language Models" (2024), equation 2.
+
+    Args:
+        values: float64 [N, T].
+        lengths: int64 [N].
+        share: K% as a fraction, above 0 and at most 1.
+
+    >>> float(lowest_share(-np.arange(1.0, 11.0)[None], np.array([10]))[0])
+    -9.5
+    """
+    ordered = np.sort(np.where(_is_token(values, lengths), values, np.inf), axis=1)
+    counts = np.maximum(1, np.floor(share * lengths + 1e-9).astype(np.int64))  # 0.2 n may round below a whole number
+    means: Floats = _sums(ordered, counts) / counts
+    return means
+
+
+def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats:
+    """Return z_i = (log p(t_i | t_<i) - mu_i) / sigma_i [N, T], of which Min-K%++ takes the `lowest_share`.
+
+    See Zhang et al., "Min-K%++: Improved Baseline for Detecting Pre-Training Data from Large Language Models" (2025),
+    equation 3. z is 0 where sigma is 0, as all tokens are equally likely there.
+
+    Args:
+        log_probs: float64 [N, T].
+        means: float64 [N, T], mu = sum_v p_v log p_v over the vocabulary at each position.
+        deviations: float64 [N, T], sigma with sigma^2 = sum_v p_v (log p_v)^2 - mu^2.
+    """
+    is_spread = deviations > 0
+    values: Floats = np.where(is_spread, log_probs - means, 0.0) / np.where(is_spread, deviations, 1.0)
+    return values
+
+
+def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:
+    """Return the mean loss of each record's neighbours less the record's own loss [N].
+
+    See Mattern et al., "Membership Inference Attacks against Language Models via Neighbourhood Comparison" (2023),
+    equation 3.
+
+    Args:
+        own: float64 [N], negative losses of the records (`mean_log_probability`).
+        of_neighbours: float64 [N, neighbours], negative losses of texts that differ from the record in a word.
+    """
+    difference: Floats = own - of_neighbours.mean(axis=1)
+    return difference
+
+
+def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
+    """Return the coefficients [F + 1] of the linear quantile regression of values on features, the constant first.
+
+    They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker and Bassett, "Regression
+    Quantiles", 1978), exactly, as a linear program. Bertran et al., "Scalable Membership Inference Attacks via Quantile
+    Regression" (2023), fit scores of non-members so, and take values above the fitted quantile for members.
+
+    Args:
+        features: float64 [n, F].
+        values: float64 [n].
+        level: the quantile, in (0, 1).
+    """
+    design = np.column_stack([np.ones(len(values)), features])
+    count, width = design.shape
+    cost = np.concatenate([np.zeros(width), np.full(count, level), np.full(count, 1 - level)])
+    identity = scipy.sparse.identity(count, format="csr")
+    equations = scipy.sparse.hstack([scipy.sparse.csr_matrix(design), identity, -identity])  # value = fit + up - down
+    bounds = [(None, None)] * width + [(0, None)] * (2 * count)
+    solved = scipy.optimize.linprog(cost, A_eq=equations, b_eq=values, bounds=bounds, method="highs")
+    coefficients: Floats = solved.x[:width]
+    return coefficients
+
+
+def logistic_fit(features: Floats, is_member: NDArray[np.bool_], penalty: float = 1e-3) -> Floats:
+    """Return the coefficients [F] of a logistic regression of membership, without the constant, which no rank needs.
+
+    Args:
+        features: float64 [n, F], standardized.
+        is_member: bool [n].
+        penalty: weight of half the squared norm beside the mean loss, which bounds coefficients of separable classes.
+    """
+    signs = np.where(is_member, 1.0, -1.0)
+
+    def loss(weights: Floats) -> tuple[float, Floats]:
+        margins = signs * (features @ weights[1:] + weights[0])
+        slopes = -signs * scipy.special.expit(-margins) / len(signs)
+        gradient = np.concatenate([[slopes.sum()], features.T @ slopes + penalty * weights[1:]])
+        return float(-scipy.special.log_expit(margins).mean() + penalty / 2 * weights[1:] @ weights[1:]), gradient
+
+    solved = scipy.optimize.minimize(loss, np.zeros(features.shape[1] + 1), jac=True, method="BFGS")
+    coefficients: Floats = solved.x[1:]
+    return coefficients
+
+
+def _is_token(values: Floats, lengths: Ints) -> NDArray[np.bool_]:
+    is_token: NDArray[np.bool_] = np.arange(values.shape[1]) < lengths[:, None]
+    return is_token
+
+
+def _sums(values: Floats, lengths: Ints) -> Floats:
+    sums: Floats = np.where(_is_token(values, lengths), values, 0.0).sum(axis=1)
+    return sums

@@ -1,0 +1,90 @@
+"""Rows of attacks on membership in a run folder: ``membership/round-000100.parquet``, a row per unit and attack."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flsim.base.errors import InputError
+from flsim.base.files import new_file
+from flsim.base.parquet import read_parquet
+
+FOLDER = "membership"
+NAME = re.compile(r"round-(\d{6,})\.parquet", re.ASCII)
+LEVELS = (0.001, 0.01, 0.1)  # false-positive rates
+CURVE = ("curve_fpr", "curve_tpr", "curve_allowed")
+
+
+def column(name: str, level: float) -> str:
+    """Return the column of a value at a false-positive rate, such as ``tpr_at_0.001``."""
+    return f"{name}_at_{level:g}"
+
+
+SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string(), nullable=False) for name in ("run", "setting", "unit", "attack", "kind")),
+        *(pa.field(name, pa.int64(), nullable=False) for name in ("round", "n_in", "n_out")),
+        *(pa.field(name, pa.float64(), nullable=False) for name in ("auroc", "auroc_low", "auroc_high", "confidence")),
+        *((name, pa.float64()) for name in ("control_auroc", "untrained_auroc", "permuted_auroc")),
+        ("is_confounded", pa.bool_()),
+        *((name, pa.float64()) for name in ("epsilon", "delta")),
+        *((name, pa.string()) for name in ("protects", "neighbours")),
+        *(
+            field
+            for level in LEVELS
+            for field in (
+                (column("alarms", level), pa.int64()),
+                *((column(name, level), pa.float64()) for name in ("tpr", "tpr_low", "tpr_high", "allowed")),
+            )
+        ),
+        *((name, pa.list_(pa.float64())) for name in CURVE),
+    ]
+)
+
+
+def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
+    """Store rows, whole or not at all, in place of earlier ones of the same unit and attack; others of the round stay.
+
+    Args:
+        run_folder: the run's folder.
+        round_: number of completed rounds of the attacked model.
+        table: rows with the columns of `SCHEMA`, of one run.
+    """
+    path = run_folder / FOLDER / f"round-{round_:06d}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        earlier = read_rows(path, table["run"].iloc[0])
+        asked = pd.MultiIndex.from_frame(table[["unit", "attack"]])
+        kept = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
+        table = pd.DataFrame([*kept.to_dict("records"), *table.to_dict("records")])
+    with new_file(path) as partial:
+        pq.write_table(pa.Table.from_pylist(_plain(table), SCHEMA), partial)
+
+
+def read_rows(path: Path, identity: str) -> pd.DataFrame:
+    """Read a file of rows.
+
+    Raises:
+        InputError: the file is damaged, or holds rows of another run.
+    """
+    rows = read_parquet(path, SCHEMA)
+    if not (rows["run"] == identity).all():
+        raise InputError(f"{path}: holds rows of another run; move it away and attack again")
+    return rows
+
+
+def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
+    """Return the rows of the last round that was attacked; without rows where none was, or the run has no identity."""
+    paths = [path for path in (run_folder / FOLDER).glob("*.parquet") if NAME.fullmatch(path.name)]
+    newest = max(paths, key=lambda path: int(path.stem.removeprefix("round-")), default=None)
+    return SCHEMA.empty_table().to_pandas() if newest is None or identity is None else read_rows(newest, identity)
+
+
+def _plain(table: pd.DataFrame) -> list[dict[str, object]]:
+    """Return rows without pandas' kinds of a missing value."""
+    return [
+        {str(name): None if pd.api.types.is_scalar(value) and pd.isna(value) else value for name, value in row.items()}
+        for row in table.to_dict("records")
+    ]

@@ -1,0 +1,210 @@
+"""The records of an attack: members, which training read, and non-members by other authors, of equal lengths."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.data.corpus import Corpus, Split
+from flsim.data.inspect import author_of
+from flsim.data.kept import in_whole
+from flsim.data.records import Records
+from flsim.data.streaming import piece, windows
+from flsim.runs.folder import Run
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+FEW = 100  # members, below which a table says so
+RECORDS = 2**16  # of a split that are read at once
+NEVER_TRAINED = ("heldout", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Members and non-members in random order: N pairs, each of a member and a non-member with as many words.
+
+    Attributes:
+        records: the 2N records.
+        keys: 2N names, such as ``"heldout:17"``.
+        authors: 2N authors of the records.
+        is_member: bool [2N].
+        pairs: int64 [2N], number of each record's pair.
+        notes: sentences about what cannot be said of them.
+    """
+
+    records: Records
+    keys: Sequence[str]
+    authors: Sequence[str]
+    is_member: Flags
+    pairs: Ints
+    notes: tuple[str, ...] = ()
+
+
+def targets_of(run: Run, rounds: int, count: int) -> Targets:
+    """Draw members and non-members of a run after so many rounds, as a function of the run's seed.
+
+    Members are records that training has read, and that no canary ever replaced. Non-members are records by authors who
+    are not among the training users, in the held-out and the test split, whose text does not occur as a training
+    record. Test users by date are left out, because what people write about changes with time.
+
+    Args:
+        run: the run.
+        rounds: number of completed rounds; in central training, of steps.
+        count: largest number of members, and of non-members.
+
+    Raises:
+        InputError: no author is held out of training, or no record of theirs has the length of a member.
+    """
+    corpus, train = run.corpus, run.corpus.split("train")
+    splits, notes = never_trained(corpus)
+    members = members_of(run, rounds)
+    others = [(split, _unseen(split, chosen, train)) for split, chosen in splits]
+    lengths_out = np.concatenate([_lengths(split, chosen) for split, chosen in others])
+    rng = stream(run.config.seed, "membership targets")
+    chosen_in, chosen_out = matched(_lengths(train, members), lengths_out, count, rng)
+    if not len(chosen_in):
+        raise InputError(f"{run.path}: no member has the length of a non-member, so nothing tells them apart")
+    pairs = len(chosen_in)
+    if pairs < FEW:
+        notes.append(f"Only {pairs} members and {pairs} non-members have equal lengths, so the intervals are wide.")
+    places = [(train, members[chosen_in])]
+    owner = np.repeat(np.arange(len(others)), [len(chosen) for _, chosen in others])[chosen_out]
+    positions = np.concatenate([chosen for _, chosen in others])[chosen_out]
+    order = [np.arange(pairs)]
+    for index, (split, _) in enumerate(others):
+        places.append((split, positions[owner == index]))
+        order.append(np.flatnonzero(owner == index))
+    shuffled = rng.permutation(2 * pairs)
+    records = Records.joined([split.records_at(chosen) for split, chosen in places])
+    keys = [f"{split.folder.name}:{position}" for split, chosen in places for position in chosen.tolist()]
+    authors = [author for split, chosen in places for author in _authors(split, chosen)]
+    return Targets(
+        Records.joined([_one(records, index) for index in shuffled.tolist()]),
+        [keys[index] for index in shuffled],
+        [authors[index] for index in shuffled],
+        (np.arange(2 * pairs) < pairs)[shuffled],
+        np.concatenate(order)[shuffled],
+        tuple(notes),
+    )
+
+
+def members_of(run: Run, rounds: int) -> Ints:
+    """Return the positions, in the corpus' training split, of the records that training read as they are [n].
+
+    A record that a canary replaces in some round is left out.
+    """
+    users = run.users
+    is_read = run.config.records_read(users, rounds)
+    is_read[users.overlay.records] = False
+    places = np.flatnonzero(is_read)
+    return in_whole(users.split, places if users.twin is None else users.twin.order[places])
+
+
+def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Return indices of members and of others, at most `count` each, so that pair i has equal lengths.
+
+    All pairs that are possible have the same chance.
+
+    Args:
+        members: int64 [n_in], lengths of members.
+        others: int64 [n_out], lengths of others.
+        count: largest number of pairs.
+        rng: source of the draw.
+    """
+    longest = int(max(members.max(initial=0), others.max(initial=0)))
+    counts = np.minimum(*(np.bincount(lengths, minlength=longest + 1) for lengths in (members, others)))
+    counts[0] = 0  # an empty record says nothing
+    possible = np.repeat(np.arange(longest + 1), counts)
+    if len(possible) > count:
+        counts = np.bincount(rng.choice(possible, count, replace=False), minlength=longest + 1)
+    return _of_lengths(members, counts, rng), _of_lengths(others, counts, rng)
+
+
+def unigram_of(corpus: Corpus) -> Floats:
+    """Return log-probabilities of single tokens in all splits together, float64 [V], with one added to each count.
+
+    All splits count, so that neither members nor non-members have text that the unigram has not seen.
+    """
+    layout = corpus.layout
+    counts = np.ones(layout.vocabulary_size)
+    for name in ("train", *NEVER_TRAINED):
+        split = corpus.split(name)
+        for _, tokens in windows(split.tokens):
+            counts += np.bincount(tokens, minlength=layout.vocabulary_size)
+        for _, offsets in windows(split.record_offsets, overlap=1):
+            counts[layout.eos] += layout.ends_with_eos(np.diff(offsets)).sum()
+    log_probs: Floats = np.log(counts / counts.sum())
+    return log_probs
+
+
+def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
+    """Yield a number for each record of a split, in order, by which equal texts are known: uint64 [n] at a time."""
+    weights = stream(0, "fingerprints").integers(2**63, size=split.layout.record_words, dtype=np.uint64) * np.uint64(2)
+    weights += np.uint64(1)
+    for _, offsets in windows(split.record_offsets, RECORDS, overlap=1):
+        lengths, starts = np.diff(offsets), offsets - offsets[0]
+        tokens = piece(split.tokens, int(offsets[0]), int(offsets[-1])).astype(np.uint64) + np.uint64(1)
+        products = tokens * weights[np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)]  # modulo 2^64, as sums
+        sums = np.concatenate([np.zeros(1, np.uint64), products.cumsum(dtype=np.uint64)])
+        yield sums[starts[1:]] - sums[starts[:-1]]
+
+
+def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
+    """Return splits with their records by authors outside training, and sentences about what was left out."""
+    in_training = set(map(author_of, corpus.split("train").names))
+    kept, notes = list[tuple[Split, Ints]](), list[str]()
+    for name in NEVER_TRAINED:
+        split = corpus.split(name)
+        is_other = np.array([author_of(user) not in in_training for user in split.names], np.bool_)
+        if name == "test" and not is_other.all():
+            notes.append("Test users are left out, as some are authors of training: the split is not one of authors.")
+            continue
+        sizes: Ints = np.diff(split.user_offsets)
+        if (positions := np.flatnonzero(np.repeat(is_other, sizes))).size:
+            kept.append((split, positions))
+    if not kept:
+        raise InputError(
+            f"{corpus.path}: no author is held out of training, so that no record is known to be no member and nothing "
+            f"can be said about membership; import the corpus with a larger --heldout"
+        )
+    return kept, notes
+
+
+def _unseen(split: Split, chosen: Ints, train: Split) -> Ints:
+    """Return those of the chosen records whose text is no training record."""
+    every = np.concatenate([*fingerprints(split), np.empty(0, np.uint64)])[chosen]
+    known, place = np.unique(every, return_inverse=True)
+    is_seen = np.zeros(len(known), bool)
+    for part in fingerprints(train):
+        at = known.searchsorted(part).clip(max=len(known) - 1)
+        is_seen[at[known[at] == part]] = True
+    return chosen[~is_seen[place]]
+
+
+def _of_lengths(lengths: Ints, counts: NDArray[np.integer[Any]], rng: np.random.Generator) -> Ints:
+    """Draw ``counts[n]`` indices of each length n, in the order of lengths."""
+    order = rng.permutation(len(lengths))
+    order = order[np.argsort(lengths[order], kind="stable")]
+    starts = np.searchsorted(lengths[order], np.arange(len(counts)))
+    taken = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    return np.concatenate(taken)
+
+
+def _lengths(split: Split, positions: Ints) -> Ints:
+    offsets = np.asarray(split.record_offsets)
+    return offsets[positions + 1] - offsets[positions]
+
+
+def _authors(split: Split, positions: Ints) -> list[str]:
+    users = np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1
+    return [author_of(split.names[user]) for user in users.tolist()]
+
+
+def _one(records: Records, index: int) -> Records:
+    record = records[index]
+    return Records(record, np.array([0, len(record)]))

@@ -1,0 +1,203 @@
+"""Records that a run leaves out: what is drawn, that nothing else reads them, and that runs keep to it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import Experiment, Flsim, MakeCorpus, Trained, final_params
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flsim as api
+from flsim.base.errors import InputError
+from flsim.canaries.in_corpus import plant_corpus
+from flsim.canaries.population import World
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Corpus, Split
+from flsim.data.kept import Kept, Shadow, held_out, included, kept, record_words
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.training.state import State
+
+Sentences = list[list[int]]
+USERS = st.lists(st.lists(st.lists(st.integers(1, 90), max_size=4), max_size=9), min_size=1, max_size=8).filter(any)
+RandomUsers = Callable[..., list[Sentences]]
+HELD = "data.user_holdout=0.25"  # 2 of the 8 records of each of 24 users
+
+
+def split_of(users: list[Sentences]) -> Split:
+    flat = Records.from_lists([record for user in users for record in user])
+    return Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *map(len, users)]), Path("nowhere"))
+
+
+def listed(records: Records) -> Sentences:
+    return [record.tolist() for record in records]
+
+
+@given(st.integers(0, 60), st.integers(0, 99), st.floats(0, 0.99))
+def test_held_records_are_as_many_as_said_and_never_all(records: int, user: int, share: float) -> None:
+    held = held_out(records, user, share)
+    assert len(held) == max(0, min(int(np.floor(share * records + 0.5)), records - 1))
+    assert (np.diff(held) > 0).all()
+    assert not len(held) or 0 <= held[0] <= held[-1] < records
+    assert (held == held_out(records, user, share)).all()
+
+
+@given(USERS, st.floats(0, 0.99), st.sampled_from([None, "user", "record"]), st.integers(0, 99), st.data())
+def test_what_is_kept_is_what_lists_keep(
+    users: list[Sentences], share: float, shadow: Shadow | None, seed: int, data: st.DataObject
+) -> None:
+    """Users, records at any positions, their words and their numbers are those of lists without what is left out."""
+    left = []
+    for user, records in enumerate(users):
+        held = set(held_out(len(records), user, share).tolist())
+        tossed = [True] * len(records) if shadow is None else included(len(records), user, shadow, seed)
+        left.append([record for place, record in enumerate(records) if place not in held and tossed[place]])
+    if not any(left):
+        with pytest.raises(InputError, match="leave no record"):
+            kept(split_of(users), share, shadow, seed)
+        return
+    split = kept(split_of(users), share, shadow, seed)
+    expected = left if split.__class__ is Split else [records for records in left if records]
+    assert [listed(split[user]) for user in range(len(split))] == expected
+    flat = [record for records in expected for record in records]
+    order = data.draw(st.permutations(range(len(flat))))
+    assert listed(split.records_at(np.array(order, np.int64))) == [flat[place] for place in order]
+    assert (split.records, split.words) == (len(flat), sum(map(len, flat)))
+    assert np.concatenate([words for _, words in record_words(split)]).tolist() == [len(record) for record in flat]
+    if isinstance(split, Kept):
+        assert [left[user] for user in split.users] == expected
+
+
+def test_coins_are_fair_of_their_own_and_of_the_seed() -> None:
+    """Of 4,000 coins 2,000 are expected, with a standard deviation of 31.6; the bound is four, also for neighbours."""
+    tossed = np.array([included(3, user, "user", 5) for user in range(4_000)])
+    assert (tossed == tossed[:, :1]).all()
+    tossed = tossed[:, 0]
+    of_another_seed = np.array([included(1, user, "user", 6)[0] for user in range(4_000)])
+    for agreement in (tossed, tossed[1:] == tossed[:-1], tossed == of_another_seed, included(4_000, 0, "record", 1)):
+        assert abs(agreement.sum() - 2_000) < 127
+
+
+def corpora_that_differ_in_what_is_held(make_corpus: MakeCorpus, random_users: RandomUsers) -> tuple[Corpus, Corpus]:
+    users = random_users(24, 8, 36)
+    others = [
+        [[7] * 3 if place in held_out(8, user, 0.25) else record for place, record in enumerate(records)]
+        for user, records in enumerate(users)
+    ]
+    assert users != others
+    test = random_users(4, 8, 36, seed=1)
+    return (
+        make_corpus(users, test=test, vocabulary_size=40, name="one"),
+        make_corpus(others, test=test, vocabulary_size=40, name="other"),
+    )
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [api.FedAvg(cohort=6, local=api.LocalSGD(batch_size=4)), api.Central(api.CentralSGD(batch_size=8))],
+    ids=["federated", "central"],
+)
+def test_training_does_not_read_held_records(
+    make_corpus: MakeCorpus, random_users: RandomUsers, algorithm: api.FedAvg | api.Central, world: World
+) -> None:
+    """Corpora that differ in held records alone train equal bits, canaries and all; without the setting they do not."""
+    corpora = corpora_that_differ_in_what_is_held(make_corpus, random_users)
+    canaries = api.Canaries(p_u=(0.1,), p_e=(0.5,), count=6)
+
+    def states(share: float) -> list[State]:
+        planted = [api.plant(corpus, canaries, world=world, seed=2, user_holdout=share) for corpus in corpora]
+        assert sum(len(one.users.overlay.records) for one in planted)
+        return [[*api.simulate(one, api.Model(4, 6), algorithm, 6, seed=2)][-1] for one in planted]
+
+    one, other = states(0.25)
+    assert all(torch.equal(one.params[name], other.params[name]) for name in one.params)
+    one, other = states(0.0)
+    assert not all(torch.equal(one.params[name], other.params[name]) for name in one.params)
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+def test_a_run_records_what_it_leaves_out(experiment: Experiment, world: str) -> None:
+    """Each record of the corpus is held, or trained on in one place, as it is or replaced by a canary."""
+    path = experiment.folder / world
+    run = Run.create(load(experiment.config, [HELD, f"data.world='{world}'"]), path)
+    run.verify()
+    assert json.loads((path / "planted" / "population.json").read_text())["kept"] == 24 * 6
+    assert isinstance(run.train, Kept)
+    assert run.users.split.records == run.users.records == 24 * 6
+    whole = run.corpus.split("train")
+    expected = [list(np.delete(np.arange(8), held_out(8, user, 0.25)) + 8 * user) for user in range(24)]
+    assert run.train.positions.tolist() == np.concatenate(expected).tolist()
+    places = np.arange(144) if run.users.twin is None else run.users.twin.order
+    assert sorted(places) == list(range(144))
+    is_planted = np.isin(np.arange(144), run.users.overlay.records)
+    assert is_planted.any()
+    for place in np.flatnonzero(~is_planted):
+        (ours,) = run.users.records_at(np.array([place]))
+        assert (ours == whole.records_at(run.train.positions[places[[place]]]).tokens).all()
+
+
+def test_a_run_trains_on_the_rest(trained: Trained) -> None:
+    """Its bits are those of a simulation of what is left."""
+    path = trained(HELD)
+    run = Run.open(path)
+    config = run.federated
+    planted = api.plant(run.corpus, config.canaries, seed=config.seed, user_holdout=0.25)
+    algorithm = api.FedAvg(cohort=config.training.cohort, local=config.local, shards=1)
+    (*_, state) = api.simulate(planted, config.model, algorithm, run.rounds, seed=config.seed)
+    ours = final_params(path)
+    assert all(torch.equal(ours[name], state.params[name]) for name in ours)
+
+
+def test_lengths_and_privacy_count_what_is_trained_on(experiment: Experiment) -> None:
+    """An epoch of 24 users of 6 records is 4 rounds of 6; a shadow's population are the users whose coins say so."""
+    config = load(experiment.config, [HELD, "data.shadow='user'"])
+    run = Run.create(config, experiment.folder / "run")
+    users = [user for user in range(24) if included(1, user, "user", config.seed)[0]]
+    assert 0 < len(users) < 24
+    assert run.population == len(run.users) == len(users)
+    assert run.rounds_per_epoch == len(users) / 6
+    assert [run.users.name(user) for user in range(len(users))] == [f"train{user}" for user in users]
+
+
+def test_a_run_resumes_with_what_it_left_out_and_refuses_another_share(
+    trained: Trained, tmp_path: Path, flsim: Flsim
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained(HELD), copy)
+    run = Run.open(copy)
+    again = Run.reopen(run.config, copy)
+    assert again.train.records == run.train.records == 144
+    with pytest.raises(InputError, match="started with other settings"):
+        Run.reopen(replace(run.config, data=replace(run.config.data, user_holdout=0.5)), copy)
+    (copy / "planted" / "kept.u32").write_bytes(b"")
+    with pytest.raises(InputError, match=r"kept\.u32"):
+        Run.reopen(run.config, copy)
+    code, _, err = flsim("verify", copy, "--round", "2")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_settings_keep_their_digests_and_refuse_what_cannot_be(
+    experiment: Experiment, make_corpus: MakeCorpus, random_users: RandomUsers, tmp_path: Path
+) -> None:
+    config = load(experiment.config)
+    assert replace(config, data=replace(config.data, user_holdout=0.0, shadow=None)).digest == config.digest
+    digests = {load(experiment.config, [setting]).digest for setting in (HELD, "data.shadow='user'")}
+    assert len(digests | {config.digest}) == 3
+    for wrong in ("data.user_holdout=1", "data.user_holdout=-0.1"):
+        with pytest.raises(InputError, match="at least 0 and below 1"):
+            load(experiment.config, [wrong])
+    with pytest.raises(InputError, match="shadow"):
+        load(experiment.config, ["data.shadow='author'"])
+    corpus = make_corpus(random_users(24, 8, 36), vocabulary_size=40, name="plain")
+    planted = plant_corpus(corpus, tmp_path / "planted", CanaryHParams(insertions=(2,), count=2), 0)
+    with pytest.raises(InputError, match="has canaries in some of them"):
+        api.plant(planted, user_holdout=0.25)

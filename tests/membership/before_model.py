@@ -1,0 +1,46 @@
+"""Records before small models, as tests of attacks take them."""
+
+import numpy as np
+
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.membership.candidates import Candidates
+from flsim.membership.targets import Targets
+from flsim.models.architectures import build
+from flsim.models.language_model import ModelSettings, TrainableModel
+
+LAYOUT = Layout(40, 12)
+VOCABULARY = Vocabulary(tuple(f"w{index}" for index in range(LAYOUT.words)), (1,) * LAYOUT.words)
+
+
+def untrained(architecture: str = "cifg", seed: int = 0) -> TrainableModel:
+    return build(
+        LAYOUT.vocabulary_size, ModelSettings(8, 12, architecture, heads=2 if architecture == "transformer" else 4)
+    ).initialize(seed)
+
+
+def drawn(count: int, seed: int = 0, longest: int = 12) -> Records:
+    """Records of 1 to `longest` words, drawn uniformly: longer ones have no end that the model predicts."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(1, longest, count, endpoint=True)
+    return Records.from_lists(
+        [rng.integers(LAYOUT.first_word, LAYOUT.last_word, n, endpoint=True).tolist() for n in words]
+    )
+
+
+def before(model: TrainableModel, records: Records) -> Candidates:
+    unigram = np.full(LAYOUT.vocabulary_size, -np.log(LAYOUT.vocabulary_size))
+    keys = [f"train:{index}" for index in range(len(records))]
+    return Candidates(model, records, keys, VOCABULARY, unigram, 0, LAYOUT)
+
+
+def in_pairs(pairs: int, seed: int = 0, shortest: int = 1) -> tuple[Records, Targets]:
+    """Pairs of equal length, which differ in nothing else: members come first."""
+    rng = np.random.default_rng(seed)
+    words = np.tile(rng.integers(shortest, 12, pairs, endpoint=True), 2)
+    records = Records.from_lists(
+        [rng.integers(LAYOUT.first_word, LAYOUT.last_word, n, endpoint=True).tolist() for n in words]
+    )
+    is_member, numbers = np.arange(2 * pairs) < pairs, np.tile(np.arange(pairs), 2)
+    authors = [f"{'in' if member else 'out'}{number % 10}" for member, number in zip(is_member, numbers, strict=True)]
+    return records, Targets(records, [f"{index}" for index in range(2 * pairs)], authors, is_member, numbers)

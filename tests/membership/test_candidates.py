@@ -1,0 +1,116 @@
+"""The model's answers that attacks are made of: batches against single records, and fast paths against slow ones."""
+
+import numpy as np
+import pytest
+import torch
+from membership.before_model import LAYOUT, before, drawn, untrained
+
+from flsim.data.records import Records
+from flsim.membership import candidates
+from flsim.membership.built_in import BLIND, BUILT_IN
+from flsim.membership.candidates import gradient_norms, log_probabilities, moments
+from flsim.models.language_model import TrainableModel
+from flsim.models.loss import loss_sum
+
+ARCHITECTURES = ("cifg", "transformer")
+
+
+class Fixed(TrainableModel):
+    """The words 1, 2 and 3 with probabilities .5, .25 and .25, and no others."""
+
+    label = "fixed"
+
+    def __init__(self) -> None:
+        super().__init__(LAYOUT.vocabulary_size, None)  # type: ignore[arg-type]
+        logits = torch.full((LAYOUT.vocabulary_size,), -1e4)
+        logits[1:4] = torch.log(torch.tensor([0.5, 0.25, 0.25]))
+        self.logits = torch.nn.Parameter(logits)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(*tokens.shape, -1)
+
+
+def test_moments_of_three_words() -> None:
+    """mu = -1.5 ln 2 and sigma = ln 2 / 2, at each of the twelve positions, as no end follows so long a record."""
+    means, deviations = moments(Fixed(), Records.from_lists([[1, 2, 3] * 4]), LAYOUT)
+    np.testing.assert_allclose(means, np.full((1, 12), -1.0397207708), rtol=1e-6)
+    np.testing.assert_allclose(deviations, np.full((1, 12), 0.3465735903), rtol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_log_probabilities_are_those_of_reading_word_by_word(architecture: str) -> None:
+    model, records = untrained(architecture), drawn(20)
+    computed = log_probabilities(model, records, LAYOUT)
+    for record, values in zip(records, computed, strict=True):
+        tokens = record.tolist() + [LAYOUT.eos] * LAYOUT.ends_with_eos(len(record))
+        state, log_probs = model.start(torch.tensor([[LAYOUT.bos]]))
+        for place, token in enumerate(tokens):
+            assert values[place] == pytest.approx(float(log_probs[0, token]), abs=1e-5)
+            state, log_probs = model.step(state, torch.tensor([token]))
+        assert (values[len(tokens) :] == 0).all()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradient_norms_are_those_of_one_record_after_another(architecture: str) -> None:
+    model, records = untrained(architecture), drawn(9)
+    norms = gradient_norms(model, records, LAYOUT)
+    for record, norm in zip(records, norms, strict=True):
+        inputs = torch.tensor([[LAYOUT.bos, *record.tolist(), LAYOUT.eos][: LAYOUT.record_words]])
+        targets = torch.tensor([[*record.tolist(), LAYOUT.eos][: LAYOUT.record_words]])
+        loss, count = loss_sum(model, inputs[:, : targets.shape[1]], targets)
+        gradients = torch.autograd.grad(loss / count, list(model.trainable.values()))
+        assert norm == pytest.approx(float(torch.cat([value.flatten() for value in gradients]).norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "quantile"])
+def test_small_batches_give_the_scores_of_one_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few records, and each record by itself."""
+    model, records = untrained(), drawn(12)
+    whole = BUILT_IN[name].score(before(model, records))
+    monkeypatch.setattr(candidates, "FLOATS", 700)  # of 40 words: 17 positions, or one or two records
+    np.testing.assert_allclose(BUILT_IN[name].score(before(model, records)), whole, rtol=1e-4, atol=1e-6)
+    every = before(model, records)
+    for index, record in enumerate(records):
+        one = candidates.Candidates(
+            model,
+            Records.from_lists([record.tolist()]),
+            [every.keys[index]],
+            every.vocabulary,
+            every.unigram,
+            0,
+            LAYOUT,
+        )
+        np.testing.assert_allclose(BUILT_IN[name].score(one)[0], whole[index], rtol=1e-4, atol=1e-6)
+
+
+def test_neighbours_differ_in_one_word() -> None:
+    records = drawn(30)
+    neighbours = before(untrained(), records).neighbours(25)
+    assert len(neighbours) == 30 * 25
+    for index, neighbour in enumerate(neighbours):
+        changed = neighbour != records[index // 25]
+        assert changed.sum() == 1
+        assert LAYOUT.first_word <= neighbour[changed][0] <= LAYOUT.last_word
+
+
+def test_words_of_neighbours_follow_the_unigram_without_the_word_itself() -> None:
+    """A record of one word: 20,000 neighbours; each count is binomial, within 5 standard deviations."""
+    every = before(untrained(), Records.from_lists([[LAYOUT.first_word + 2]]))
+    weights = np.arange(1.0, LAYOUT.vocabulary_size + 1)
+    every = candidates.Candidates(
+        every.model, every.records, every.keys, every.vocabulary, np.log(weights / weights.sum()), 0, LAYOUT
+    )
+    counts = np.bincount(every.neighbours(20_000).tokens, minlength=LAYOUT.vocabulary_size)
+    law = np.where(
+        (np.arange(len(weights)) >= LAYOUT.first_word) & (np.arange(len(weights)) <= LAYOUT.last_word), weights, 0
+    )
+    law[LAYOUT.first_word + 2] = 0
+    law /= law.sum()
+    assert (np.abs(counts - 20_000 * law) <= 5 * np.sqrt(20_000 * law * (1 - law))).all()
+
+
+def test_the_blind_control_reads_no_model() -> None:
+    records = drawn(10)
+    one, other = (BLIND.score(before(untrained(seed=seed), records)) for seed in (0, 1))
+    np.testing.assert_array_equal(one, other)
+    assert one[:, 0].tolist() == [len(record) for record in records]

@@ -1,0 +1,167 @@
+"""`flsim membership` of real runs: what it prints and stores, claims, attacks of one's own, refusals, and kills."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers import PRIVATE, Flsim, Trained
+
+import flsim as api
+from flsim.audits.subject import claim_of
+from flsim.audits.trade_off import of_group
+from flsim.base.errors import InputError
+from flsim.membership.built_in import BUILT_IN
+from flsim.membership.stored import LEVELS, newest_rows, read_rows
+from flsim.runs.folder import Run
+
+RAREST = """
+import numpy as np
+def rarest(candidates):
+    return -np.minimum.reduceat(candidates.unigram[candidates.records.tokens], candidates.records.offsets[:-1])
+"""
+WRITING = """
+import os, signal, sys
+from pathlib import Path
+import pyarrow.parquet as pq
+from flsim.membership import stored
+def half(table, path, **_):
+    Path(path).write_bytes(b"PAR1 half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+run, file = Path(sys.argv[1]), Path(sys.argv[2])
+rows = stored.read_rows(file, sys.argv[3])
+pq.write_table = half
+stored.write_rows(run, 4, rows)
+"""
+
+
+@pytest.fixture
+def copied(trained: Trained, tmp_path: Path) -> Path:
+    """A run that a test may write into; its corpus stays where it was."""
+    import shutil
+
+    run = trained()
+    shutil.copytree(run, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_json_is_what_is_stored(copied: Path, flsim: Flsim) -> None:
+    """A row for each built-in attack, with the controls, and without a claim, as the run has no noise."""
+    code, out, _ = flsim("membership", copied, "--json")
+    assert code == 0
+    (printed,) = json.loads(out)["runs"]
+    run = Run.open(copied)
+    stored = newest_rows(copied, run.identity).set_index("attack")
+    assert [row["attack"] for row in printed["rows"]] == list(BUILT_IN) == list(stored.index)
+    for row in printed["rows"]:
+        kept = stored.loc[row["attack"]]
+        assert (row["run"], row["unit"], row["round"], row["epsilon"]) == (run.identity, "record", 4, None)
+        assert all(row[name] == kept[name] for name in ("n_in", "n_out", "auroc", "auroc_low", "untrained_auroc"))
+        assert row["is_confounded"] == (row["control_auroc"] > 0.55)
+        assert [rate["fpr"] for rate in row["rates"]] == list(LEVELS)
+        assert row["rates"][2]["tpr"] == kept["tpr_at_0.1"]
+        assert [point["tpr"] for point in row["curve"]] == kept["curve_tpr"].tolist()
+    control = {row["attack"]: row["auroc"] for row in printed["rows"]}["blind"]
+    assert all(row["control_auroc"] == control for row in printed["rows"])
+
+
+def test_text_says_what_the_control_says(copied: Path, flsim: Flsim) -> None:
+    code, out, _ = flsim("membership", copied, "--attack", "loss", "--records", 20)
+    assert code == 0
+    text = " ".join(out.split())
+    assert "membership of records" in text
+    assert "Only 20 members and 20 non-members have equal lengths, so the intervals are wide." in text
+    (row,) = newest_rows(copied, Run.open(copied).identity).to_dict("records")
+    confounded = "the comparison is confounded" in text
+    assert confounded == row["is_confounded"] != ("is not confounded" in text)
+    assert f"Blind control: {row['control_auroc']:.3f}" in text
+
+
+def test_rows_of_other_attacks_stay_and_those_of_the_same_are_replaced(copied: Path) -> None:
+    first = api.infer_membership(copied, attacks=["loss", "zlib"], records=15)
+    second = api.infer_membership(copied, attacks=["zlib", "min-k"], records=10)
+    stored = newest_rows(copied, Run.open(copied).identity)
+    assert stored[["attack", "n_in"]].to_numpy().tolist() == [["loss", 15], ["zlib", 10], ["min-k", 10]]
+    assert stored["auroc"].tolist() == [first["auroc"][0], *second["auroc"]]
+    pd.testing.assert_frame_equal(api.infer_membership(copied, attacks=["zlib", "min-k"], records=10), second)
+
+
+def test_an_attack_of_ones_own_comes_in_by_a_file(copied: Path, tmp_path: Path, flsim: Flsim) -> None:
+    (tmp_path / "mine.py").write_text(RAREST)
+    code, out, _ = flsim("membership", copied, "--attack", f"{tmp_path}/mine.py:rarest", "--json")
+    assert code == 0
+    (row,) = json.loads(out)["runs"][0]["rows"]
+    assert row["attack"] == "rarest"
+    assert row["auroc"] == row["untrained_auroc"]  # it reads no model
+    (tmp_path / "mine.py").write_text("def rarest(candidates):\n    return candidates.nothing\n")
+    code, _, err = flsim("membership", copied, "--attack", f"{tmp_path}/mine.py:rarest")
+    assert code == 1
+    assert "mine.py:2: AttributeError" in err
+
+
+def test_a_ledger_of_users_is_about_replacing_one(trained: Trained) -> None:
+    """Under Poisson sampling that is to remove a user and to add another: two steps of the ledger's curve."""
+    run = trained(*PRIVATE)
+    claim = claim_of(Run.open(run), 4)
+    assert claim is not None
+    (row,) = api.infer_membership(run, attacks=["loss"], records=30).to_dict("records")
+    assert (row["epsilon"], row["delta"], row["protects"]) == (claim.epsilon, claim.delta, "user")
+    least = of_group(claim.curve.least_probability, 2)
+    for level in LEVELS:
+        assert row[f"allowed_at_{level:g}"] == pytest.approx(1 - least(1 - level))
+        assert row[f"allowed_at_{level:g}"] > claim.curve.tpr(level) or claim.curve.tpr(level) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--attack", "guess"), "attack must be one of loss, reference"),
+        (("--round", 3_000), "round-003000.safetensors: no such checkpoint; name another --round"),
+        (("--reference", "nowhere"), "--reference nowhere: no such checkpoint"),
+    ],
+)
+def test_refusals_are_one_line(copied: Path, flsim: Flsim, options: tuple[str, ...], message: str) -> None:
+    code, out, err = flsim("membership", copied, *options)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert not (copied / "membership").exists()
+
+
+def test_a_reference_on_the_same_corpus_is_refused(copied: Path, flsim: Flsim) -> None:
+    code, _, err = flsim("membership", copied, "--reference", copied / "checkpoints" / "round-000004.safetensors")
+    assert code == 2
+    assert "trained on the run's own corpus" in err
+
+
+def test_a_write_that_is_killed_leaves_the_rows_of_before(copied: Path) -> None:
+    api.infer_membership(copied, attacks=["loss"], records=10)
+    (file,) = (copied / "membership").iterdir()
+    before, identity = file.read_bytes(), Run.open(copied).identity
+    killed = subprocess.run([sys.executable, "-c", WRITING, copied, file, identity], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert file.read_bytes() == before
+    assert len(read_rows(file, identity)) == 1
+    assert any(path.name.startswith(".") for path in file.parent.iterdir())  # it was writing; a resume removes this
+    assert len(newest_rows(copied, identity)) == 1
+
+
+def test_rows_of_another_run_are_refused(copied: Path) -> None:
+    api.infer_membership(copied, attacks=["loss"], records=10)
+    with pytest.raises(InputError, match="holds rows of another run; move it away and attack again"):
+        newest_rows(copied, "another")
+
+
+def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained: Trained) -> None:
+    rows = api.infer_membership(copied, attacks=["loss", "blind"])
+    api.write_report(copied, out=tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    section = page[page.index('id="proof"') :]
+    assert "How well attacks tell records of training from others" in section
+    loss = rows.iloc[0]
+    assert f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f} to {loss['auroc_high']:.3f})" in section
+    assert f'<desc id="membership-0-d">loss: area {loss["auroc"]:.3f}.</desc>' in section
+    api.write_report(trained(), out=tmp_path / "other.html")
+    assert "How well attacks tell" not in (tmp_path / "other.html").read_text(encoding="utf-8")

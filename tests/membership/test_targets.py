@@ -1,0 +1,227 @@
+"""Who is a member: what training read as it is, against the batches of training itself; and who is surely none."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import MakeCorpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flsim.base.errors import InputError
+from flsim.base.files import new_folder
+from flsim.base.rng import stream
+from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.records import Batch, Records
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.membership.targets import fingerprints, matched, members_of, targets_of, unigram_of
+from flsim.privacy.sampling import draw_cohort
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.training.batches import local_batches
+from flsim.training.central.records import poisson_lot, positions_at
+
+MakeRun = Callable[..., Run]
+USERS, RECORDS, VOCABULARY = 20, 6, 150
+LOCAL = '[training]\nrounds = 3\ncohort = 4\nsampler = "{sampler}"\n[local]\nbatch_size = 2\n'
+CENTRAL = '[training]\nkind = "central"\nbatch_size = 7\nsteps = 5\n'
+PRIVATE = '[privacy]\nmechanism = "dp"\nclip = 1.0\nnoise_multiplier = 1.0\n'
+
+
+def apart(user: int, record: int) -> list[int]:
+    """A text that no other record has, of 2 to 7 words."""
+    return [1 + user, 21 + record, *([30] * record)]
+
+
+@pytest.fixture
+def make_run(make_corpus: MakeCorpus, tmp_path: Path) -> MakeRun:
+    """Plant canaries among users whose records all differ, and train nothing."""
+    train = [[apart(user, record) for record in range(RECORDS)] for user in range(USERS)]
+    others = [[[100 + user, 120 + record, *([30] * record)] for record in range(RECORDS)] for user in range(8)]
+
+    def make(training: str, world: str = "non-iid") -> Run:
+        make_corpus(train, test=others[:4], heldout=others[4:], vocabulary_size=VOCABULARY)
+        canaries = "[canaries]\np_u = [0.3]\np_e = [0.4]\ncount = 3\n"
+        text = f'[data]\ncorpus = "corpus"\nworld = "{world}"\n{canaries}[model]\nembedding = 4\nunits = 4\n{training}'
+        (tmp_path / "run.toml").write_text(text)
+        return Run.create(load(tmp_path / "run.toml"), tmp_path / "run")
+
+    return make
+
+
+def texts_of_batches(run: Run, rounds: int) -> set[tuple[int, ...]]:
+    """What training reads, from the batches that it would train on, canaries among them."""
+    layout = run.corpus.layout
+    return {
+        tuple(token for token in row[1:] if token not in (layout.pad, layout.eos))
+        for read in batches_of(run, rounds)
+        for row in np.column_stack([np.full(len(read.inputs), layout.bos), read.targets]).tolist()
+    }
+
+
+def batches_of(run: Run, rounds: int) -> Iterator[Batch]:
+    config: object = run.config
+    for round_ in range(rounds):
+        training = config.training  # type: ignore[attr-defined]
+        cohort = draw_cohort(run.config.seed, round_, len(run.users), training.cohort, training.sampler)
+        for user in cohort.tolist():
+            rng = stream(run.config.seed, "local", round_, user)
+            yield from local_batches(run.users[user], run.corpus.layout, config.local, rng)  # type: ignore[attr-defined]
+
+
+def texts(records: Records) -> set[tuple[int, ...]]:
+    return {tuple(record.tolist()) for record in records}
+
+
+@pytest.mark.parametrize("world", ["non-iid", "iid"])
+@pytest.mark.parametrize(
+    "training",
+    [
+        LOCAL.format(sampler="fixed-size"),
+        LOCAL.format(sampler="poisson"),
+        LOCAL.format(sampler="with-replacement"),
+        LOCAL.format(sampler="fixed-size") + "max_records = 2\nepochs = 2\n",
+    ],
+)
+def test_members_are_the_records_in_batches_of_training(make_run: MakeRun, training: str, world: str) -> None:
+    """All of them but the canaries: a record that a canary replaced is in no batch."""
+    run = make_run(training, world)
+    canaries = {tuple(canary.tokens) for canary in run.canaries}
+    assert len(run.users.overlay.records) > 5
+    members = texts(run.corpus.split("train").records_at(members_of(run, 3)))
+    read = texts_of_batches(run, 3)
+    assert members == read - canaries
+    assert 0 < len(members) < USERS * RECORDS
+    assert read & canaries  # or nothing was replaced
+
+
+@pytest.mark.parametrize(("world", "private"), [("non-iid", ""), ("iid", ""), ("non-iid", PRIVATE)])
+@pytest.mark.parametrize("steps", [5, 40])
+def test_members_of_central_training_are_the_records_in_its_steps(
+    make_run: MakeRun, world: str, private: str, steps: int
+) -> None:
+    run = make_run(CENTRAL + private, world)
+    order = "iid" if world == "iid" else "sequence"
+    every, seed = USERS * RECORDS, run.config.seed
+    positions = [
+        poisson_lot(step, every, 7, seed) if private else positions_at(step, every, 7, order, seed)  # type: ignore[arg-type]
+        for step in range(steps)
+    ]
+    read = texts(run.users.records_at(np.concatenate(positions)))
+    members = texts(run.corpus.split("train").records_at(members_of(run, steps)))
+    assert members == read - {tuple(canary.tokens) for canary in run.canaries}
+
+
+def test_targets_are_members_and_others_of_equal_lengths(make_run: MakeRun) -> None:
+    run = make_run(LOCAL.format(sampler="fixed-size"))
+    targets = targets_of(run, 3, 12)
+    assert targets.is_member.sum() == 12
+    lengths = np.diff(targets.records.offsets)
+    by_pair = {
+        (pair, member): length for pair, member, length in zip(targets.pairs, targets.is_member, lengths, strict=True)
+    }
+    assert len(by_pair) == 24
+    assert all(by_pair[pair, True] == by_pair[pair, False] for pair in range(12))
+    read = texts_of_batches(run, 3)
+    for record, key, author, member in zip(
+        targets.records, targets.keys, targets.authors, targets.is_member, strict=True
+    ):
+        split, _, position = key.partition(":")
+        assert run.corpus.split(split).records_at(np.array([int(position)]))[0].tolist() == record.tolist()
+        assert author == f"{split}{int(position) // RECORDS}"
+        assert (tuple(record.tolist()) in read) == member == (split == "train")
+    assert len({*targets.keys}) == 24
+    assert targets.notes == ("Only 12 members and 12 non-members have equal lengths, so the intervals are wide.",)
+    again = targets_of(run, 3, 12)
+    assert again.keys == targets.keys
+
+
+def write_corpus(folder: Path, splits: dict[str, dict[str, list[list[int]]]]) -> Corpus:
+    """Users by their names."""
+    layout = Layout(VOCABULARY)
+    words = tuple(f"w{index}" for index in range(layout.words))
+    with new_folder(folder) as partial, CorpusWriter(partial, Vocabulary(words, (1,) * len(words)), layout) as writer:
+        for split, users in splits.items():
+            for name, records in users.items():
+                writer.splits[split].add(name, Records.from_lists(records))
+        writer.finish(dropped={}, sources=[], parameters={})
+    return Corpus.open(folder)
+
+
+def run_of(corpus: Corpus, folder: Path) -> Run:
+    canaries, training = "p_u = [0.1]\np_e = [0.1]\ncount = 1", "rounds = 1\ncohort = 2"
+    text = f'[data]\ncorpus = "{corpus.path}"\n[canaries]\n{canaries}\n[training]\n{training}\n'
+    (folder / "run.toml").write_text(text)
+    return Run.create(load(folder / "run.toml"), folder / "run")
+
+
+def test_authors_of_training_are_no_non_members(tmp_path: Path) -> None:
+    """A test split by date has authors of training; a held-out author with a user in training is left out too."""
+    train = {"ann#0": [[1, 2], [3, 4]], "bob": [[5, 6]]}
+    corpus = write_corpus(
+        tmp_path / "corpus",
+        {
+            "train": train,
+            "heldout": {"ann#1": [[7, 8]], "eve": [[9, 10], [5, 6], [11, 12]]},
+            "test": {"bob": [[13, 14]], "dan": [[15, 16]]},
+        },
+    )
+    targets = targets_of(run_of(corpus, tmp_path), 1, 10)
+    others = {key for key, member in zip(targets.keys, targets.is_member, strict=True) if not member}
+    assert others <= {"heldout:1", "heldout:3"}  # heldout:2 is a text of bob's
+    assert others
+    assert targets.notes[0].startswith("Test users are left out")
+
+
+def test_a_run_without_authors_held_out_says_in_one_line_what_cannot_be_said(tmp_path: Path) -> None:
+    users = {"ann": [[1, 2], [3, 4]], "bob": [[5, 6]]}
+    corpus = write_corpus(tmp_path / "corpus", {"train": users, "test": {"bob": [[13, 14]]}})
+    with pytest.raises(
+        InputError, match="no author is held out of training, so that no record is known to be no member"
+    ):
+        targets_of(run_of(corpus, tmp_path), 1, 10)
+
+
+@given(st.lists(st.integers(1, 6)), st.lists(st.integers(1, 6)), st.integers(1, 20), st.integers(0, 2**32 - 1))
+def test_pairs_have_equal_lengths_and_are_as_many_as_there_can_be(
+    members: list[int], others: list[int], count: int, seed: int
+) -> None:
+    lengths_in, lengths_out = np.array(members, np.int64), np.array(others, np.int64)
+    chosen_in, chosen_out = matched(lengths_in, lengths_out, count, np.random.default_rng(seed))
+    assert lengths_in[chosen_in].tolist() == lengths_out[chosen_out].tolist()
+    assert (
+        len({*chosen_in.tolist()})
+        == len({*chosen_out.tolist()})
+        == min(count, (Counter(members) & Counter(others)).total())
+    )
+
+
+def test_members_of_a_length_have_the_same_chance() -> None:
+    """Ten records of length 3, four of which are drawn, 2,000 times: counts within 5 standard deviations of 800."""
+    counts = np.zeros(10)
+    rng = np.random.default_rng(0)
+    for _ in range(2_000):
+        chosen, _ = matched(np.full(10, 3), np.full(30, 3), 4, rng)
+        counts[chosen] += 1
+    assert (np.abs(counts - 800) < 5 * np.sqrt(2_000 * 0.4 * 0.6)).all()
+
+
+def test_fingerprints_are_equal_where_texts_are(make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    users = [[rng.integers(1, 4, rng.integers(1, 6)).tolist() for _ in range(40)] for _ in range(5)]
+    split = make_corpus(users).split("train")
+    monkeypatch.setattr("flsim.membership.targets.RECORDS", 40)  # the last window is of no record
+    numbers = np.concatenate(list(fingerprints(split))).tolist()
+    every = [tuple(record) for user in users for record in user]
+    assert len(numbers) == len(every)
+    assert len({*numbers}) == len({*every}) == len({*zip(numbers, every, strict=True)})
+
+
+def test_a_unigram_counts_words_and_ends_of_all_splits(make_corpus: MakeCorpus) -> None:
+    corpus = make_corpus([[[1, 1, 2]]], test=[[[3]]], heldout=[[[1, 4]]], record_words=3)
+    layout = corpus.layout
+    counts = np.ones(12)
+    np.add.at(counts, [1, 1, 2, 3, 1, 4, layout.eos, layout.eos], 1)  # a record of three words may have been cut
+    np.testing.assert_allclose(unigram_of(corpus), np.log(counts / counts.sum()))

@@ -1,0 +1,203 @@
+"""User inference: its statistic against theory, whose fresh records are read, and what an attack on a run finds."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import Experiment, Flsim, MakeCorpus
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.data.kept import held_out, included
+from flsim.data.records import Records
+from flsim.membership.targets import unigram_of
+from flsim.membership.users import FreshRecords, blind_area, fresh_records, infer_users, user_statistics
+from flsim.memorization.score import log_perplexities
+from flsim.runs.config import FederatedConfig, load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import load_model, newest_checkpoint
+
+Floats = NDArray[np.float64]
+Sentences = list[list[int]]
+RandomUsers = Callable[..., list[Sentences]]
+HELD = "data.user_holdout=0.25"
+
+
+def density(x: Floats, mean: float) -> Floats:
+    values: Floats = np.exp(-((x - mean) ** 2) / 2) / np.sqrt(2 * np.pi)
+    return values
+
+
+@pytest.mark.parametrize("user", [0, 3])
+def test_the_statistic_is_between_both_sides_of_proposition_1(user: int) -> None:
+    """Users write N(mu_u, 1), the model is their mixture exactly, and the reference is the mixture without the user.
+
+    Both sides and E[T] are integrals over a grid; the mean of T over 20,000 sets of records is E[T] up to 4 standard
+    errors.
+    """
+    means, shares = np.array([-1.5, 0.0, 0.3, 2.5]), np.array([0.1, 0.4, 0.3, 0.2])
+    x, step = np.linspace(-12, 12, 48_001, retstep=True)
+    own, alpha = density(x, means[user]), shares[user]
+    parts = shares[:, None] * np.array([density(x, mean) for mean in means])
+    without = (parts.sum(axis=0) - parts[user]) / (1 - alpha)
+    mixture = parts.sum(axis=0)
+    divergence = float((own * np.log(own / without)).sum() * step)
+    chi_square = float((own**2 / without).sum() * step) - 1
+    expected = float((own * np.log(mixture / without)).sum() * step)
+    assert np.log(alpha) + divergence < expected <= alpha * chi_square
+
+    rng = np.random.Generator(np.random.PCG64(7))
+    sets, records = 20_000, 3
+    drawn = rng.normal(means[user], size=sets * records)
+    log_p, log_reference = (np.log(np.interp(drawn, x, law)) for law in (mixture, without))
+    statistics = user_statistics(log_p, log_reference, np.repeat(np.arange(sets), records))
+    assert abs(statistics.mean() - expected) < 4 * statistics.std() / np.sqrt(sets)
+
+
+def test_the_statistic_is_the_mean_over_a_users_records_in_any_order() -> None:
+    rng = np.random.Generator(np.random.PCG64(1))
+    owners = rng.permutation(np.repeat(np.arange(5), [1, 2, 3, 4, 5]))
+    log_p, log_reference = rng.normal(size=15), rng.normal(size=15)
+    expected = [(log_p - log_reference)[owners == user].mean() for user in range(5)]
+    np.testing.assert_allclose(user_statistics(log_p, log_reference, owners), expected)
+
+
+def test_authors_have_the_records_of_all_their_users() -> None:
+    users = FreshRecords(
+        Records.from_lists([[1], [2], [3], [4]]),
+        np.array([0, 1, 1, 2]),
+        ("train:0", "train:1", "heldout:0"),
+        ("b", "b", "a"),
+        np.array([True, False, False]),
+        np.array([0.3, 0.0, 0.0]),
+    )
+    authors = users.by_author()
+    assert authors.users == authors.authors == ("a", "b")
+    assert authors.owners.tolist() == [1, 1, 1, 0]
+    assert (authors.is_member.tolist(), authors.shares.tolist()) == ([False, True], [0.0, 0.3])
+
+
+def private_users(count: int, seed: int) -> list[Sentences]:
+    """Users of eight records of five words, each word one of two that are the user's own."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    own = [rng.choice(np.arange(1, 60), 2, replace=False) for _ in range(count)]
+    return [rng.choice(words, (8, 5)).tolist() for words in own]
+
+
+@pytest.fixture
+def private(experiment: Experiment, make_corpus: MakeCorpus) -> Callable[..., Run]:
+    """Runs over users who repeat two words of their own, planted but not trained."""
+    corpus = make_corpus(
+        private_users(24, 0),
+        test=private_users(12, 1),
+        heldout=private_users(12, 2),
+        vocabulary_size=64,
+        name="private",
+    )
+
+    def make(*overrides: str) -> Run:
+        config = load(experiment.config, ["canaries.count=0", "model.embedding=8", "model.units=16", *overrides])
+        config = replace(config, data=replace(config.data, corpus=corpus.path))
+        return Run.create(config, experiment.folder / f"run-{len(overrides)}-{config.seed}")
+
+    return make
+
+
+def train(run: Run) -> Run:
+    """Train a run in this process."""
+    training = run.training()
+    for state in training.states(training.first_state(), run.rounds, lambda round_: round_ == run.rounds):
+        run.save(state)
+    return run
+
+
+def test_fresh_records_are_of_who_took_part_and_of_who_is_held_out(private: Callable[..., Run]) -> None:
+    """In two rounds of 6 of 24 users; a quarter of 8 records is fresh on both sides."""
+    run = private(HELD)
+    users = fresh_records(run, 2, count=100)
+    assert isinstance(run.config, FederatedConfig)
+    training = run.config.training_of(run.users, 2)
+    cohorts = {int(user) for round_ in range(2) for user in training.cohort(round_)}
+    assert [name for name, is_in in zip(users.users, users.is_member, strict=True) if is_in] == [
+        f"train:{user}" for user in sorted(cohorts)
+    ]
+    assert sum(name.startswith(("heldout:", "test:")) for name in users.users) == 24
+    assert users.shares[users.is_member].tolist() == pytest.approx([1 / len(cohorts)] * len(cohorts))
+    for place, name in enumerate(users.users):
+        split, user = name.split(":")
+        whole = run.corpus.split(split)[int(user)]
+        expected = [whole[record].tolist() for record in held_out(8, int(user), 0.25).tolist()]
+        fresh = [users.records[record].tolist() for record in np.flatnonzero(users.owners == place).tolist()]
+        assert fresh == expected
+    few = fresh_records(run, 2, count=3, most=1)
+    assert (few.is_member.sum(), (~few.is_member).sum(), len(few.records)) == (3, 6, 9)
+
+
+def test_others_of_a_shadow_run_are_whom_its_coins_left_out(private: Callable[..., Run]) -> None:
+    run = private(HELD, "data.shadow='user'", "training.cohort=3", "training.rounds=40")
+    users = fresh_records(run, run.rounds, count=100)
+    tossed = [bool(included(1, user, "user", run.config.seed)[0]) for user in range(24)]
+    known = dict(zip(users.users, users.is_member.tolist(), strict=True))
+    assert known == {f"train:{user}": is_in for user, is_in in enumerate(tossed)}
+
+
+def test_a_run_without_fresh_records_says_what_to_set(private: Callable[..., Run]) -> None:
+    with pytest.raises(InputError, match=r"set data.user_holdout"):
+        fresh_records(private(), 2, 10)
+
+
+def test_an_overfitted_run_tells_its_users_and_an_untrained_one_does_not(
+    private: Callable[..., Run], flsim: Flsim
+) -> None:
+    """Fresh records repeat the pairs of words that training saw; the control and the untrained model know no pair.
+
+    The statistic is computed again record by record, as the log-perplexity of its words and of its end.
+    """
+    run = train(private(HELD, "training.rounds=30", "training.cohort=24", "local.learning_rate=3.0"))
+    (row,) = infer_users(run.path).to_dict("records")
+    assert (row["unit"], row["n_in"], row["n_out"]) == ("user", 24, 24)
+    assert row["auroc"] > 0.95
+    assert row["auroc_low"] <= row["auroc"] <= row["auroc_high"]
+    chance = 3 * np.sqrt(49 / (12 * 24 * 24))  # standard deviation of Mann and Whitney's area under equal laws
+    assert abs(row["permuted_auroc"] - 0.5) < chance
+    assert abs(row["untrained_auroc"] - 0.5) < chance
+
+    users, layout = fresh_records(run, run.rounds, 100), run.corpus.layout
+    _, model = load_model(run, newest_checkpoint(run.path), "cpu")
+    endings = [torch.tensor([*record.tolist(), layout.eos]) for record in users.records]
+    with torch.no_grad():
+        nats = log_perplexities(model, [torch.tensor([layout.bos])] * len(endings), endings).numpy()
+    unigram = unigram_of(run.corpus)
+    difference = [float(-own - unigram[ending.numpy()].sum()) for own, ending in zip(nats, endings, strict=True)]
+    means = [np.mean(np.array(difference)[users.owners == user]) for user in range(48)]
+    pairs = [
+        (inside > outside) + (inside == outside) / 2
+        for inside in np.array(means)[users.is_member]
+        for outside in np.array(means)[~users.is_member]
+    ]
+    assert row["auroc"] == pytest.approx(float(np.mean(pairs)), abs=2 / len(pairs))
+
+    code, out, _ = flsim("membership", run.path, "--unit", "user")
+    assert code == 0
+    assert f"{row['auroc']:.3f}" in out
+    assert "membership of users" in out
+    code, _, err = flsim("membership", run.path, "--unit", "user", "--attack", "loss")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_the_control_finds_users_whose_records_differ_in_length_alone() -> None:
+    rng = np.random.Generator(np.random.PCG64(3))
+    is_member = np.arange(200) < 100
+    alike = rng.normal(size=(200, 2))
+    longer = alike + np.where(is_member, 2.0, 0.0)[:, None] * [1, 0]
+    blind, chance = rng, 3 * np.sqrt(101 / (12 * 50 * 50) / 2)  # two halves of 50 and 50 each
+    assert abs(blind_area(alike, is_member, blind) - 0.5) < chance
+    assert blind_area(longer, is_member, blind) > 0.85  # Phi(2 / sqrt 2) = .92
+
+
+def test_paths_are_run_folders(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a run folder"):
+        infer_users(tmp_path)
