@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("simulation", "training", "server"),
     },
     "planning": {
-        *("canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps"),
+        *("audits", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps"),
         "server",
     },
     "bench": {

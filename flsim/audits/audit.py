@@ -7,7 +7,7 @@ Each row says what it is:
     heuristic   treats canaries of one model as independent, which they are not
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -77,9 +77,33 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
     return table.astype(COLUMNS)
 
 
-def ceiling(canaries: int, references: int, units: int = 1) -> float:
-    """Return the largest lower bound on epsilon that so many canaries can prove: all of them named."""
-    return guesses.epsilon_of_ranks(canaries, guesses.default_threshold(references), references, [units] * canaries)
+def ceiling(groups: Sequence[int], references: int) -> float:
+    """Return the largest lower bound on epsilon, replace-one, that ranks can prove: all canaries are named.
+
+    Args:
+        groups: number of units that share each planted canary, [m]; at least 1.
+        references: R.
+    """
+    return guesses.epsilon_of_ranks(len(groups), guesses.default_threshold(references), references, groups)
+
+
+def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
+    """Return the largest lower bound on epsilon, replace-one, that guesses of coins can prove: all are right.
+
+    Args:
+        groups: number of units that each canary moves, or would have moved, [m]; at least 1.
+        delta: delta of one unit.
+
+    Returns:
+        The bound; None where canaries are too few to be guessed.
+    """
+    guessed = 2 * _of_each_kind(len(groups))
+    return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
+
+
+def _of_each_kind(canaries: int) -> int:
+    """Return the number of coins that are guessed as planted, and as not; 0 where there are too few canaries."""
+    return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
 
 
 def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
@@ -146,10 +170,10 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
 
 
 def _of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
-    if subject.coins is None or len(subject.coins.ranks) < 1 / OF_EACH_KIND:
-        return
     tossed, claim = subject.coins, subject.claim
-    canaries, each_kind = len(tossed.ranks), round(OF_EACH_KIND * len(tossed.ranks))
+    if tossed is None or not (each_kind := _of_each_kind(len(tossed.ranks))):
+        return
+    canaries = len(tossed.ranks)
     right, largest = coins.correct_guesses(-tossed.ranks, tossed.planted, each_kind), int(tossed.groups.max())
     delta = 0.0 if claim is None else claim.delta
     common = {
