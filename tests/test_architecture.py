@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
     "runs": {"algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "training"},
     "report": {"audits", "data", "measures", "privacy", "results", "runs"},
-    "audits": {"privacy", "results", "runs"},
+    "audits": {"privacy", "results", "runs", "training"},
     "sweeps": {"data", "measures", "results", "runs"},
     "wire": {"algorithms", "models", "training"},
     "simulation": {"algorithms", "canaries", "data", "models", "privacy", "training"},

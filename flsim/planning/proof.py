@@ -9,8 +9,9 @@ from flsim.planning.scale import Users
 from flsim.privacy.allowed import sound_convention
 from flsim.privacy.report import Unit
 from flsim.privacy.sampling import Relation
+from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.sweeps import WORLD
-from flsim.runs.config import Config
+from flsim.runs.config import Config, FederatedConfig
 from flsim.sweeps.definition import Planned
 
 
@@ -26,7 +27,9 @@ class Provable:
         group: expected number of units that share a canary, of the configuration with the most of them.
         epsilon: bound from ranks, at delta 0.
         coins: bound from guesses of coins, at `delta`; None without coins, or where they are too few.
-        delta: delta of `coins`.
+        delta: delta of `coins`, and of `canary_users`.
+        canary_users: bound from guesses of the coins of canary users; None where no coins decide on them.
+        cost: a sentence on what canary users cost; empty without any.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Provable:
     epsilon: float
     coins: float | None
     delta: float
+    canary_users: float | None = None
+    cost: str = ""
 
 
 def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], users: Users) -> tuple[Provable, ...]:
@@ -64,6 +69,7 @@ def _provable(name: str, config: Config, users: Users) -> Provable:
         relation = sound_convention(config.sampler).relation
         delta = config.privacy.delta_for(users.users if config.unit == "user" else users.records)
     steps = 1 if relation == "replace-one" else 2  # to replace a unit is to remove it and to add another
+    audit = config.audit if isinstance(config, FederatedConfig) else AuditHParams()
     of_coins = ceiling_of_coins(groups, delta) if has_coins else None
     return Provable(
         name,
@@ -74,6 +80,8 @@ def _provable(name: str, config: Config, users: Users) -> Provable:
         ceiling(planted, config.evaluation.references) / steps,
         None if of_coins is None else of_coins / steps,
         delta,
+        ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
+        audit.cost(users.users) if audit.update_canaries else "",
     )
 
 

@@ -14,6 +14,7 @@ ABOUT = (
     "canaries, and says little of the training. Ranks: at delta 0."
 )
 COINS = " Coins: at the row's delta."
+USERS = " Users: guesses of the coins of canary users, one user's updates in or out, at the row's delta."
 HALF = (
     " Canaries replace text. Under add-or-remove-one a bound is half of that under replace-one, as to replace one is "
     "to remove one and to add another."
@@ -28,6 +29,7 @@ def proof(rows: Sequence[Provable]) -> str:
     for row in rows:
         alike.setdefault(replace(row, name=""), []).append(row)
     distinct, has_coins = list(alike), any(row.coins is not None for row in rows)
+    has_users = any(row.canary_users is not None for row in rows)
     columns = [
         Column("canaries", [f"{row.canaries:,}" for row in distinct]),
         Column("sharers", [f"{row.group:,}" for row in distinct]),
@@ -35,12 +37,18 @@ def proof(rows: Sequence[Provable]) -> str:
     ]
     if has_coins:
         columns.append(Column("coins", ["" if row.coins is None else f"{row.coins:.2f}" for row in distinct]))
+    if has_users:
+        columns.append(
+            Column("users", ["" if row.canary_users is None else f"{row.canary_users:.2f}" for row in distinct])
+        )
+    if has_coins or has_users:
         columns.append(Column("delta", [f"{row.delta:.3g}" for row in distinct]))
     columns.append(Column("neighbours", [row.relation for row in distinct], is_number=False))
     units = {row.unit for row in rows}
-    text = ABOUT + COINS * has_coins
+    text = ABOUT + COINS * has_coins + USERS * has_users
     text += HALF * any(row.relation == "add-or-remove-one" for row in rows)
     text = text.format(unit=units.pop() if len(units) == 1 else "user, or record,")
+    text += "".join(f" {cost}." for cost in dict.fromkeys(row.cost for row in rows) if cost)
     names = Column("Rows", [_name(row, same) for row, same in alike.items()], is_number=False)
     return "## Largest provable epsilon\n\n" + markdown([names], [columns]) + note(text)
 

@@ -37,6 +37,7 @@ LATER = {
     "local": ("schedule",),
     "privacy": ("noise",),
     "evaluation": ("utility_only",),
+    "audit": ("update_canaries", "canary_coins"),
 }
 
 
@@ -191,6 +192,8 @@ class Config(ABC):
             for name in names:
                 if name in default and values[section][name] == default[name]:
                     del values[section][name]
+            if not values[section]:  # a section that is later itself
+                del values[section]
         if seed:
             del values["seed"]
         return digest(json.dumps(values, sort_keys=True))
