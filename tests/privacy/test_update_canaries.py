@@ -175,7 +175,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_canary_users_of_the_papers_model_take_the_memory_of_a_few_copies() -> None:
     """Kept at once, the vectors of 1.4 million float32 values would take 5.7 GB; a model in float64 takes 11 MB."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
