@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import scipy
 import torch
-from helpers import Flsim, MakeCorpus, Trained
+from canary_user_runs import run_with_canary_users
+from helpers import Experiment, Flsim, MakeCorpus
 
 from flsim.algorithms.checkpoint import load
 from flsim.algorithms.fedavg import FedAvgHParams
@@ -28,15 +29,6 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss, with_canaries
 from flsim.runs.folder import Run
 from flsim.training.hparams import LocalHParams
-
-TESTED = (
-    "training.sampler='poisson'",
-    "privacy.mechanism='dp'",
-    "privacy.clip=0.5",
-    "privacy.noise_multiplier=0.8",
-    "audit.update_canaries=60",
-    "audit.canary_coins=true",
-)
 
 
 @pytest.mark.parametrize(("dimension", "value"), [(200, 2.375326), (2_000, 2.317789)])
@@ -109,9 +101,9 @@ def test_the_bound_is_below_the_ledgers_epsilon(
     assert bound_and_claim(0, 0.01)[0] > 1, "the attack finds those that noise does not hide"
 
 
-def test_an_audit_of_a_run_with_canary_users(trained: Trained, flsim: Flsim) -> None:
+def test_an_audit_of_a_run_with_canary_users(experiment: Experiment, flsim: Flsim) -> None:
     """Coins, cosines and guesses are computed again from the checkpoint, with numpy."""
-    run = trained(*TESTED)
+    run = run_with_canary_users(experiment)
     code, out, err = flsim("audit", run, "--format", "csv")
     assert code == 0, err
     rows = {row["method"]: row for row in pd.read_csv(io.StringIO(out)).to_dict("records")}
@@ -147,8 +139,8 @@ def test_an_audit_of_a_run_with_canary_users(trained: Trained, flsim: Flsim) -> 
     assert "They do not refute the ledger." in text
 
 
-def test_canary_users_are_audited_where_no_canary_is_ranked(trained: Trained) -> None:
-    subject = subject_of(trained(*TESTED))
+def test_canary_users_are_audited_where_no_canary_is_ranked(experiment: Experiment) -> None:
+    subject = subject_of(run_with_canary_users(experiment))
     without = replace(subject, canaries=(), ranks=np.empty(0), groups=np.empty(0, np.int64), references=0)
     table = audit(without)
     assert set(table["method"]) == {

@@ -3,7 +3,8 @@
 import re
 
 import numpy as np
-from helpers import Trained
+from canary_user_runs import run_with_canary_users
+from helpers import Experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,15 +13,6 @@ from flsim.audits.subject import subject_of
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.report.svg import Axis, Panel, labels
-
-TESTED = (
-    "training.sampler='poisson'",
-    "privacy.mechanism='dp'",
-    "privacy.clip=0.5",
-    "privacy.noise_multiplier=0.8",
-    "audit.update_canaries=60",
-    "audit.canary_coins=true",
-)
 
 
 @given(st.lists(st.integers(1, 21), min_size=1, max_size=30))
@@ -42,9 +34,9 @@ def pixels(svg: str, kind: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", path)]
 
 
-def test_a_report_draws_what_is_found_and_what_the_ledger_allows(trained: Trained) -> None:
+def test_a_report_draws_what_is_found_and_what_the_ledger_allows(experiment: Experiment) -> None:
     """Each corner of the staircase is read back from its pixels, and the line of the ledger from its own curve."""
-    run = trained(*TESTED)
+    run = run_with_canary_users(experiment)
     subject = subject_of(run)
     page = render(gather([run]))
     section = page.partition("What an attacker can prove</h2>")[2].partition("</section>")[0]
