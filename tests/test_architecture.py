@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
     "runs": {"algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "training"},
     "report": {"audits", "data", "measures", "membership", "privacy", "results", "runs"},
-    "audits": {"privacy", "results", "runs"},
+    "audits": {"privacy", "results", "runs", "training"},
     "membership": {"algorithms", "audits", "data", "models", "privacy", "results", "runs", "training"},
     "sweeps": {"data", "measures", "results", "runs"},
     "wire": {"algorithms", "models", "training"},
@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("runs", "simulation", "training", "server"),
     },
     "planning": {
-        *("canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps"),
+        *("audits", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps"),
         "server",
     },
     "bench": {

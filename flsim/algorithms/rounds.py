@@ -31,6 +31,7 @@ from flsim.privacy import noise, report
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import check_cohort, draw_cohort, refuse_unaccounted, sampler_class, shard_ranges
+from flsim.privacy.update_canaries import AuditHParams, with_canaries
 from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import refuse_failing, refuse_low_precision
@@ -106,6 +107,7 @@ class FederatedTraining:
         micro_cohorts: the record of sizes of micro-cohorts, for engines that stack users.
         branch: number of consecutive shards whose sums are added before the sums of branches are; 0 adds all shards in
             one branch. It decides the order of additions (`flsim.algorithms.summation`).
+        audit: canary users, who take part beside the population; none by default.
 
     Raises:
         InputError: the population has no such cohort, there are more shards than users, or the model lacks the
@@ -127,8 +129,10 @@ class FederatedTraining:
     user_states: UserStates = field(default_factory=UserStates)
     micro_cohorts: MicroCohorts = field(default_factory=MicroCohorts)
     branch: int = 0
+    audit: AuditHParams = field(default_factory=AuditHParams)
 
     def __post_init__(self) -> None:
+        self.audit.refuse_without_clip(self.privacy)
         check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
         shard_ranges(len(self.users), self.shards)
         if self.local.precision != "float32":  # else a user's own file need not be executed to see what it declares
@@ -198,7 +202,17 @@ class FederatedTraining:
     def step(self, state: State, total: UpdateSum) -> tuple[State, ServerStep]:
         """Return the state after a round with this sum over its users, and the step; raise `Diverged`."""
         users, size = len(self.users), self.users.layout.vocabulary_size
+        total = self._with_canary_users(state, total)
         return fedavg.step(state, total, self.algorithm, self.privacy, self.seed, users, size, self.length)
+
+    def _with_canary_users(self, state: State, total: UpdateSum) -> UpdateSum:
+        """Return the sum with the updates of canary users; counts, which steer an adaptive clip, are of real users."""
+        if not self.audit.update_canaries or state.clip is None:
+            return total
+        sampler, size = self.algorithm.sampler, self.algorithm.cohort
+        drawn = self.audit.drawn(self.seed, state.round, len(self.users), size, sampler)
+        own = {name: total.delta[name] for name in state.params}
+        return replace(total, delta=total.delta | with_canaries(own, drawn, self.seed, state.clip))
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
         """Train from a state to the end of round `until`; `send` turns requests into replies, in any order."""

@@ -7,10 +7,12 @@ Each row says what it is:
     heuristic   treats canaries of one model as independent, which they are not
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from flsim.audits import coins, guesses, ranks, thresholds
 from flsim.audits.pooled import pooled
@@ -54,6 +56,9 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
         epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
         trade-off, coins     whether the ledger's own curve is refuted by guesses of coins
+        epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
+        epsilon, canary users left out    the same estimate from those that took no part: what chance gives
+        epsilon, canary users by coins, and trade-off    as for coins of canaries, one user's updates in or out
         epsilon, controls    planted canaries against never-planted ones, at one threshold
 
     Args:
@@ -64,22 +69,48 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
     Raises:
         InputError: the threshold is above R.
     """
+    has_ranks = len(subject.ranks) > 0
     fixed = guesses.default_threshold(subject.references) if threshold is None else threshold
-    if fixed > subject.references:
+    if has_ranks and fixed > subject.references:
         raise InputError(
             f"--threshold {fixed}: there are {subject.references} references; name a rank of at most "
             f"{subject.references}"
         )
-    rows = [*_detected(subject), *_bounds(subject, fixed), *_of_coins(subject)]
+    of_ranks = [*_detected(subject), *_bounds(subject, fixed)] if has_ranks else []
+    rows = [*of_ranks, *_of_coins(subject), *of_canary_users(subject)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
     return table.astype(COLUMNS)
 
 
-def ceiling(canaries: int, references: int, units: int = 1) -> float:
-    """Return the largest lower bound on epsilon that so many canaries can prove: all of them named."""
-    return guesses.epsilon_of_ranks(canaries, guesses.default_threshold(references), references, [units] * canaries)
+def ceiling(groups: Sequence[int], references: int) -> float:
+    """Return the largest lower bound on epsilon, replace-one, that ranks can prove: all canaries are named.
+
+    Args:
+        groups: number of units that share each planted canary, [m]; at least 1.
+        references: R.
+    """
+    return guesses.epsilon_of_ranks(len(groups), guesses.default_threshold(references), references, groups)
+
+
+def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
+    """Return the largest lower bound on epsilon, replace-one, that guesses of coins can prove: all are right.
+
+    Args:
+        groups: number of units that each canary moves, or would have moved, [m]; at least 1.
+        delta: delta of one unit.
+
+    Returns:
+        The bound; None where canaries are too few to be guessed.
+    """
+    guessed = 2 * _of_each_kind(len(groups))
+    return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
+
+
+def _of_each_kind(canaries: int) -> int:
+    """Return the number of coins that are guessed as planted, and as not; 0 where there are too few canaries."""
+    return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
 
 
 def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
@@ -146,30 +177,67 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
 
 
 def _of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
-    if subject.coins is None or len(subject.coins.ranks) < 1 / OF_EACH_KIND:
-        return
     tossed, claim = subject.coins, subject.claim
-    canaries, each_kind = len(tossed.ranks), round(OF_EACH_KIND * len(tossed.ranks))
-    right, largest = coins.correct_guesses(-tossed.ranks, tossed.planted, each_kind), int(tossed.groups.max())
+    if tossed is None or not len(tossed.ranks):
+        return
+    largest = int(tossed.groups.max())
+    least = None if claim is None else claim.least_of_group(largest)
     delta = 0.0 if claim is None else claim.delta
-    common = {
+    of_what = {"neighbours": "replace-one", "group": largest}
+    yield from _of_guesses("coins", of_what, -tossed.ranks, tossed.planted, largest, delta, least)
+
+
+def of_canary_users(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Yield rows with the estimate and the bound of canary users: one user's updates are in the sums, or are not."""
+    users, claim = subject.canary_users, subject.claim
+    if users is None:
+        return
+    of_what: dict[str, Any] = {"neighbours": "zero-out", "group": 1}
+    common = of_what | {
+        "kind": "estimate",
+        "n_in": len(users.members),
+        "n_out": len(users.others),
+        "delta": users.delta,
+    }
+    if (estimate := users.estimate) is not None:
+        allowed = None if claim is None else claim.epsilon
+        yield common | {"method": "epsilon, canary users", "estimate": estimate, "allowed": allowed}
+    if (chance := users.estimate_of_others) is not None:
+        yield common | {"method": "epsilon, canary users left out", "estimate": chance}
+    if users.has_coins:
+        # Under either relation of a ledger a user may be replaced by one that sends nothing, or be removed.
+        least, delta = (None, 0.0) if claim is None else (claim.curve.least_probability, claim.delta)
+        of_what["allowed"] = None if claim is None else claim.epsilon
+        yield from _of_guesses("canary users by coins", of_what, users.cosines, users.present, 1, delta, least)
+
+
+def _of_guesses(
+    name: str,
+    of_what: dict[str, Any],
+    scores: NDArray[np.float64],
+    planted: NDArray[np.bool_],
+    group: int,
+    delta: float,
+    least: LeastProbability | None,
+) -> Iterator[dict[str, Any]]:
+    """Yield what guesses of coins prove, and whether they refute the ledger's trade-off function, if there is one."""
+    canaries = len(scores)
+    if not (each_kind := _of_each_kind(canaries)):
+        return
+    right = coins.correct_guesses(scores, planted, each_kind)
+    common = of_what | {
         "kind": "bound",
-        "neighbours": "replace-one",
-        "group": largest,
-        "n_in": int(tossed.planted.sum()),
-        "n_out": int((~tossed.planted).sum()),
+        "n_in": int(planted.sum()),
+        "n_out": int((~planted).sum()),
         "threshold": each_kind,
         "detected": right,
         "confidence": CONFIDENCE,
     }
-    low = coins.epsilon_of_coins(canaries, 2 * each_kind, right, delta, users=largest)
-    yield common | {"method": "epsilon, coins", "low": low, "delta": delta}
-    if claim is not None:
-        wrong = coins.of_one(claim.least_of_group(largest))
-        yield common | {
-            "method": "trade-off, coins",
-            "refuted": coins.is_refuted(wrong, canaries, 2 * each_kind, right),
-        }
+    low = coins.epsilon_of_coins(canaries, 2 * each_kind, right, delta, users=group)
+    yield common | {"method": f"epsilon, {name}", "low": low, "delta": delta}
+    if least is not None:
+        refuted = coins.is_refuted(coins.of_one(least), canaries, 2 * each_kind, right)
+        yield common | {"method": f"trade-off, {name}", "refuted": refuted, "allowed": None}
 
 
 def _least(subject: Subject) -> LeastProbability | None:

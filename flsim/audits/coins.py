@@ -62,10 +62,15 @@ def epsilon_of_coins(
     """
 
     def probability(epsilon: float) -> float:
-        group_delta = delta * (math.expm1(users * epsilon) / math.expm1(epsilon) if epsilon else users)
-        return p_value(users * epsilon, min(1.0, group_delta), canaries, guesses, right)
+        return p_value(users * epsilon, _delta_of_group(delta, epsilon, users), canaries, guesses, right)
 
     return _largest_refuted(lambda epsilon: probability(epsilon) < significance, HIGHEST)
+
+
+def _delta_of_group(delta: float, epsilon: float, users: int) -> float:
+    if users * epsilon > 700:  # e^(g epsilon) overflows
+        return 1.0 if delta else 0.0
+    return min(1.0, delta * (math.expm1(users * epsilon) / math.expm1(epsilon) if epsilon else users))
 
 
 def of_one(least: LeastProbability, alternatives: float = 2.0) -> LeastProbability:

@@ -69,6 +69,23 @@ def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) ->
     )
 
 
+def curve(ranks: NDArray[np.float64], references: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the false-positive rate and the share of canaries that are found, at each rank that occurs.
+
+    Args:
+        ranks: float64 [canaries], at least one, from 1 to R + 1.
+        references: R.
+
+    Returns:
+        Two float64 [distinct ranks], both ascending; the last share is 1.
+
+    >>> [points.tolist() for points in curve(np.array([1.0, 3, 3, 10]), 9)]
+    [[0.1, 0.3, 1.0], [0.25, 0.75, 1.0]]
+    """
+    distinct, counts = np.unique(ranks, return_counts=True)
+    return distinct / (references + 1), counts.cumsum() / len(ranks)
+
+
 def detections_by_level(
     ranks: NDArray[np.float64], references: int, levels: Sequence[float] = LEVELS
 ) -> dict[float, Detection]:

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.audits.canary_users import CanaryUsers, canary_users_of
 from flsim.audits.trade_off import Allowed, LeastProbability, of_group
 from flsim.base.errors import InputError
 from flsim.privacy.allowed import EPSILONS, delta_curve, sound_convention
@@ -13,7 +15,9 @@ from flsim.privacy.conventions import Convention
 from flsim.privacy.ledger import Ledger, epsilon
 from flsim.privacy.report import Unit
 from flsim.results.store import RunResults, read_run
+from flsim.runs.config import FederatedConfig
 from flsim.runs.folder import Run
+from flsim.training.state import State
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Subject:
         control_ranks: float64 [controls], ranks of canaries that were never planted.
         coins: canaries that coins decided on; None where no coin did.
         claim: what the ledger claims; None of a run without noise.
+        canary_users: canary users with random updates; None where there are none.
     """
 
     results: RunResults
@@ -104,6 +109,7 @@ class Subject:
     control_ranks: NDArray[np.float64]
     coins: Coins | None
     claim: Claim | None
+    canary_users: CanaryUsers | None = None
 
 
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
@@ -116,17 +122,22 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         delta: delta of the claim; that of the run if not given.
 
     Raises:
-        InputError: `path` is no run, was not evaluated there, has no planted canary, or has no ranks.
+        InputError: `path` is no run, was not evaluated there, or has neither canary users nor planted canaries with
+            ranks; or the checkpoint of the round, which a claim and canary users need, is gone.
     """
     results, run = read_run(path), Run.open(path)
     at = results.at(round, epoch)
     ranks, references = results.of_planted("rank", at), results.references(at)
+    state = _state(run, at) if _has_canary_users(run) or run.config.privacy.mechanism == "dp" else None
+    canary_users = canary_users_of(run, state, delta) if state else None
+    if canary_users and (ranks is None or ranks.empty):
+        ranks, references = pd.Series(dtype="float64"), 0
     if ranks is None or references is None:
         raise InputError(f"run {results.name}, round {at}: canaries were not ranked, so there is nothing to audit")
     if ranks.empty:
         raise InputError(f"run {results.name}: no canary was planted, so there is nothing to audit; plant some")
     controls = results.of_controls("rank", at)
-    groups, is_exact = _groups(run, results)
+    groups, is_exact = _groups(run, results) if len(ranks) else (np.empty(0, np.int64), True)
     return Subject(
         results,
         at,
@@ -138,7 +149,8 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         int(references),
         np.asarray([] if controls is None else controls, dtype=np.float64),
         _coins(run, results, at),
-        claim_of(run, at, delta),
+        claim_of(run, state, delta) if state else None,
+        canary_users,
     )
 
 
@@ -184,15 +196,19 @@ def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
     )
 
 
-def claim_of(run: Run, round_: int, delta: float | None = None) -> Claim | None:
-    """Return the claim of a run's ledger after a round, at the run's delta if none is given; None without noise.
+def _has_canary_users(run: Run) -> bool:
+    return isinstance(run.config, FederatedConfig) and run.config.audit.update_canaries > 0
 
-    Raises:
-        InputError: the checkpoint of that round, which holds the ledger, is gone.
-    """
-    if run.config.privacy.mechanism != "dp":
-        return None
+
+def _state(run: Run, round_: int) -> State:
     kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
     if not kept.exists():
         raise InputError(f"{kept}: no such checkpoint, and the ledger of that round is in it; audit another --round")
-    return Claim.of_ledger(run.load(kept).ledger, run.config.sampler, run.delta if delta is None else delta)
+    return run.load(kept)
+
+
+def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None:
+    """Return the claim of a state's ledger, at the run's delta if none is given; None without noise."""
+    if run.config.privacy.mechanism != "dp":
+        return None
+    return Claim.of_ledger(state.ledger, run.config.sampler, run.delta if delta is None else delta)

@@ -28,6 +28,8 @@ def to_text(subject: Subject, table: pd.DataFrame) -> str:
     """
     results = subject.results
     title = f"{results.setting} ({results.name}), after round {subject.round:,}\n"
+    if not len(subject.ranks):
+        return "\n".join([title, *map(note, _others(subject, table))])
     rates = table[table["method"] == "tpr"]
     columns = [
         Column("FPR", formatted(rates["fpr"], "{:.2g}"), note=FPR),
@@ -85,7 +87,7 @@ def _with_claim(low: float, claim: Claim, is_refuted: bool, unit: str) -> str:
 
 def _others(subject: Subject, table: pd.DataFrame) -> list[str]:
     sentences = []
-    if subject.claim is not None:
+    if subject.claim is not None and len(subject.ranks):
         row = row_of(table, "epsilon, GDP")
         sentences.append(
             f"Estimate, not a bound: if training is a Gaussian mechanism, epsilon is at least {row['estimate']:.2f} at "
@@ -99,8 +101,8 @@ def _others(subject: Subject, table: pd.DataFrame) -> list[str]:
             f"{row['low']:.2f} at delta {row['delta']:.3g} (replace-one)."
         )
         if subject.claim is not None:
-            refuted = row_of(table, "trade-off, coins")["refuted"]
-            sentences.append("They refute the ledger." if refuted else "They do not refute the ledger.")
+            sentences.append(_verdict(table, "trade-off, coins"))
+    sentences += _of_canary_users(subject, table)
     if len(subject.control_ranks):
         row = row_of(table, "epsilon, controls")
         sentences.append(
@@ -108,6 +110,43 @@ def _others(subject: Subject, table: pd.DataFrame) -> list[str]:
             f"planted, epsilon is at least {row['low']:.2f}."
         )
     return sentences
+
+
+def _of_canary_users(subject: Subject, table: pd.DataFrame) -> list[str]:
+    users, methods, sentences = subject.canary_users, set(table["method"]), []
+    if users is None:
+        return []
+    stated = ""
+    if subject.claim is not None:
+        stated = f" The ledger claims {subject.claim.epsilon:.3g} ({subject.claim.convention.name})."
+    if "epsilon, canary users" in methods:
+        row = row_of(table, "epsilon, canary users")
+        apart = float(users.members.mean()) * users.dimension**0.5
+        sentences.append(
+            f"Estimate, not a bound: {row['n_in']:,} canary users sent random updates. Along these the model moved "
+            f"{apart:.2f} standard deviations of chance on average, as under an epsilon of {row['estimate']:.2f} at "
+            f"delta {row['delta']:.3g} of one user (zero-out).{stated}{_by_chance(table)}"
+        )
+    if "epsilon, canary users by coins" in methods:
+        row = row_of(table, "epsilon, canary users by coins")
+        verdict = f" {_verdict(table, 'trade-off, canary users by coins')}" if subject.claim is not None else ""
+        sentences.append(
+            f"Bound: coins decided on {row['n_in'] + row['n_out']:,} canary users. Of {2 * row['threshold']:,} "
+            f"guesses, those of the largest and the smallest cosines, {row['detected']:,} are right, which proves an "
+            f"epsilon of at least {row['low']:.2f} at delta {row['delta']:.3g} of one user (zero-out).{verdict}"
+        )
+    return sentences
+
+
+def _by_chance(table: pd.DataFrame) -> str:
+    if "epsilon, canary users left out" not in set(table["method"]):
+        return ""
+    row = row_of(table, "epsilon, canary users left out")
+    return f" The {row['n_out']:,} that took no part give {row['estimate']:.2f}: so far chance alone goes."
+
+
+def _verdict(table: pd.DataFrame, method: str) -> str:
+    return "They refute the ledger." if row_of(table, method)["refuted"] else "They do not refute the ledger."
 
 
 def _groups(subject: Subject) -> str:

@@ -52,7 +52,8 @@ def plan(
 ) -> None:
     """Predict what a run or a sweep needs on this machine.
 
-    Prints scale, amounts of training, time, memory, disk, epsilon and statistical power. Where the sweep's results are
+    Prints scale, amounts of training, time, memory, disk, epsilon, the largest epsilon that an audit of the runs can
+    prove, and statistical power. Where the sweep's results are
     in runs/FILE-TIER, or in the folder of --against, their perplexity is beside the published one.
 
     Time and memory are measured: a few shortened runs are trained for some seconds each. This takes a minute or two,
@@ -90,6 +91,7 @@ def _amounts(request: "Request", sweep: Path | None) -> "tuple[Amount, ...]":
 
 def _plan(request: "Request", at_once: int | None, calibrated: bool, effect: float, sessions: list[Any]) -> "Plan":
     from flsim.planning import plan as parts
+    from flsim.planning.proof import provable_of
     from flsim.planning.scale import row_name, scale_of
 
     planned, train = request.planned, request.train
@@ -118,6 +120,7 @@ def _plan(request: "Request", at_once: int | None, calibrated: bool, effect: flo
         time,
         memory,
         tuple(held),
+        provable=provable_of(planned, row_name, request.users),
     )
 
 

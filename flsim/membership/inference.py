@@ -122,7 +122,7 @@ def _attacked(
         run.corpus.layout,
         None if reference is None else reference_model(run, reference, device),
     )
-    claim, control = claim_of(run, state.round, delta), _area(BLIND, candidates, targets)
+    claim, control = claim_of(run, state, delta), _area(BLIND, candidates, targets)
     about = {"run": run.identity, "setting": run.setting, "round": state.round, "control_auroc": control}
     others = candidates.before(as_measured(run, untrained))
     rows = []

@@ -180,7 +180,7 @@ def infer_users(
         candidates = Candidates(as_measured(run, model), users.records, keys, *about)
         trained, before = (one.log_probs.sum(1) for one in (candidates, candidates.before(as_measured(run, untrained))))
         by_reference = candidates.reference_log_probs.sum(1)
-        blind, claim = blind_statistics(candidates), claim_of(run, state.round, delta)
+        blind, claim = blind_statistics(candidates), claim_of(run, state, delta)
     named = {"run": run.identity, "setting": run.setting, "round": state.round}
     units = {"user": users}
     if len(set(users.authors)) < len(users.users):

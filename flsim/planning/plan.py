@@ -11,6 +11,7 @@ from flsim.planning.amounts import Amount
 from flsim.planning.disk import run_bytes
 from flsim.planning.monitor import Watch
 from flsim.planning.predicting import Machine, Predictor, Time, evaluations_of
+from flsim.planning.proof import Provable
 from flsim.planning.scale import Scale, Users
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.table import report
@@ -133,6 +134,7 @@ class Plan:
     against: tuple[Against, ...] = ()
     amounts: tuple[Amount, ...] = ()
     published_amounts: tuple[Amount, ...] | None = None
+    provable: tuple[Provable, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from flsim.measures.random_sampling import MEMORIZED
 from flsim.planning.amounts_text import training
 from flsim.planning.plan import Plan, Privacy
+from flsim.planning.proof_text import proof
 from flsim.planning.scale import Canaries, Row, Scale
 from flsim.privacy.table import SOUND, STAR
 from flsim.results.formats import note
@@ -28,6 +29,7 @@ def page(plan: Plan) -> str:
         _memory(plan),
         _disk(plan),
         _privacy(plan.privacy),
+        proof(plan.provable),
         _power(plan),
     ]
     return "\n".join([title, *(text.rstrip("\n") + "\n" for text in [*sections, _against(plan)] if text)])

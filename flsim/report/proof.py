@@ -1,10 +1,14 @@
 """Section of a report on what the canaries prove about privacy, beside what the ledger claims."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
+from flsim.audits.audit import of_canary_users
 from flsim.audits.pooled import Pooled, pooled
 from flsim.audits.subject import Subject, subject_of
 from flsim.base.errors import InputError
+from flsim.report import proof_figures
 from flsim.report.blocks import Block, Cell, Heading, Table, left, number
 from flsim.report.gather import Gathered, Setting
 
@@ -14,11 +18,32 @@ NOTE = (
     "one and at δ = 0. A canary of g users says of one only an ε of g times less. So IID twins, whose canaries have "
     "many users, prove little. A bound of 0 proves nothing, not even privacy. `flsim audit` has more."
 )
+USERS = (
+    "Canary users sent random updates as long as the clip norm. ε about: an estimate from the cosines of their vectors "
+    "and the change of the model, which may be above the truth. ε at least: a lower bound with 95% confidence, from "
+    "guesses of the coins that decided who took part. Both are of one user, whose updates are in the sums or not."
+)
+
+
+@dataclass(frozen=True)
+class _Audited:
+    """The audited runs of a setting, and what their ranks prove together; None where no canary was ranked."""
+
+    setting: Setting
+    subjects: Sequence[Subject]
+    ranked: Pooled | None
 
 
 def proof(gathered: Gathered) -> list[Block]:
-    """Return a row for each setting whose canaries were ranked; nothing where none were."""
-    audited = [(setting, result) for setting in gathered.settings if (result := _audited(setting))]
+    """Return tables and curves of each setting whose canaries were ranked, or that has canary users."""
+    every = [_audited(setting) for setting in gathered.settings]
+    blocks = [*_of_ranks(every), *_of_users(every)]
+    named = [(audited.setting, audited.subjects) for audited in every if audited.subjects]
+    return [*blocks, *proof_figures.curves(named)] if blocks else []
+
+
+def _of_ranks(every: Sequence[_Audited]) -> list[Block]:
+    audited = [(one.setting, one.ranked) for one in every if one.ranked]
     if not audited:
         return []
     headings = [left("Setting"), Heading("Seeds"), Heading("FPR"), Heading("Found"), Heading("ε at least")]
@@ -35,14 +60,47 @@ def _row(setting: Setting, result: Pooled, has_claims: bool) -> list[Cell]:
     cells: list[Cell] = [setting.label, f"{result.runs}", f"{detection.fpr:.2g}", share, number(result.low, "{:.2f}")]
     if has_claims:
         claim = result.claim
-        verdict = "–" if result.refuted is None else "refuted" if result.refuted else "not contradicted"
-        cells += [number(result.allowed, "{:.1%}"), number(claim and claim.epsilon, "{:.3g}"), verdict]
+        cells += [number(result.allowed, "{:.1%}"), number(claim and claim.epsilon, "{:.3g}"), _verdict(result.refuted)]
     return cells
 
 
-def _audited(setting: Setting) -> Pooled | None:
+def _of_users(every: Sequence[_Audited]) -> list[Block]:
+    """Return a table with a row for each run that has canary users."""
+    rows: list[list[Cell]] = []
+    for one in every:
+        for subject in one.subjects:
+            if (users := subject.canary_users) is None:
+                continue
+            proven = {row["method"]: row for row in of_canary_users(subject)}
+            estimate = proven.get("epsilon, canary users", {}).get("estimate")
+            bound = proven.get("epsilon, canary users by coins", {}).get("low")
+            refuted = proven.get("trade-off, canary users by coins", {}).get("refuted")
+            claim = subject.claim
+            seed = "" if subject.results.seed is None else f", seed {subject.results.seed}"
+            rows.append(
+                [
+                    f"{one.setting.label}{seed}",
+                    f"{len(users.members):,} of {len(users.cosines):,}",
+                    number(users.delta, "{:.2g}"),
+                    number(estimate, "{:.2f}"),
+                    number(bound, "{:.2f}"),
+                    number(claim and claim.epsilon, "{:.3g}"),
+                    _verdict(refuted),
+                ]
+            )
+    headings = [left("Run"), Heading("Canary users"), Heading("δ"), Heading("ε about"), Heading("ε at least")]
+    headings += [Heading("Ledger’s ε"), left("Ledger")]
+    return [Table("What canary users with random updates show", headings, rows, USERS)] if rows else []
+
+
+def _verdict(refuted: bool | None) -> str:
+    return "–" if refuted is None else "refuted" if refuted else "not contradicted"
+
+
+def _audited(setting: Setting) -> _Audited:
     subjects: list[Subject] = []
     for run, round_ in setting.shown_runs:
         with suppress(InputError):  # an older run, or one whose canaries were not ranked, has no row
             subjects.append(subject_of(run.path, round_))
-    return pooled(subjects) if subjects else None
+    ranked = [subject for subject in subjects if len(subject.ranks)]
+    return _Audited(setting, subjects, pooled(ranked) if ranked else None)

@@ -224,7 +224,12 @@ def marker(style: int, x: float, y: float) -> str:
 
 
 def labels(ticks: Sequence[float]) -> list[str]:
-    """Return numbers with equally many decimals, as few as tell them apart; thousands are K."""
+    """Return numbers with equally many decimals, as few as tell them apart; thousands are K.
+
+    Small shares on logarithmic scales are powers of ten.
+    """
+    if any(0 < abs(tick) < 0.001 for tick in ticks):
+        return [f"{tick:g}" for tick in ticks]
     if ticks and max(map(abs, ticks)) >= 10_000:
         return [f"{tick / 1000:g}K" if tick else "0" for tick in ticks]
     decimals = next((n for n in range(7) if all(abs(tick - round(tick, n)) < 1e-9 for tick in ticks)), 3)

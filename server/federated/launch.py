@@ -35,6 +35,7 @@ def simulate(
     """
     system, stop = run.federated.system, Stop()
     _warn_of_capped_canaries(run)
+    _say_canary_users(run)
     with cluster(address, cpus, head), stopping(stop):
         client_gpus, _ = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
@@ -63,6 +64,13 @@ def _warn_of_capped_canaries(run: Run) -> None:
             f"local.max_records = {cap} leaves out records, canaries too: of {beyond:,} copies that users with more "
             f"records hold, {kept:,.0f} would be trained on in a round of all users"
         )
+
+
+def _say_canary_users(run: Run) -> None:
+    """Say what canary users cost, where there are any; half of them take part where coins decide."""
+    audit = run.federated.audit
+    if audit.update_canaries:
+        say(f"{run.name}: {audit.cost(len(run.users))}")
 
 
 def gpus_of_evaluators(name: str, system: SystemHParams, layout: Layout) -> float:

@@ -105,7 +105,8 @@ def test_an_attack_of_ones_own_comes_in_by_a_file(copied: Path, tmp_path: Path, 
 def test_a_ledger_of_users_is_about_replacing_one(trained: Trained) -> None:
     """Under Poisson sampling that is to remove a user and to add another: two steps of the ledger's curve."""
     run = trained(*PRIVATE)
-    claim = claim_of(Run.open(run), 4)
+    opened = Run.open(run)
+    claim = claim_of(opened, opened.load(run / "checkpoints" / "round-000004.safetensors"))
     assert claim is not None
     (row,) = api.infer_membership(run, attacks=["loss"], records=30).to_dict("records")
     assert (row["epsilon"], row["delta"], row["protects"]) == (claim.epsilon, claim.delta, "user")

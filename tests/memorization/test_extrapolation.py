@@ -52,6 +52,14 @@ def skew_normal(seed: int, alpha: float, size: int) -> Tensor:
 SCORES = st.one_of(st.integers(0, 5).map(float), st.floats(0, 100))  # with many ties
 
 
+def test_interpolated_exposures_of_tensorflow_privacy() -> None:
+    """tensorflow/privacy at 0caa10f, privacy_tests/secret_sharer/exposures_test.py: references score 1, 2, ..., 16."""
+    scores = {"least": 0.0, "less": 0.1, "most": 20.0, "fourth": 3.5}
+    found = {name: one.bits for name, one in interpolate(scores, torch.arange(1.0, 17.0)).items()}
+    expected = {"least": 4.0, "less": 4.0, "most": 4 - math.log2(17), "fourth": 4 - math.log2(4)}
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
 @settings(max_examples=100, derandomize=True)
 @given(st.lists(SCORES, min_size=1, max_size=8), st.lists(SCORES, min_size=1, max_size=30))
 def test_interpolation_is_tensorflow_privacys_and_keeps_names(scores: list[float], references: list[float]) -> None:

@@ -44,7 +44,7 @@ def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     titles = [line.removeprefix("## ") for line in out.splitlines() if line.startswith("## ")]
-    assert titles == ["Scale", "Amount of training", "Disk", "Statistical power"], (
+    assert titles == ["Scale", "Amount of training", "Disk", "Largest provable epsilon", "Statistical power"], (
         "neither time nor memory, and nothing is private"
     )
     assert ("392,000" in out) == table.startswith("table"), "the users of Thakkar et al."

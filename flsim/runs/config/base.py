@@ -39,6 +39,7 @@ LATER = {
     "local": ("schedule",),
     "privacy": ("noise",),
     "evaluation": ("utility_only",),
+    "audit": ("update_canaries", "canary_coins"),
 }
 
 
@@ -215,6 +216,8 @@ class Config(ABC):
             for setting in fields(getattr(self, section)):
                 if setting.name in names and values[section][setting.name] == _default_of(setting):
                     del values[section][setting.name]
+            if not values[section]:  # a section that is later itself
+                del values[section]
         if seed:
             del values["seed"]
         return digest(json.dumps(values, sort_keys=True))

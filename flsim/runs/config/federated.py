@@ -21,6 +21,7 @@ from flsim.data.corpus import Split
 from flsim.models.architectures import build, declared
 from flsim.privacy import noise, sampling
 from flsim.privacy.ledger import Entry
+from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
@@ -124,11 +125,13 @@ class FederatedConfig(Config):
     Attributes:
         training: Federated algorithm, cohorts, server optimizer and number of rounds.
         local: Training of a user on the user's own records.
+        audit: Canary users, whose updates are random, to test the noise.
     """
 
     training: TrainingHParams = field(default_factory=TrainingHParams)
     local: LocalHParams = field(default_factory=LocalHParams)
     system: SystemHParams = field(default_factory=SystemHParams)
+    audit: AuditHParams = field(default_factory=AuditHParams)
 
     unit = "user"
     has_a_line_per_round = True
@@ -141,6 +144,7 @@ class FederatedConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
+        self.audit.refuse_without_clip(self.privacy)
         if self.privacy.mechanism == "dp":
             sampling.refuse_unaccounted(self.training.sampler)
         architecture = self.model.architecture
@@ -161,6 +165,8 @@ class FederatedConfig(Config):
         if privacy.noise_multiplier:
             parts.append(f"z={privacy.noise_multiplier:g}")
         parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampling.label_of(training.sampler)]
+        if self.audit.update_canaries:
+            parts.append(f"{self.audit.update_canaries:,} canary users" + " by coins" * self.audit.canary_coins)
         return ", ".join(filter(None, parts))
 
     @property
@@ -274,6 +280,7 @@ class FederatedConfig(Config):
             user_states or UserStates(),
             micro_cohorts or MicroCohorts(),
             self.system.known_branch,
+            self.audit,
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

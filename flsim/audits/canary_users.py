@@ -1,0 +1,132 @@
+"""Canary users of a run, whose updates are random: the cosines after training, and the epsilon that they estimate.
+
+Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). The cosine of the change of the
+model and a vector that took no part is that of a uniform direction: of d parameters its density is proportional to
+(1 - t^2)^((d - 3) / 2). Cosines of vectors that took part are taken for normal. The epsilon of telling one law from the
+other is an estimate of the training's; it supposes that the noise is seen in full by the mean and the deviation of the
+cosines, and it may be above the truth.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from flsim.privacy.update_canaries import cosines
+from flsim.runs.config import FederatedConfig
+from flsim.runs.folder import Run
+from flsim.training.state import State
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CanaryUsers:
+    """The canary users of a run after a round.
+
+    Attributes:
+        cosines: float64 [K], cosine of each one's vector and the change of the model.
+        present: bool [K], whether it took part in training.
+        unseen: float64 [K], cosines of as many other vectors, which nobody sent; [0] where coins leave users out.
+        has_coins: whether independent fair coins decided who takes part.
+        dimension: d, number of the model's parameters.
+        delta: delta of the estimate, and of the bound of a run with noise.
+    """
+
+    cosines: Floats
+    present: NDArray[np.bool_]
+    unseen: Floats
+    has_coins: bool
+    dimension: int
+    delta: float
+
+    @property
+    def members(self) -> Floats:
+        """Return the cosines of those that took part."""
+        return self.cosines[self.present]
+
+    @property
+    def others(self) -> Floats:
+        """Return the cosines of those that did not: left out by their coins, or unseen."""
+        return np.concatenate([self.cosines[~self.present], self.unseen])
+
+    @property
+    def estimate(self) -> float | None:
+        """Return the estimate of epsilon at `delta`; None where fewer than two took part."""
+        return self._estimate_of(self.members)
+
+    @property
+    def estimate_of_others(self) -> float | None:
+        """Return the estimate from those that took no part, whose epsilon is 0: how far chance alone takes it."""
+        return self._estimate_of(self.others)
+
+    def _estimate_of(self, found: Floats) -> float | None:
+        if len(found) < 2:
+            return None
+        return epsilon_of_cosines(float(found.mean()), float(found.std(ddof=1)), self.dimension, self.delta)
+
+
+def canary_users_of(run: Run, state: State, delta: float | None = None) -> CanaryUsers | None:
+    """Return the canary users of a run after the rounds of a state; None where it has none.
+
+    Args:
+        run: the run.
+        state: its state after a round.
+        delta: delta of the estimate; that of the run if not given.
+    """
+    config = run.config
+    if not isinstance(config, FederatedConfig) or not (number := config.audit.update_canaries):
+        return None
+    first = run.training().first_state().params
+    change = {name: value.double() - first[name].double() for name, value in state.params.items()}
+    has_coins = config.audit.canary_coins
+    found = cosines(change, config.seed, range(number if has_coins else 2 * number))
+    return CanaryUsers(
+        found[:number],
+        config.audit.present(config.seed),
+        found[number:],
+        has_coins,
+        sum(value.numel() for value in change.values()),
+        run.delta if delta is None else delta,
+    )
+
+
+def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: float) -> float:
+    """Return epsilon at a delta of telling normal cosines from those of a uniform direction, the larger of both ways.
+
+    It is the least epsilon with P[S] <= e^epsilon Q[S] + delta for all sets S and both orders of the two laws.
+
+    Args:
+        mean, deviation: of the cosines of those that took part; deviation above 0.
+        dimension: d, above 3.
+        delta: above 0.
+
+    >>> round(epsilon_of_cosines(2000**-0.5, 2000**-0.5, 2000, 0.01), 3)
+    2.318
+    """
+    half, spread = (dimension - 1) / 2, dimension**-0.5
+    # From 1,000 parameters on the law of chance is normal for every purpose, also far out.
+    chance = scipy.stats.norm(0, spread) if dimension >= 1_000 else scipy.stats.beta(half, half, loc=-1, scale=2)
+    taking_part = scipy.stats.norm(mean, deviation)
+    steps = np.linspace(-12, 12, 20_001)
+    places = np.union1d(steps * spread, mean + steps * deviation)
+    with np.errstate(divide="ignore"):
+        first, second = taking_part.logpdf(places), chance.logpdf(places)
+
+    def needed(epsilon: float) -> float:
+        return max(_excess(places, first, second, epsilon), _excess(places, second, first, epsilon)) - delta
+
+    if needed(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while needed(high) > 0:
+        high *= 2
+    return float(scipy.optimize.brentq(needed, 0.0, high, xtol=1e-9))
+
+
+def _excess(places: Floats, log_p: Floats, log_q: Floats, epsilon: float) -> float:
+    """Return the integral of max(0, p - e^epsilon q)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratio = np.where(np.isneginf(log_p), np.inf, np.exp(epsilon + log_q - log_p))
+        return float(np.trapezoid(np.maximum(0.0, 1 - ratio) * np.exp(log_p), places))

@@ -1,0 +1,100 @@
+"""The largest epsilon that `flsim audit` of a run can prove, whatever the run memorizes: all guesses are right."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flsim.audits.audit import ceiling, ceiling_of_coins
+from flsim.canaries.spec import configurations
+from flsim.planning.scale import Users
+from flsim.privacy.allowed import sound_convention
+from flsim.privacy.report import Unit
+from flsim.privacy.sampling import Relation
+from flsim.privacy.update_canaries import AuditHParams
+from flsim.results.sweeps import WORLD
+from flsim.runs.config import Config, FederatedConfig
+from flsim.sweeps.definition import Planned
+
+
+@dataclass(frozen=True)
+class Provable:
+    """The largest lower bounds on epsilon of one unit that the canaries of a run can prove.
+
+    Attributes:
+        name: the run's row, with its world.
+        unit: "user" or "record".
+        relation: what neighbours of the run's ledger differ in; "replace-one" without a ledger, as in an audit.
+        canaries: number of planted canaries; with coins half of all, as is expected.
+        group: expected number of units that share a canary, of the configuration with the most of them.
+        epsilon: bound from ranks, at delta 0.
+        coins: bound from guesses of coins, at `delta`; None without coins, or where they are too few.
+        delta: delta of `coins`, and of `canary_users`.
+        canary_users: bound from guesses of the coins of canary users; None where no coins decide on them.
+        cost: a sentence on what canary users cost; empty without any.
+    """
+
+    name: str
+    unit: Unit
+    relation: Relation
+    canaries: int
+    group: int
+    epsilon: float
+    coins: float | None
+    delta: float
+    canary_users: float | None = None
+    cost: str = ""
+
+
+def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], users: Users) -> tuple[Provable, ...]:
+    """Return what each row can prove in each world, once for all seeds; nothing of rows whose canaries have no ranks.
+
+    Args:
+        planned: the runs.
+        names: returns the name of a run's row.
+        users: numbers of the training users.
+    """
+    rows: dict[str, Provable] = {}
+    for run in planned:
+        name = " ".join(filter(None, (names(run), str(run.axes.get(WORLD, "")))))
+        if name not in rows and not run.config.evaluation.utility_only and configurations(run.config.canaries):
+            rows[name] = _provable(name, run.config, users)
+    return tuple(rows.values())
+
+
+def _provable(name: str, config: Config, users: Users) -> Provable:
+    groups, has_coins = groups_of(config, users), config.canaries.coins
+    planted = groups[::2] if has_coins else groups  # half of each configuration
+    relation: Relation = "replace-one"
+    delta = 0.0
+    if config.privacy.mechanism == "dp":
+        relation = sound_convention(config.sampler).relation
+        delta = config.privacy.delta_for(users.users if config.unit == "user" else users.records)
+    steps = 1 if relation == "replace-one" else 2  # to replace a unit is to remove it and to add another
+    audit = config.audit if isinstance(config, FederatedConfig) else AuditHParams()
+    of_coins = ceiling_of_coins(groups, delta) if has_coins else None
+    return Provable(
+        name,
+        config.unit,
+        relation,
+        len(planted),
+        max(groups),
+        ceiling(planted, config.evaluation.references) / steps,
+        None if of_coins is None else of_coins / steps,
+        delta,
+        ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
+        audit.cost(users.users) if audit.update_canaries else "",
+    )
+
+
+def groups_of(config: Config, users: Users) -> list[int]:
+    """Return the expected number of units that share each canary, at least 1, counted as an audit counts them.
+
+    In an IID twin the copies of a canary lie with about as many synthetic users.
+    """
+    groups = []
+    for p_u, p_e, copies in configurations(config.canaries):
+        insertions = p_u * p_e * users.records if copies is None else float(copies)
+        is_sharers = config.unit == "user" and config.world != "iid" and copies is None
+        expected = p_u * users.users if is_sharers else insertions
+        units = users.users if config.unit == "user" else users.records
+        groups.append(min(max(1, round(expected)), units))
+    return groups

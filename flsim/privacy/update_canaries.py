@@ -1,0 +1,150 @@
+"""Canary users, whose updates are random directions, beside the users of a federated run.
+
+Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). Canary user j answers in each of
+its rounds with the clip norm times u_j, a uniform unit vector of its own. After training, the cosine of u_j and the
+change of the model tells how much of one user's updates the noise leaves to be seen.
+
+Canary users take part by draws of their own, so that no draw for a real user changes. The run's sampler draws from a
+virtual copy of the population, and canary user j takes part where it draws the user with the number j. To the privacy
+of canary users, the real users' sum is an addend that they do not change: whatever the ledger promises a user, it
+promises each canary user as well.
+
+Vectors are made again from the seed wherever they are needed, one after another, and are never kept.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.models.language_model import Params
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.sampling import draw_cohort
+
+
+@dataclass(frozen=True)
+class AuditHParams:
+    """Settings of canary users, whose updates are random: they test the noise of a run for `flsim audit`.
+
+    Attributes:
+        update_canaries: Number K of canary users beside the users of the corpus; they take part as users do, and each
+            sends a random direction of the clip norm's length. Needs privacy.mechanism "clip" or "dp". Unit: users.
+        canary_coins: Let a canary user take part in training only if a fair coin of its own says so, so that guesses
+            of the coins bound epsilon. Otherwise all take part, which gives an estimate alone.
+    """
+
+    update_canaries: int = 0
+    canary_coins: bool = False
+
+    def __post_init__(self) -> None:
+        if self.update_canaries < 0:
+            raise InputError(f"update_canaries must not be negative, found {self.update_canaries}")
+        if self.canary_coins and not self.update_canaries:
+            raise InputError("canary_coins are those of canary users; set update_canaries, e.g. to 1000, or remove it")
+
+    def refuse_without_clip(self, privacy: PrivacyHParams) -> None:
+        """Raise InputError where there are canary users, and no clip norm that their updates could have."""
+        if self.update_canaries and privacy.mechanism == "none":
+            raise InputError(
+                f"audit.update_canaries {self.update_canaries:,}: the update of a canary user is as long as the clip "
+                f'norm, and privacy.mechanism "none" has none; set it to "clip" or "dp", or remove update_canaries'
+            )
+
+    def cost(self, population: int) -> str:
+        """Return a sentence on what the canary users cost a run of so many real users."""
+        share = self.update_canaries / population
+        return (
+            f"{self.update_canaries:,} canary users beside {population:,} users: a round has {share:.2g} times as many "
+            f"random updates as real ones, which cost utility as noise does"
+        )
+
+    def present(self, seed: int) -> NDArray[np.bool_]:
+        """Return which canary users take part in training, bool [K]: all, or those whose coins say so."""
+        numbers = range(self.update_canaries)
+        return np.array([not self.canary_coins or toss(seed, number) for number in numbers], dtype=np.bool_)
+
+    def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> NDArray[np.int64]:
+        """Return the canary users of a round (from 0): int64 [n], with repeats where the sampler has them.
+
+        Args:
+            seed: the experiment's seed.
+            round_: the round, from 0.
+            population: N, number of the real users. More than N canary users have several virtual populations.
+            cohort: users per round of the sampler.
+            sampler: the run's sampler.
+        """
+        present, canaries = self.present(seed), self.update_canaries
+        numbers = []
+        for copy, first in enumerate(range(0, canaries, population)):
+            own_seed = int(stream(seed, "update canary cohorts", copy).integers(2**62))
+            drawn = draw_cohort(own_seed, round_, population, cohort, sampler) + first
+            numbers.append(drawn[drawn < canaries])
+        users: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *numbers])
+        taking_part: NDArray[np.int64] = users[present[users]]
+        return taking_part
+
+
+def toss(seed: int, canary: int) -> bool:
+    """Toss the fair coin of a canary user."""
+    return bool(stream(seed, "update canary coin", canary).random() < 0.5)
+
+
+def direction(seed: int, canary: int, like: Mapping[str, torch.Tensor]) -> tuple[Params, float]:
+    """Return a vector of a uniform direction, and its norm.
+
+    Args:
+        seed: the experiment's seed.
+        canary: number of the canary user.
+        like: tensors of the parameters' names and shapes; their order does not matter.
+
+    Returns:
+        Standard normal float32 tensors by parameter, and the L2 norm of all of them; the unit vector is their ratio.
+    """
+    vector = {
+        name: torch.from_numpy(
+            stream(seed, "update canary", canary, name).standard_normal(tuple(value.shape), np.float32)
+        )
+        for name, value in like.items()
+    }
+    return vector, math.sqrt(
+        sum(float(torch.linalg.vector_norm(block, dtype=torch.float64)) ** 2 for block in vector.values())
+    )
+
+
+def with_canaries(total: Params, users: NDArray[np.int64], seed: int, clip: float) -> Params:
+    """Return a sum of clipped updates with those of canary users: each is `clip` times a unit vector.
+
+    Args:
+        total: sum of the real users' updates, float64 by parameter; it is not changed.
+        users: int64 [n], the canary users of the round; one that is drawn twice counts twice.
+        seed: the experiment's seed.
+        clip: S of the round.
+    """
+    if not len(users):
+        return total
+    total = {name: value.clone() for name, value in total.items()}
+    for canary in users.tolist():
+        vector, norm = direction(seed, canary, total)
+        for name, block in vector.items():
+            total[name].add_(block, alpha=clip / norm)
+    return total
+
+
+def cosines(change: Params, seed: int, canaries: range) -> NDArray[np.float64]:
+    """Return the cosine of a change of the model and each canary user's vector, float64 [n]; 0 without a change."""
+    return np.fromiter(_cosines({name: value.double() for name, value in change.items()}, seed, canaries), np.float64)
+
+
+def _cosines(change: Params, seed: int, canaries: range) -> Iterator[float]:
+    length = math.sqrt(sum(float(torch.linalg.vector_norm(value)) ** 2 for value in change.values()))
+    for canary in canaries:
+        vector, norm = direction(seed, canary, change)
+        product = sum(
+            float(torch.vdot(change[name].flatten(), block.double().flatten())) for name, block in vector.items()
+        )
+        yield product / (length * norm) if length else 0.0

@@ -1,0 +1,152 @@
+"""Canary users of a run, audited: the estimate against published values and truths, the bound against the ledger."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy
+import torch
+from canary_user_runs import run_with_canary_users
+from helpers import Experiment, Flsim, MakeCorpus
+
+from flsim.algorithms.checkpoint import load
+from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.audits import coins
+from flsim.audits.audit import audit
+from flsim.audits.canary_users import CanaryUsers, epsilon_of_cosines
+from flsim.audits.subject import subject_of
+from flsim.audits.text import to_text
+from flsim.audits.trade_off import epsilon_of_gaussian
+from flsim.base.rng import stream
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.allowed import sound_convention
+from flsim.privacy.ledger import epsilon
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss, with_canaries
+from flsim.runs.folder import Run
+from flsim.training.hparams import LocalHParams
+
+
+@pytest.mark.parametrize(("dimension", "value"), [(200, 2.375326), (2_000, 2.317789)])
+def test_published_values(dimension: int, value: float) -> None:
+    """google-research/federated: one_shot_epe/empirical_privacy_estimation_test.py, normal cosines against chance."""
+    assert epsilon_of_cosines(dimension**-0.5, dimension**-0.5, dimension, 0.01) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+def test_equal_deviations_are_a_gaussian_mechanism(mu: float, delta: float) -> None:
+    spread = 5_000**-0.5
+    assert epsilon_of_cosines(mu * spread, spread, 5_000, delta) == pytest.approx(
+        epsilon_of_gaussian(mu, delta), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(1.0, 0.5), (0.2, 2.0), (3.0, 1.3)])
+def test_unequal_deviations_by_quadrature(mean: float, deviation: float) -> None:
+    """In units of chance: at the epsilon, the larger of the two integrals of max(0, p - e^epsilon q) is delta."""
+    spread, delta = 10_000**-0.5, 1e-3
+    value = epsilon_of_cosines(mean * spread, deviation * spread, 10_000, delta)
+    laws = scipy.stats.norm(mean, deviation), scipy.stats.norm(0, 1)
+    excess = [
+        scipy.integrate.quad(
+            lambda x, p=p, q=q: max(0.0, p.pdf(x) - np.exp(value) * q.pdf(x)), -20, 20, limit=500, points=[-3, 0, 3]
+        )[0]
+        for p, q in (laws, laws[::-1])
+    ]
+    assert max(excess) == pytest.approx(delta, rel=1e-3)
+
+
+@pytest.mark.parametrize("noise", [1.0, 2.0, 4.0])
+def test_the_estimate_is_near_the_truth_of_a_gaussian_mechanism(noise: float) -> None:
+    """A sum of 200 unit vectors in 2,000 dimensions and noise of this deviation: mu is 1 / noise for each of them."""
+    zero = {"a": torch.zeros(2_000, dtype=torch.float64)}
+    total = with_canaries(zero, np.arange(200), 0, 1.0)
+    total["a"] += torch.from_numpy(stream(0, "test of estimates").normal(0, noise, 2_000))
+    found = cosines(total, 0, range(400))
+    users = CanaryUsers(found[:200], np.ones(200, np.bool_), found[200:], False, 2_000, 1e-5)
+    truth = epsilon_of_gaussian(1 / noise, 1e-5)
+    assert users.estimate == pytest.approx(truth, rel=0.3)
+    assert users.estimate_of_others is not None
+    if noise == 1.0:
+        assert users.estimate_of_others < 0.5 * truth
+
+
+def test_the_bound_is_below_the_ledgers_epsilon(
+    make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]
+) -> None:
+    """20 seeds of a run of epsilon 0.6, of which at most 1 may be above; with next to no noise much more is proven."""
+    users = make_corpus(random_users(8, 2, 36), vocabulary_size=40).split("train")
+    server, canary_users = FedAvgHParams(rounds=2, cohort=8, sampler="poisson"), AuditHParams(100, canary_coins=True)
+
+    def bound_and_claim(seed: int, multiplier: float) -> tuple[float, float]:
+        privacy = PrivacyHParams("dp", clip=0.5, noise_multiplier=multiplier)
+        training = FederatedTraining(
+            users, ModelHParams(embedding=4, units=4), server, LocalHParams(), privacy, seed, audit=canary_users
+        )
+        first = training.first_state()
+        (last,) = training.states(first, 2, lambda _: False)
+        change = {name: value.double() - first.params[name].double() for name, value in last.params.items()}
+        right = coins.correct_guesses(cosines(change, seed, range(100)), canary_users.present(seed), 10)
+        claimed = epsilon(last.ledger, 1e-5, sound_convention("poisson"))
+        return coins.epsilon_of_coins(100, 20, right, 1e-5), claimed
+
+    bounds = [bound_and_claim(seed, 10.0) for seed in range(20)]
+    assert all(claimed == pytest.approx(0.6, abs=0.2) for _, claimed in bounds)
+    assert sum(bound > claimed for bound, claimed in bounds) <= 1
+    assert bound_and_claim(0, 0.01)[0] > 1, "the attack finds those that noise does not hide"
+
+
+def test_an_audit_of_a_run_with_canary_users(experiment: Experiment, flsim: Flsim) -> None:
+    """Coins, cosines and guesses are computed again from the checkpoint, with numpy."""
+    run = run_with_canary_users(experiment)
+    code, out, err = flsim("audit", run, "--format", "csv")
+    assert code == 0, err
+    rows = {row["method"]: row for row in pd.read_csv(io.StringIO(out)).to_dict("records")}
+    opened = Run.open(run)
+    state, first = load(sorted((run / "checkpoints").iterdir())[-1])[0], opened.training().first_state()
+    names = sorted(state.params)
+    moved = np.concatenate([(state.params[name].double() - first.params[name].double()).flatten() for name in names])
+    vectors = [direction(0, canary, state.params)[0] for canary in range(60)]
+    flat = np.stack([np.concatenate([vector[name].flatten() for name in names]) for vector in vectors]).astype(float)
+    found = flat @ moved / np.linalg.norm(flat, axis=1) / np.linalg.norm(moved)
+    tossed = np.array([toss(0, canary) for canary in range(60)])
+    order = np.argsort(found)
+    right = tossed[order[-6:]].sum() + (~tossed[order[:6]]).sum()
+    bound, estimate = rows["epsilon, canary users by coins"], rows["epsilon, canary users"]
+    assert (bound["kind"], bound["detected"], bound["n_in"], bound["n_out"]) == (
+        "bound",
+        right,
+        tossed.sum(),
+        60 - tossed.sum(),
+    )
+    delta = opened.delta
+    assert bound["low"] == pytest.approx(coins.epsilon_of_coins(60, 12, int(right), delta))
+    ins = found[tossed]
+    assert estimate["kind"] == "estimate"
+    assert estimate["estimate"] == pytest.approx(
+        epsilon_of_cosines(ins.mean(), ins.std(ddof=1), len(moved), delta), rel=1e-6
+    )
+    assert not rows["trade-off, canary users by coins"]["refuted"]
+    text = " ".join(flsim("audit", run)[1].split())
+    assert f"Estimate, not a bound: {tossed.sum()} canary users sent random updates" in text
+    guessed = "Of 12 guesses, those of the largest and the smallest cosines,"
+    assert f"Bound: coins decided on 60 canary users. {guessed} {right}" in text
+    assert "They do not refute the ledger." in text
+
+
+def test_canary_users_are_audited_where_no_canary_is_ranked(experiment: Experiment) -> None:
+    subject = subject_of(run_with_canary_users(experiment))
+    without = replace(subject, canaries=(), ranks=np.empty(0), groups=np.empty(0, np.int64), references=0)
+    table = audit(without)
+    assert set(table["method"]) == {
+        "epsilon, canary users",
+        "epsilon, canary users left out",
+        "epsilon, canary users by coins",
+        "trade-off, canary users by coins",
+    }
+    assert "canaries rank" not in to_text(without, table)

@@ -1,0 +1,90 @@
+"""The largest provable epsilon of a plan is that of the audit itself, where every guess is right."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import PRIVATE, Experiment, Flsim, Trained
+
+from flsim.audits import coins
+from flsim.audits.audit import audit
+from flsim.audits.subject import Coins, Subject, subject_of
+from flsim.canaries.spec import CanaryHParams
+from flsim.planning.proof import groups_of, provable_of
+from flsim.planning.proof_text import proof
+from flsim.planning.scale import Users
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.sweeps.definition import Planned
+
+COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
+AXES: tuple[dict[str, Any], ...] = ({"batch": 4}, {"batch": 8})
+USERS = Users(24, 192, 960, 40)  # of `Experiment`
+
+
+def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> Subject:
+    """The same run with these groups, as if the model ranked each planted canary first and each other one last."""
+    sizes, coin = np.array(groups), np.zeros(len(groups), np.bool_)
+    coin[::2] = True
+    tossed = None
+    if subject.coins is not None:
+        tossed = Coins(np.where(coin, 1.0, subject.references + 1.0), coin, sizes)
+    return replace(subject, ranks=np.ones(len(planted)), groups=np.array(planted), coins=tossed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"), [((*COINS, "data.world='non-iid'"), 1), ((), 1), (PRIVATE, 2)], ids=["coins", "plain", "dp"]
+)
+def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
+    trained: Trained, settings: tuple[str, ...], steps: int
+) -> None:
+    """Half of the coins' canaries are planted; an epsilon of replacing is twice one of adding or removing."""
+    run = trained(*settings)
+    config = Run.open(run).config
+    (said,) = provable_of([Planned("run", "run", 0, {}, None, config)], lambda run: run.name, USERS)
+    groups = groups_of(config, USERS)
+    subject = certain(subject_of(run), groups, groups[::2] if config.canaries.coins else groups)
+    rows = {row["method"]: row for row in audit(subject).to_dict("records")}
+    assert rows["epsilon"]["detected"] == rows["epsilon"]["n_in"] == said.canaries
+    assert said.epsilon == pytest.approx(rows["epsilon"]["low"] / steps, rel=1e-9)
+    assert said.epsilon > 0
+    assert said.group == rows["epsilon"]["group"]
+    assert said.relation == ("add-or-remove-one" if steps == 2 else "replace-one")
+    if config.canaries.coins:
+        assert said.coins == pytest.approx(rows["epsilon, coins"]["low"] / steps, rel=1e-9)
+    else:
+        assert said.coins is None
+        assert "epsilon, coins" not in rows
+
+
+def test_units_are_counted_as_an_audit_counts_them(experiment: Experiment) -> None:
+    """24 users and 192 records at p_u = 0.2: 5 users, or 19 and 38 records, which are synthetic users of a twin."""
+    configs = {world: load(experiment.config, (f"data.world='{world}'",)) for world in ("non-iid", "iid")}
+    assert groups_of(configs["non-iid"], USERS) == [5] * 4
+    assert groups_of(configs["iid"], USERS) == [19] * 2 + [24] * 2, "there are no more users"
+    exact = replace(configs["non-iid"], canaries=CanaryHParams(insertions=(1, 7), count=1))
+    assert groups_of(exact, USERS) == [1, 7]
+
+
+def test_a_page_says_it_once_for_equal_rows(experiment: Experiment, flsim: Flsim) -> None:
+    code, out, _ = flsim("plan", experiment.config, "--no-calibration")
+    assert code == 0
+    assert "## Largest provable epsilon" in out
+    without = flsim("plan", experiment.config, "--no-calibration", "--set", "evaluation.utility_only=true")[1]
+    assert "provable" not in without
+    config = load(experiment.config, ())
+    planned = [
+        Planned("run", "run", seed, {"data.world": "iid"} | axes, None, config) for seed in (0, 1) for axes in AXES
+    ]
+    rows = provable_of(planned, lambda run: f"batch {run.axes['batch']}", USERS)
+    assert [row.name for row in rows] == ["batch 4 iid", "batch 8 iid"], "once for all seeds"
+    assert "batch 4 iid and 1 more" in proof(rows)
+
+
+def test_a_group_of_any_size_has_a_bound() -> None:
+    """An IID twin's canary has hundreds of users: e^(users x epsilon) is no float."""
+    few, many = (coins.epsilon_of_coins(100, 20, 20, 0.0, users=users) for users in (1, 500))
+    assert many == pytest.approx(few / 500, rel=1e-5), "pure DP of a group is so many times one's"
+    assert coins.epsilon_of_coins(100, 20, 20, 1e-5, users=500) < many

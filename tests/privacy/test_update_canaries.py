@@ -1,0 +1,187 @@
+"""Canary users with random updates: what they add to a run, and what they leave as it was."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import scipy
+import torch
+from helpers import TINY, MakeCorpus
+
+from flsim.algorithms.checkpoint import Provenance, digest_of, load, save
+from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.base.errors import InputError
+from flsim.data.corpus import Split
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.sampling import SAMPLERS
+from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss, with_canaries
+from flsim.runs.config import load as load_config
+from flsim.training.hparams import LocalHParams
+from flsim.training.state import State
+
+MODEL = ModelHParams(embedding=8, units=12)
+NOISY = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.5)
+Training = Callable[..., FederatedTraining]
+
+
+@pytest.fixture
+def training(make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]) -> Training:
+    """Federated training of 24 users of two records, about a quarter of whom take part in a round."""
+    users = make_corpus(random_users(24, 2, 36), vocabulary_size=40).split("train")
+
+    def make(audit: AuditHParams | None = None, sampler: str = "poisson", **settings: Any) -> FederatedTraining:
+        server = FedAvgHParams(rounds=4, cohort=6, sampler=sampler)
+        others: dict[str, Any] = {"privacy": NOISY, "seed": 3, "local": LocalHParams(batch_size=2)} | settings
+        return FederatedTraining(users, MODEL, server, audit=audit or AuditHParams(), **others)
+
+    return make
+
+
+def after(trained: FederatedTraining, rounds: int = 4, start: State | None = None) -> State:
+    (state,) = trained.states(start or trained.first_state(), rounds, lambda _: False)
+    return state
+
+
+def change(trained: FederatedTraining, state: State) -> Params:
+    first = trained.first_state().params
+    return {name: value.double() - first[name].double() for name, value in state.params.items()}
+
+
+def test_no_canary_users_change_no_bit(training: Training) -> None:
+    assert digest_of(after(training())) == digest_of(after(training(AuditHParams(0))))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_round_has_the_canaries_sum_beside_that_of_the_real_users(training: Training, sampler: str) -> None:
+    """By hand: a round with canary users less the same round without is S x (sum of unit vectors) / cohort."""
+    privacy = PrivacyHParams("clip", clip=0.5)
+    audit = AuditHParams(40, canary_coins=True)
+    plain, tested = (training(one, sampler, privacy=privacy) for one in (None, audit))
+    difference = {
+        name: value.double() - after(plain, 1).params[name].double() for name, value in after(tested, 1).params.items()
+    }
+    drawn = audit.drawn(3, 0, 24, 6, sampler)
+    assert len(drawn)
+    assert all(toss(3, canary) for canary in drawn.tolist())
+    expected = {name: torch.zeros_like(value) for name, value in difference.items()}
+    for canary in drawn.tolist():
+        vector, norm = direction(3, canary, difference)
+        for name, block in vector.items():
+            expected[name] += 0.5 * block.double() / norm / 6
+    for name, value in difference.items():
+        torch.testing.assert_close(value, expected[name], atol=1e-7, rtol=0)  # float32 parameters
+
+
+def test_an_update_is_as_long_as_the_clip_norm_and_its_direction_is_of_its_number_alone() -> None:
+    like = {"a": torch.zeros(30, 7), "b": torch.zeros(11)}
+    zero = {name: value.double() for name, value in like.items()}
+    update = with_canaries(zero, np.array([5]), 1, 0.3)
+    assert math.sqrt(sum(float((value**2).sum()) for value in update.values())) == pytest.approx(0.3, rel=1e-12)
+    turned = with_canaries(dict(reversed(zero.items())), np.array([5]), 1, 0.3)
+    assert all(torch.equal(update[name], turned[name]) for name in like)
+    assert not any(value.any() for value in zero.values()), "the sum that was passed is left alone"
+    assert cosines(update, 1, range(4, 7))[1] == pytest.approx(1, rel=1e-9)
+
+
+def test_canary_users_take_part_as_often_as_real_ones() -> None:
+    """1,000 rounds at q = 1/4, 60 canary users beside 24 users: each takes part 250 times, with an sd of 13.7."""
+    for sampler in ("fixed-size", "poisson"):
+        drawn = [AuditHParams(60).drawn(1, round_, 24, 6, sampler) for round_ in range(1_000)]
+        times = np.bincount(np.concatenate(drawn), minlength=60)
+        assert (abs(times - 250) < 4.5 * 13.7).all()
+        assert times.mean() == pytest.approx(250, abs=4.5 * 13.7 / math.sqrt(60))
+
+
+def test_the_ledger_and_the_clip_are_those_of_the_run_without(training: Training) -> None:
+    """Counts are of real users, so that a clip that adapts goes the same way in the first round."""
+    privacy = replace(NOISY, target_quantile=0.5, count_noise=2.0)
+    plain, tested = (training(audit, privacy=privacy) for audit in (None, AuditHParams(30)))
+    assert after(plain).ledger == after(tested).ledger
+    assert after(plain, 1).clip == after(tested, 1).clip
+    assert digest_of(after(plain, 1)) != digest_of(after(tested, 1))
+
+
+def test_a_resumed_run_has_the_same_bits(training: Training, tmp_path: Path) -> None:
+    tested = training(AuditHParams(30, canary_coins=True))
+    path = save(tmp_path, after(tested, 2), Provenance("", "", 40, MODEL))
+    assert digest_of(after(tested, 4, load(path)[0])) == digest_of(after(tested))
+
+
+def test_shards_change_no_cosine_but_in_rounding(training: Training) -> None:
+    found = []
+    for shards in (1, 3):
+        tested = training(AuditHParams(30), shards=shards)
+        found.append(cosines(change(tested, after(tested)), 3, range(60)))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
+def test_vectors_that_took_no_part_are_exchangeable(training: Training) -> None:
+    """Of a run without canary users the cosines are those of a uniform direction; canary users have larger ones."""
+    plain, tested = training(), training(AuditHParams(200))
+    moved = change(plain, after(plain))
+    spread = sum(value.numel() for value in moved.values()) ** -0.5
+    unseen = cosines(moved, 3, range(200))
+    assert scipy.stats.kstest(unseen / spread, "norm").pvalue > 0.01
+    seen = cosines(change(tested, after(tested)), 3, range(400))
+    assert scipy.stats.kstest(seen[200:] / spread, "norm").pvalue > 0.01
+    assert scipy.stats.mannwhitneyu(seen[:200], seen[200:], alternative="greater").pvalue < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("audit.update_canaries=9",), 'privacy.mechanism "none" has none; set it to "clip" or "dp"'),
+        (("audit.update_canaries=-1",), "update_canaries must not be negative, found -1"),
+        (("audit.canary_coins=true",), "set update_canaries, e.g. to 1000, or remove it"),
+        (("training={kind='central'}", "local={}", "audit.update_canaries=9"), "of federated training, but"),
+        (
+            ("training.algorithm=scaffold", "privacy={mechanism='clip',clip=1.0}", "audit.update_canaries=9"),
+            "more than a clipped update leaves a user",
+        ),
+    ],
+)
+def test_what_cannot_have_canary_users_is_refused(
+    training: Training, tmp_path: Path, overrides: Sequence[str], message: str
+) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    users = cast(Split, training().users)
+    with pytest.raises(InputError, match=message):
+        load_config(tmp_path / "tiny.toml", overrides).training_of(users, 4)
+
+
+MEMORY = """
+import resource, torch, numpy as np
+from flsim.models.architectures import build
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.update_canaries import AuditHParams, cosines, with_canaries
+params = {name: value.detach().double() for name, value in build(10_000, ModelHParams()).trainable.items()}
+cosines({"a": torch.ones(3)}, 0, range(1))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+drawn = AuditHParams(1_000).drawn(0, 0, 5_000, 500, "poisson")
+total = with_canaries(params, drawn, 0, 0.2)
+found = cosines({name: value - params[name] for name, value in total.items()}, 0, range(1_000))
+is_in = np.isin(np.arange(1_000), drawn)
+print(sum(value.numel() for value in params.values()), len(drawn), found[is_in].min(), found[~is_in].max())
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.nightly
+def test_a_thousand_canary_users_of_the_papers_model_take_the_memory_of_a_few_copies() -> None:
+    """Kept at once, the vectors of 1.4 million float32 values would take 5.7 GB; a model in float64 takes 11 MB."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    sizes, megabytes = done.stdout.splitlines()
+    parameters, drawn, smallest, largest = map(float, sizes.split())
+    assert parameters > 1.4e6
+    assert 60 < drawn < 140, "100 are expected, with a standard deviation of 9.5"
+    assert smallest > 0.9 * drawn**-0.5 > largest
+    assert float(megabytes) < 100
