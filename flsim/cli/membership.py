@@ -51,7 +51,7 @@ def membership(
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Attack the membership of records: tell those that training read from others.
+    """Attack membership: tell records of training from others.
 
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
     of equal length. Prints how well each attack tells them apart, beside controls, and stores that in the run folder.

@@ -20,9 +20,9 @@ def tune(
     address: Address = None,
     at_once: AtOnce = None,
 ) -> None:
-    """Choose settings of a sweep, such as learning rates, by perplexity on test users alone.
+    """Choose settings of a sweep by perplexity on test users.
 
-    Each group of runs, such as a world of an optimizer, has the same trials on the same seeds. Canaries are planted as
+    Nothing else decides on them, such as learning rates. Each group of runs, such as a world of an optimizer, has the same trials on the same seeds. Canaries are planted as
     in the sweep, and nothing is measured of them. The better half of the trials trains on, until the last ones are
     whole. A best value at the edge of its range widens the range.
 
