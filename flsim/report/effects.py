@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup
 
+from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import number, plural
@@ -14,6 +16,7 @@ from flsim.report.factors import Contrast, contrasts
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.inference import ROUNDING, t_interval
+from flsim.results.like_utility import pair_at_like_utility
 
 NOTE = (
     "Each effect is a mean over the pairs of settings that differ in this factor alone, and in what always changes "
@@ -36,6 +39,9 @@ class Effect:
         low, high: 95% interval of their mean, from Student's t over seeds; NaN below two.
         perplexities: mean perplexities at a and at b; NaN if not measured.
         at_ceiling: shares of the canaries that have the largest possible exposure, at a and at b.
+        alike: the same differences where both models first predict equally well; empty if not every pair has such a
+            point (`flsim.results.like_utility`).
+        alike_low, alike_high: 95% interval of their mean over seeds.
     """
 
     contrast: Contrast
@@ -45,10 +51,17 @@ class Effect:
     high: float
     perplexities: tuple[float, float]
     at_ceiling: tuple[float, float]
+    alike: tuple[float, ...] = ()
+    alike_low: float = math.nan
+    alike_high: float = math.nan
 
     @property
     def mean(self) -> float:
         return float(np.mean(self.differences))
+
+    @property
+    def alike_mean(self) -> float:
+        return float(np.mean(self.alike))
 
 
 def effects(gathered: Gathered) -> list[Effect]:
@@ -73,6 +86,7 @@ def effect_of(contrast: Contrast) -> Effect:
     sides = [[run[seed] for run in side for seed in seeds] for side in zip(*pairs, strict=True)]
     utility = [np.mean([_last(run, PERPLEXITY.name) for run in side]) for side in sides]
     shares = [at_ceiling([(run.results, run.results.evaluated[-1]) for run in dict.fromkeys(side)]) for side in sides]
+    alike = _at_like_utility(pairs, seeds)
     return Effect(
         contrast,
         len(pairs),
@@ -80,7 +94,23 @@ def effect_of(contrast: Contrast) -> Effect:
         *t_interval(rounded),
         (float(utility[0]), float(utility[1])),
         (shares[0].share, shares[1].share),
+        alike,
+        *(t_interval(np.asarray(alike)) if alike else nan),
     )
+
+
+def _at_like_utility(
+    pairs: Sequence[tuple[dict[int, RunView], dict[int, RunView]]], seeds: Sequence[int]
+) -> tuple[float, ...]:
+    """Return the mean difference of pairs where both models first predict equally well, for each seed."""
+
+    def difference(a: RunView, b: RunView) -> float:
+        return float(pair_at_like_utility(a.results, b.results).differences.mean())
+
+    with suppress(InputError):
+        means = [np.mean([difference(a[seed], b[seed]) for a, b in pairs]) for seed in seeds]
+        return tuple(np.round(means, ROUNDING).tolist())
+    return ()
 
 
 def sentences(every: Sequence[Effect]) -> list[Markup]:
@@ -112,6 +142,11 @@ def _sentence(effect: Effect) -> str:
     if not any(map(math.isnan, effect.perplexities)):
         a, b = (number(value, "{:.3g}") for value in effect.perplexities)
         text += f", at perplexity {a} against {b}"
+    if effect.alike:
+        mean, low, high = (
+            number(value, "{:+.2f}") for value in (effect.alike_mean, effect.alike_low, effect.alike_high)
+        )
+        text += f"; where both first predict equally well {mean}" + f" ({low} to {high})" * (count > 1)
     if max(effect.at_ceiling) >= MANY:
         a, b = (number(share, "{:.0%}") for share in effect.at_ceiling)
         text += f"; {a} and {b} of the canaries are at the ceiling"

@@ -170,7 +170,7 @@ def _owners(a: _Profile, b: _Profile) -> frozenset[str]:
         ours, theirs = a.values.get(key), b.values.get(key)
         if ours == theirs:
             continue
-        is_own = not is_of_one_kind and key.startswith(("training.", "local."))
+        is_own = not is_of_one_kind and key.startswith(("training.", "local.", "audit."))
         if is_own and key != "training.kind" and (None in (ours, theirs) or RATES.fullmatch(key)):
             continue
         owners.add(OWNERS.get(key) or (RATE if RATES.fullmatch(key) else key))
