@@ -59,8 +59,8 @@ class AuditHParams:
         """Return a sentence on what the canary users cost a run of so many real users."""
         share = self.update_canaries * (0.5 if self.canary_coins else 1.0) / population
         return (
-            f"{self.update_canaries:,} canary users beside {population:,} users: a round has about {share:.2g} times as "
-            f"many random updates as real ones, which cost utility as noise does"
+            f"{self.update_canaries:,} canary users beside {population:,} users: a round has about {share:.2g} times "
+            f"as many random updates as real ones, which cost utility as noise does"
         )
 
     def present(self, seed: int) -> NDArray[np.bool_]:
