@@ -14,7 +14,6 @@ import scipy
 from numpy.typing import NDArray
 
 from flsim.privacy.update_canaries import cosines
-from flsim.runs.config import FederatedConfig
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
@@ -61,10 +60,10 @@ class CanaryUsers:
         """Return the estimate from those that took no part, whose epsilon is 0: how far chance alone takes it."""
         return self._estimate_of(self.others)
 
-    def _estimate_of(self, found: Floats) -> float | None:
-        if len(found) < 2:
+    def _estimate_of(self, values: Floats) -> float | None:
+        if len(values) < 2:
             return None
-        return epsilon_of_cosines(float(found.mean()), float(found.std(ddof=1)), self.dimension, self.delta)
+        return epsilon_of_cosines(float(values.mean()), float(values.std(ddof=1)), self.dimension, self.delta)
 
 
 def canary_users_of(run: Run, state: State, delta: float | None = None) -> CanaryUsers | None:
@@ -75,17 +74,17 @@ def canary_users_of(run: Run, state: State, delta: float | None = None) -> Canar
         state: its state after a round.
         delta: delta of the estimate; that of the run if not given.
     """
-    config = run.config
-    if not isinstance(config, FederatedConfig) or not (number := config.audit.update_canaries):
+    settings, seed = run.config.canary_users, run.config.seed
+    if not (number := settings.update_canaries):
         return None
     first = run.training().first_state().params
     change = {name: value.double() - first[name].double() for name, value in state.params.items()}
-    has_coins = config.audit.canary_coins
-    found = cosines(change, config.seed, range(number if has_coins else 2 * number))
+    has_coins = settings.canary_coins
+    every = cosines(change, seed, range(number if has_coins else 2 * number))
     return CanaryUsers(
-        found[:number],
-        config.audit.present(config.seed),
-        found[number:],
+        every[:number],
+        settings.present(seed),
+        every[number:],
         has_coins,
         sum(value.numel() for value in change.values()),
         run.delta if delta is None else delta,

@@ -15,7 +15,6 @@ from flsim.privacy.conventions import Convention
 from flsim.privacy.ledger import Ledger, epsilon
 from flsim.privacy.report import Unit
 from flsim.results.store import RunResults, read_run
-from flsim.runs.config import FederatedConfig
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
@@ -128,7 +127,8 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
     results, run = read_run(path), Run.open(path)
     at = results.at(round, epoch)
     ranks, references = results.of_planted("rank", at), results.references(at)
-    state = _state(run, at) if _has_canary_users(run) or run.config.privacy.mechanism == "dp" else None
+    needs_state = run.config.canary_users.update_canaries or run.config.privacy.mechanism == "dp"
+    state = _state(run, at) if needs_state else None
     canary_users = canary_users_of(run, state, delta) if state else None
     if canary_users and (ranks is None or ranks.empty):
         ranks, references = pd.Series(dtype="float64"), 0
@@ -194,10 +194,6 @@ def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
         np.asarray(drawn["coin"], dtype=np.bool_),
         np.asarray(groups, dtype=np.int64).clip(1),
     )
-
-
-def _has_canary_users(run: Run) -> bool:
-    return isinstance(run.config, FederatedConfig) and run.config.audit.update_canaries > 0
 
 
 def _state(run: Run, round_: int) -> State:

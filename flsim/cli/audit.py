@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flsim.base.errors import InputError
+from flsim.cli.options import Json
 from flsim.cli.results import RUNS, Epoch, Format, Round, TableOut
 
 EPILOG = """Example: flsim audit runs/demo/iid runs/demo/non-iid
@@ -31,12 +32,15 @@ def audit(
     epoch: Epoch = None,
     format: Annotated[Format, typer.Option(help="Format of the output: md, csv or parquet.")] = Format.md,
     out: TableOut = None,
+    as_json: Json = False,
 ) -> None:
     """Say what a run's canaries prove about its privacy.
 
     Prints how many canaries an attacker finds at low false-positive rates, a lower bound on epsilon, and of a run with
-    noise whether its ledger is contradicted.
+    noise whether its ledger is contradicted. Of canary users with random updates it prints an estimate and a bound.
     """
+    import json
+
     import pandas as pd
 
     from flsim.audits.audit import audit as rows_of
@@ -49,6 +53,8 @@ def audit(
 
     if format is Format.latex:
         raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
+    if as_json and format is not Format.md:
+        raise InputError(f"--json and --format {format.value} both say how to print; give one of them")
     if format is Format.parquet and out is None:
         raise InputError("--format parquet: not for a terminal; name a file with --out")
     refuse_two_points(round, epoch)
@@ -58,7 +64,10 @@ def audit(
         formats.write_parquet(pd.concat(tables, ignore_index=True), out)
         return
     text = (
-        formats.to_csv(pd.concat(tables, ignore_index=True))
+        json.dumps({"rows": json.loads(pd.concat(tables).to_json(orient="records", double_precision=15))}, indent=2)
+        + "\n"
+        if as_json
+        else formats.to_csv(pd.concat(tables, ignore_index=True))
         if format is Format.csv
         else "\n".join(to_text(subject, table) for subject, table in zip(subjects, tables, strict=True))
     )

@@ -9,9 +9,8 @@ from flsim.planning.scale import Users
 from flsim.privacy.allowed import sound_convention
 from flsim.privacy.report import Unit
 from flsim.privacy.sampling import Relation
-from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.sweeps import WORLD
-from flsim.runs.config import Config, FederatedConfig
+from flsim.runs.config import Config
 from flsim.sweeps.definition import Planned
 
 
@@ -69,7 +68,7 @@ def _provable(name: str, config: Config, users: Users) -> Provable:
         relation = sound_convention(config.sampler).relation
         delta = config.privacy.delta_for(users.users if config.unit == "user" else users.records)
     steps = 1 if relation == "replace-one" else 2  # to replace a unit is to remove it and to add another
-    audit = config.audit if isinstance(config, FederatedConfig) else AuditHParams()
+    audit = config.canary_users
     of_coins = ceiling_of_coins(groups, delta) if has_coins else None
     return Provable(
         name,

@@ -57,10 +57,10 @@ class AuditHParams:
 
     def cost(self, population: int) -> str:
         """Return a sentence on what the canary users cost a run of so many real users."""
-        share = self.update_canaries / population
+        share = self.update_canaries * (0.5 if self.canary_coins else 1.0) / population
         return (
-            f"{self.update_canaries:,} canary users beside {population:,} users: a round has {share:.2g} times as many "
-            f"random updates as real ones, which cost utility as noise does"
+            f"{self.update_canaries:,} canary users beside {population:,} users: a round has about {share:.2g} times "
+            f"as many random updates as real ones, which cost utility as noise does"
         )
 
     def present(self, seed: int) -> NDArray[np.bool_]:

@@ -59,8 +59,8 @@ def _of_ranks(label: str, subjects: Sequence[Subject], id_: str) -> Markup:
 
 
 def _of_users(label: str, subjects: Sequence[Subject], id_: str) -> Markup:
-    found = [subject.canary_users for subject in subjects if subject.canary_users]
-    members, others = (np.concatenate(sides) for sides in zip(*((u.members, u.others) for u in found), strict=True))
+    every = [subject.canary_users for subject in subjects if subject.canary_users]
+    members, others = (np.concatenate(side) for side in zip(*((one.members, one.others) for one in every), strict=True))
     claim = subjects[0].claim
     allowed = None if claim is None else claim.curve.tpr
     if not len(members) or not len(others):

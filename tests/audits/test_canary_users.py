@@ -1,6 +1,7 @@
 """Canary users of a run, audited: the estimate against published values and truths, the bound against the ledger."""
 
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -150,3 +151,17 @@ def test_canary_users_are_audited_where_no_canary_is_ranked(experiment: Experime
         "trade-off, canary users by coins",
     }
     assert "canaries rank" not in to_text(without, table)
+
+
+def test_json_has_the_rows_of_the_table(experiment: Experiment, flsim: Flsim) -> None:
+    run = run_with_canary_users(experiment)
+    code, out, err = flsim("audit", run, "--json")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    expected = audit(subject_of(run)).to_dict("records")
+    assert [row["method"] for row in rows] == [row["method"] for row in expected]
+    (low,) = [row["low"] for row in rows if row["method"] == "epsilon, canary users by coins"]
+    assert low == pytest.approx(
+        next(row["low"] for row in expected if row["method"] == "epsilon, canary users by coins")
+    )
+    assert flsim("audit", run, "--json", "--format", "csv")[0] == 2

@@ -26,6 +26,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
+from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
@@ -266,6 +267,11 @@ class Config(ABC):
     def slots_kept_by_users(self) -> int:
         """Return the number of tensors of each parameter's shape, float32, that a sampled user keeps between rounds."""
         return 0
+
+    @property
+    def canary_users(self) -> AuditHParams:
+        """Return the settings of canary users with random updates; training without users has none."""
+        return AuditHParams()
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:

@@ -189,6 +189,10 @@ class FederatedConfig(Config):
     def slots_kept_by_users(self) -> int:
         return len(algorithm_named(self.training.algorithm).user_slots)
 
+    @property
+    def canary_users(self) -> AuditHParams:
+        return self.audit
+
     def meetings(self, users: Population, rounds: int) -> Meetings:
         if is_own(self.training.sampler):
             raise InputError(
