@@ -36,7 +36,7 @@ def canaries(
         ),
     ] = None,
 ) -> None:
-    """List the canaries of a run, and what the model memorized of each.
+    """List the canaries of a run, and which were memorized.
 
     A row has the phrase, its sharers and copies, rank and exposure, and whether it was extracted.
     """

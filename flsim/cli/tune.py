@@ -20,11 +20,12 @@ def tune(
     address: Address = None,
     at_once: AtOnce = None,
 ) -> None:
-    """Choose settings of a sweep, such as learning rates, by perplexity on test users alone.
+    """Choose settings of a sweep by perplexity on test users.
 
-    Each group of runs, such as a world of an optimizer, has the same trials on the same seeds. Canaries are planted as
-    in the sweep, and nothing is measured of them. The better half of the trials trains on, until the last ones are
-    whole. A best value at the edge of its range widens the range.
+    Searches settings such as learning rates, and looks at utility alone. Each group of runs, such as a world of an
+    optimizer, has the same trials on the same seeds. Canaries are planted as in the sweep, and nothing is measured of
+    them. The better half of the trials trains on, until the last ones are whole. A best value at the edge of its range
+    widens the range.
 
     Writes tuned.toml into the folder. A tier of the sweep names the file as tuned, and the seeds of the search are
     refused there.

@@ -13,7 +13,7 @@ from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.membership.attack import Attack
-from flsim.membership.built_in import BLIND, BUILT_IN
+from flsim.membership.built_in import BLIND, BUILT_IN, quantile_of_others
 from flsim.membership.candidates import Candidates
 from flsim.membership.inference import row_of, scores_of
 from flsim.membership.stored import column
@@ -85,6 +85,17 @@ def test_the_blind_control_sees_that_members_have_other_words() -> None:
     weights = np.arange(LAYOUT.vocabulary_size, 0.0, -1)
     candidates = replace(before(untrained(), Records.from_lists(shifted)), unigram=np.log(weights / weights.sum()))
     assert row_of(BLIND, candidates, targets)["auroc"] > 0.9
+
+
+def test_a_quantile_is_that_of_non_members() -> None:
+    """Whatever members score, what is learned stays the same; a tenth of non-members is above it."""
+    rng = np.random.default_rng(4)
+    is_member, statistics = np.arange(200) % 2 == 0, rng.normal(size=(200, 4))
+    other = statistics.copy()
+    other[is_member, 0] += 100
+    one, same = (quantile_of_others(values, is_member)(statistics) for values in (statistics, other))
+    np.testing.assert_allclose(one, same, atol=1e-9)
+    assert 5 <= (one[~is_member] > 1e-9).sum() <= 10
 
 
 def test_an_attack_that_learns_is_measured_on_the_pairs_that_it_did_not_learn_from() -> None:
