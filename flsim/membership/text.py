@@ -164,11 +164,11 @@ def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) ->
 
 def shadows_to_objects(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> dict[str, Any]:
     """Return the same as an object for JSON, with the counterfactual memorization of each target."""
-    rows, each = (
+    rows, of_targets = (
         [{str(name): _plain(value) for name, value in row.items()} for row in part.to_dict("records")]
         for part in (table, targets)
     )
-    return {"setting": setting, "attacks": rows, "targets": each}
+    return {"setting": setting, "attacks": rows, "targets": of_targets}
 
 
 def _memorization(targets: pd.DataFrame) -> str:
