@@ -84,7 +84,7 @@ def membership(
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Attack membership: tell records, or users, of training from others.
+    """Attack membership: tell training records or users from others.
 
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
     of equal length. With --unit user, members are users who took part, told by records of theirs that no training read

@@ -126,9 +126,31 @@ def test_the_interval_is_students_over_the_seeds_means_over_pairs() -> None:
     (text,) = sentences([effect])
     mean, low, high = (f"{value:+.2f}".replace("-", "−") for value in (np.mean(means), *interval))
     told = (
-        f"is {mean} bits (95% interval {low} to {high} over 4 seeds; 3 pairs of settings), at perplexity 60 against 60."
+        f"is {mean} bits (95% interval {low} to {high} over 4 seeds; 3 pairs of settings), at perplexity 60 against 60; "
+        f"where both first predict equally well {mean} ({low} to {high})."
     )
     assert text == f"<b>World, with FedAvg:</b> IID less non-IID {told}"
+
+
+def test_a_difference_of_utility_is_told_from_one_at_equal_perplexity() -> None:
+    """IID data ends 4 bits above at perplexity 30, but has 1 bit more where it passes 60, in the middle of its way.
+
+    There it is halfway between its evaluations at 120 and 30, along the logarithm: 5 bits, between 2 and 8.
+    """
+
+    def trained(config: Config) -> RunView:
+        end = (8.0, 30.0) if config.world == "iid" else (4.0, 60.0)
+        earlier, last = run_of(config, 2.0, perplexity=120.0), run_of(config, end[0], perplexity=end[1])
+        rows = pd.concat([earlier.results.rows.assign(round=5), last.results.rows], ignore_index=True)
+        return replace(last, results=replace(last.results, rows=rows))
+
+    gathered = gathered_of(table_1(), lambda *_: 0.0)
+    for line in gathered.lines:
+        for setting in line.settings:
+            setting.runs[:] = [trained(run.config) for run in setting.runs if run.config]
+    effect = by_name(effects(gathered))["World", "FedAvg"]
+    assert effect.differences == pytest.approx([4.0] * 3)
+    assert effect.alike == pytest.approx([1.0] * 3)
 
 
 def test_without_any_effect_most_intervals_hold_zero() -> None:
