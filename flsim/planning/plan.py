@@ -128,7 +128,7 @@ class Plan:
     source: str | None
     disk: Disk
     privacy: tuple[Privacy, ...]
-    power: Power
+    power: Power | None
     time: Time | None = None
     memory: Memory | None = None
     against: tuple[Against, ...] = ()
@@ -187,8 +187,10 @@ def privacy_of(
     return list(by_release.values())
 
 
-def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float) -> Power:
-    """Return the power of a comparison, by `flsim.results.power`."""
+def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float) -> Power | None:
+    """Return the power of a comparison, by `flsim.results.power`; None without canaries."""
+    if not canaries:
+        return None
     return Power(
         canaries,
         seeds,

@@ -147,7 +147,7 @@ def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
         Canaries(hparams.count, None, None, None, float(copies))
         if copies is not None
         else Canaries(hparams.count, p_u, p_e, p_u * users.users, p_u * p_e * users.records)
-        for p_u, p_e, copies in configurations(hparams)[:: hparams.count]
+        for p_u, p_e, copies in configurations(hparams)[:: hparams.count or 1]
     )
 
 

@@ -16,6 +16,8 @@ from flsim.results.power import SD_CANARIES, SD_SEEDS
 RECORDS = "Sound: sensitivity S under add-or-remove-one of a record, with Poisson sampling.\n"
 BUSY = 0.1  # share of the cores that others take, from which on times say so
 
+COPIES = " Sharers: p_u x users. Copies: expected copies of a canary."
+
 
 def page(plan: Plan) -> str:
     """Return the whole plan as text."""
@@ -91,14 +93,14 @@ def _scale(plan: Plan) -> str:
     counts = Column("Canaries", [str(canaries.count) for canaries in ours.canaries])
     text = "Length: number of rounds, each of `batch` users, or for SGD of steps, each of `batch` records."
     text += " Share: share of all users in a round." * any(row.share is not None for row in ours.rows)
-    has_copies = ours.canaries[0].p_u is None
-    text += (
-        " Copies: copies of a canary." if has_copies else " Sharers: p_u x users. Copies: expected copies of a canary."
-    )
+    if ours.canaries:
+        has_copies = ours.canaries[0].p_u is None
+        text += " Copies: copies of a canary." if has_copies else COPIES
     if theirs is not None:
         text += f" Published: {plan.source}, {number(theirs.users.users)} users of about "
         text += f"{theirs.users.records / theirs.users.users:.0f} records."
-    tables = [(labels, units), ([names], list(_rows(ours, theirs))), ([counts], list(_copies(ours, theirs)))]
+    tables = [(labels, units), ([names], list(_rows(ours, theirs)))]
+    tables += [([counts], list(_copies(ours, theirs)))] if ours.canaries else []
     return _heading("Scale") + "".join(markdown(*table) for table in tables) + note(text)
 
 
@@ -213,6 +215,8 @@ def _epsilon(value: float | None, is_of_sampler: bool) -> str:
 def _power(plan: Plan) -> str:
     """Return the section on power; each sentence is about one kind of test: over canaries, or over seeds."""
     power = plan.power
+    if power is None:
+        return ""
     canaries = f"{power.canaries:,} canar{'y' if power.canaries == 1 else 'ies'}"
     effect = f"{power.effect:g} {'bit' if power.effect == 1 else 'bits'}"
     seeds_needed = "no number of" if power.seeds_needed is None else f"{power.seeds_needed:,}"

@@ -106,6 +106,14 @@ def test_a_run_of_its_own(experiment: Experiment, flsim: Flsim) -> None:
     assert plan["power"]["canaries"] == 4
 
 
+def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Experiment, flsim: Flsim) -> None:
+    arguments = (experiment.config, "--set", "canaries.count=0")
+    code, out, err = flsim(*arguments)
+    assert (code, err) == (0, "")
+    assert not [words for words in ("Statistical power", "Largest provable epsilon", "Sharers") if words in out]
+    assert planned(flsim, *arguments)["power"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
