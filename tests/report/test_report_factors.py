@@ -126,8 +126,8 @@ def test_the_interval_is_students_over_the_seeds_means_over_pairs() -> None:
     (text,) = sentences([effect])
     mean, low, high = (f"{value:+.2f}".replace("-", "−") for value in (np.mean(means), *interval))
     told = (
-        f"is {mean} bits (95% interval {low} to {high} over 4 seeds; 3 pairs of settings), at perplexity 60 against 60; "
-        f"where both first predict equally well {mean} ({low} to {high})."
+        f"is {mean} bits (95% interval {low} to {high} over 4 seeds; 3 pairs of settings), at perplexity 60 against 60"
+        f"; where both first predict equally well {mean} ({low} to {high})."
     )
     assert text == f"<b>World, with FedAvg:</b> IID less non-IID {told}"
 
