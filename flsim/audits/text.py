@@ -1,5 +1,6 @@
 """An audit as text for people: what is found at each false-positive rate, and sentences that can be quoted."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,14 @@ def to_text(subject: Subject, table: pd.DataFrame) -> str:
         columns.append(Column("Allowed %", formatted(rates["allowed"], "{:.1f}", 100), note=ALLOWED))
     paragraphs = [sentence(subject, table), *_others(subject, table), _groups(subject)]
     return "\n".join([title, markdown(columns[:1], [columns[1:]]), *map(note, paragraphs)])
+
+
+def to_object(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the audit of one run for JSON: ``run``, ``setting``, ``round``, and ``rows``; unknown values are None."""
+    rows = json.loads(table.to_json(orient="records", double_precision=15))
+    about = ("run", "setting", "round")
+    of_run = {name: rows[0][name] for name in about}
+    return of_run | {"rows": [{name: value for name, value in row.items() if name not in about} for row in rows]}
 
 
 def sentence(subject: Subject, table: pd.DataFrame) -> str:

@@ -45,11 +45,11 @@ def audit(
 
     from flsim.audits.audit import audit as rows_of
     from flsim.audits.subject import subject_of
-    from flsim.audits.text import to_text
+    from flsim.audits.text import to_object, to_text
     from flsim.base.files import named_file
     from flsim.results import formats
-    from flsim.results.paths import expanded
     from flsim.results.store import refuse_two_points
+    from flsim.results.sweeps import over_runs
 
     if format is Format.latex:
         raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
@@ -58,14 +58,13 @@ def audit(
     if format is Format.parquet and out is None:
         raise InputError("--format parquet: not for a terminal; name a file with --out")
     refuse_two_points(round, epoch)
-    subjects = [subject_of(path, round, epoch, delta) for path in expanded(runs)]
+    subjects = list(over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values())
     tables = [rows_of(subject, threshold) for subject in subjects]
     if format is Format.parquet and out is not None:
         formats.write_parquet(pd.concat(tables, ignore_index=True), out)
         return
     text = (
-        json.dumps({"rows": json.loads(pd.concat(tables).to_json(orient="records", double_precision=15))}, indent=2)
-        + "\n"
+        json.dumps({"runs": [to_object(table) for table in tables]}, indent=2) + "\n"
         if as_json
         else formats.to_csv(pd.concat(tables, ignore_index=True))
         if format is Format.csv

@@ -95,12 +95,11 @@ def membership(
     from flsim.membership.text import to_objects, to_text
     from flsim.membership.users import infer_users
     from flsim.results.paths import expanded
-    from flsim.results.sweeps import run_folders
+    from flsim.results.sweeps import over_runs, run_folders
 
     check_device(device)
-    folders = run_folders(expanded(runs))
     if shadows:
-        _by_shadows(folders, records, round, device, as_json)
+        _by_shadows(run_folders(expanded(runs)), records, round, device, as_json)
         return
     if unit is Unit.user and attack:
         raise InputError(f"--attack {attack[0]}: attacks are on records, and users have one; remove it or --unit user")
@@ -110,7 +109,7 @@ def membership(
             return infer_users(path, records, round, reference, delta, device)
         return attack_run(path, attack or (), records, round, reference, delta, device)
 
-    tables = {path: inferred(path) for path in folders}
+    tables = over_runs(runs, inferred)
     if as_json:
         objects = [{"folder": str(path), "rows": to_objects(table)} for path, table in tables.items()]
         typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))

@@ -4,16 +4,18 @@ sweep.json      the runs' names, axes and published values; sessions: times of w
 runs/NAME/      run folders
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
+from flsim.base.progress import say
 from flsim.results.copies import without_copies
+from flsim.results.paths import expanded
 from flsim.results.published import with_question
 from flsim.results.run_file import is_run
 from flsim.results.store import RunResults, read_run
@@ -22,6 +24,7 @@ from flsim.results.sweep_file import SWEEP_FILE
 from flsim.results.sweep_file import is_sweep as is_sweep
 
 RUNS = "runs"
+Measured = TypeVar("Measured")
 WORLD = "data.world"  # the axis that makes twins
 
 
@@ -139,6 +142,28 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if names.count(name) > 1:
             raise InputError(f"{folder}: named twice, by itself or by its sweep; name it once")
     return folders
+
+
+def over_runs(paths: Sequence[Path], measure: Callable[[Path], Measured]) -> dict[Path, Measured]:
+    """Return what a function gives for each run folder, where paths may be folders of sweeps and of runs.
+
+    Among several runs, one for which the function raises InputError, such as one that diverged, is left out with one
+    line on standard error.
+
+    Raises:
+        InputError: no run has a result.
+    """
+    folders, measured = run_folders(expanded(paths)), dict[Path, Measured]()
+    for folder in folders:
+        try:
+            measured[folder] = measure(folder)
+        except InputError as error:
+            if len(folders) == 1:
+                raise
+            say(f"left out: {error}")
+    if not measured:
+        raise InputError(f"{', '.join(map(str, paths))}: no run has a result, for the reasons above")
+    return measured
 
 
 def read_shown(paths: Sequence[Path]) -> dict[Path, RunResults]:

@@ -1,7 +1,9 @@
 """`flsim audit` of real runs: rows against a second computation from their files, groups, claims and refusals."""
 
 import io
+import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,3 +104,19 @@ def test_what_cannot_be_audited_is_one_line(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
+    trained: Trained, flsim: Flsim, tmp_path: Path
+) -> None:
+    run, folder = trained(), tmp_path / "runs"
+    for name in ("one", "two", "diverged"):
+        shutil.copytree(run, folder / name)
+    shutil.rmtree(folder / "diverged" / "rows")
+    code, out, err = flsim("audit", folder, "--json")
+    audited = json.loads(out)["runs"]
+    assert (code, [one["run"] for one in audited]) == (0, ["one", "two"])
+    assert audited[0]["rows"] == audited[1]["rows"] != []
+    assert "left out: run diverged: not evaluated yet" in err
+    shutil.rmtree(folder / "one"), shutil.rmtree(folder / "two")
+    assert flsim("audit", folder)[0] == 2

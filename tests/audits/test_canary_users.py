@@ -157,7 +157,8 @@ def test_json_has_the_rows_of_the_table(experiment: Experiment, flsim: Flsim) ->
     run = run_with_canary_users(experiment)
     code, out, err = flsim("audit", run, "--json")
     assert code == 0, err
-    rows = json.loads(out)["rows"]
+    (only,) = json.loads(out)["runs"]
+    rows = only["rows"]
     expected = audit(subject_of(run)).to_dict("records")
     assert [row["method"] for row in rows] == [row["method"] for row in expected]
     (low,) = [row["low"] for row in rows if row["method"] == "epsilon, canary users by coins"]
