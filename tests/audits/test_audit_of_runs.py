@@ -118,5 +118,6 @@ def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
     assert (code, [one["run"] for one in audited]) == (0, ["one", "two"])
     assert audited[0]["rows"] == audited[1]["rows"] != []
     assert "left out: run diverged: not evaluated yet" in err
-    shutil.rmtree(folder / "one"), shutil.rmtree(folder / "two")
+    for name in ("one", "two"):
+        shutil.rmtree(folder / name)
     assert flsim("audit", folder)[0] == 2
