@@ -186,9 +186,10 @@ def _draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
         panel.axhline(ceiling, color=CEILING, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
         label = f"most that |R| = {2**ceiling - 1:,.0f} can show"
         panel.annotate(
-            label, (0.99, ceiling), xycoords=("axes fraction", "data"), ha="right", va="top", fontsize=7, color=CEILING
-        )
-        panel.set_ylim(top=max(top, 1.04 * ceiling))
+            label, (0.99, ceiling), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
+            va="bottom", fontsize=7, color=CEILING,
+        )  # fmt: skip
+        panel.set_ylim(top=max(top, 1.09 * ceiling))
 
 
 def _measured(run: RunResults, quantity: Quantity, round_: int) -> NDArray[np.float64] | None:
