@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from helpers import TINY, Experiment, Flsim, MakeCorpus, Trained
+from helpers import TINY, Experiment, Flsim, MakeCorpus, Trained, train_here
 from hypothesis import settings
 
 from flsim import cli
@@ -88,17 +88,33 @@ def experiment(
 @pytest.fixture
 def trained(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Whole runs of the experiment with given overrides, each trained once for all tests; nobody changes them."""
-    base = tmp_path_factory.getbasetemp()
+    return trained_once(experiment, tmp_path_factory, "trained", lambda own, overrides: own.run("run", *overrides))
+
+
+@pytest.fixture
+def trained_here(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The same in this process, without Ray, which takes seconds: for tests of what was measured, not of running."""
+    return trained_once(experiment, tmp_path_factory, "here", train_here)
+
+
+def trained_once(
+    experiment: Experiment,
+    factory: pytest.TempPathFactory,
+    name: str,
+    train: Callable[[Experiment, tuple[str, ...]], object],
+) -> Trained:
+    """Return a function that gives the run of some overrides, which only its first caller trains."""
+    base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def trained(*overrides: str) -> Path:
         settings = "\n".join([experiment.config.read_text(), *overrides])
-        folder = shared / f"trained-{sha256(settings.encode()).hexdigest()[:16]}"
+        folder = shared / f"{name}-{sha256(settings.encode()).hexdigest()[:16]}"
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 shutil.copytree(experiment.folder / "corpus", folder / "corpus")
                 shutil.copy(experiment.config, folder)
-                Experiment(folder).run("run", *overrides)
+                train(Experiment(folder), overrides)
         return folder / "run"
 
     return trained

@@ -25,9 +25,9 @@ Trained = Callable[..., Path]
 Flsim = Callable[..., tuple[int, str, str]]
 
 
-def test_rows_are_those_of_the_ranks(trained: Trained, flsim: Flsim) -> None:
+def test_rows_are_those_of_the_ranks(trained_here: Trained, flsim: Flsim) -> None:
     """Counts, shares and intervals from the Parquet files, and the bound as the root of a binomial tail."""
-    run = trained()
+    run = trained_here()
     code, out, _ = flsim("audit", run, "--threshold", 3, "--format", "csv")
     assert code == 0
     table = pd.read_csv(io.StringIO(out))
@@ -51,9 +51,9 @@ def test_rows_are_those_of_the_ranks(trained: Trained, flsim: Flsim) -> None:
 
 
 @pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_users_that_share_a_canary_are_counted(trained: Trained, world: str) -> None:
+def test_users_that_share_a_canary_are_counted(trained_here: Trained, world: str) -> None:
     """Each user by itself, as users read their records; without the corpus, copies stand for users of the twin."""
-    run = trained(f"data.world='{world}'")
+    run = trained_here(f"data.world='{world}'")
     subject, opened = subject_of(run), Run.open(run)
     phrases = {canary.id: list(canary.tokens) for canary in opened.canaries}
     for canary, group in zip(subject.canaries, subject.groups, strict=True):
@@ -62,9 +62,9 @@ def test_users_that_share_a_canary_are_counted(trained: Trained, world: str) -> 
     assert subject.is_exact
 
 
-def test_a_ledger_is_held_against_what_was_detected(trained: Trained, flsim: Flsim) -> None:
+def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim: Flsim) -> None:
     """The claim is the ledger's own, to remove a user and add another; a tiny run contradicts nothing."""
-    run = trained(*PRIVATE)
+    run = trained_here(*PRIVATE)
     subject = subject_of(run)
     assert subject.claim is not None
     assert (subject.claim.convention.name, subject.claim.steps) == ("poisson-rdp", 2)
@@ -98,18 +98,18 @@ def test_a_curve_of_a_ledger_allows_what_its_noise_does() -> None:
     ],
 )
 def test_what_cannot_be_audited_is_one_line(
-    trained: Trained, flsim: Flsim, options: tuple[str, ...], message: str
+    trained_here: Trained, flsim: Flsim, options: tuple[str, ...], message: str
 ) -> None:
-    code, out, err = flsim("audit", trained(), *options)
+    code, out, err = flsim("audit", trained_here(), *options)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
 
 
 def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
-    trained: Trained, flsim: Flsim, tmp_path: Path
+    trained_here: Trained, flsim: Flsim, tmp_path: Path
 ) -> None:
-    run, folder = trained(), tmp_path / "runs"
+    run, folder = trained_here(), tmp_path / "runs"
     for name in ("one", "two", "diverged"):
         shutil.copytree(run, folder / name)
     shutil.rmtree(folder / "diverged" / "rows")

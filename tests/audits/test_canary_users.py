@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 import scipy
 import torch
-from canary_user_runs import run_with_canary_users
-from helpers import Experiment, Flsim, MakeCorpus
+from helpers import TESTED, Flsim, MakeCorpus, Trained
 
 from flsim.algorithms.checkpoint import load
 from flsim.algorithms.fedavg import FedAvgHParams
@@ -102,9 +101,9 @@ def test_the_bound_is_below_the_ledgers_epsilon(
     assert bound_and_claim(0, 0.01)[0] > 1, "the attack finds those that noise does not hide"
 
 
-def test_an_audit_of_a_run_with_canary_users(experiment: Experiment, flsim: Flsim) -> None:
+def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim) -> None:
     """Coins, cosines and guesses are computed again from the checkpoint, with numpy."""
-    run = run_with_canary_users(experiment)
+    run = trained_here(*TESTED)
     code, out, err = flsim("audit", run, "--format", "csv")
     assert code == 0, err
     rows = {row["method"]: row for row in pd.read_csv(io.StringIO(out)).to_dict("records")}
@@ -140,8 +139,8 @@ def test_an_audit_of_a_run_with_canary_users(experiment: Experiment, flsim: Flsi
     assert "They do not refute the ledger." in text
 
 
-def test_canary_users_are_audited_where_no_canary_is_ranked(experiment: Experiment) -> None:
-    subject = subject_of(run_with_canary_users(experiment))
+def test_canary_users_are_audited_where_no_canary_is_ranked(trained_here: Trained) -> None:
+    subject = subject_of(trained_here(*TESTED))
     without = replace(subject, canaries=(), ranks=np.empty(0), groups=np.empty(0, np.int64), references=0)
     table = audit(without)
     assert set(table["method"]) == {
@@ -153,8 +152,8 @@ def test_canary_users_are_audited_where_no_canary_is_ranked(experiment: Experime
     assert "canaries rank" not in to_text(without, table)
 
 
-def test_json_has_the_rows_of_the_table(experiment: Experiment, flsim: Flsim) -> None:
-    run = run_with_canary_users(experiment)
+def test_json_has_the_rows_of_the_table(trained_here: Trained, flsim: Flsim) -> None:
+    run = trained_here(*TESTED)
     code, out, err = flsim("audit", run, "--json")
     assert code == 0, err
     (only,) = json.loads(out)["runs"]

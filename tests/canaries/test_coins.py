@@ -71,9 +71,9 @@ def test_a_corpus_keeps_its_coins(corpus: Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_an_audit_guesses_the_coins(trained: Trained, flsim: Flsim, tmp_path: Path, world: str) -> None:
+def test_an_audit_guesses_the_coins(trained_here: Trained, flsim: Flsim, tmp_path: Path, world: str) -> None:
     """The guesses are counted again from the files: the tenth of canaries with the best ranks, and with the worst."""
-    run = trained(*COINS, f"data.world='{world}'")
+    run = trained_here(*COINS, f"data.world='{world}'")
     roster = pd.read_parquet(run / "planted" / "roster.parquet")
     roster = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
     rows = pd.read_parquet(sorted((run / "rows").glob("*.parquet"))[-1])

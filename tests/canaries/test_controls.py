@@ -73,9 +73,9 @@ def test_a_negative_number_is_refused() -> None:
         CanaryHParams(controls=-1)
 
 
-def test_a_run_measures_controls_and_counts_the_planted_alone(trained: Trained) -> None:
+def test_a_run_measures_controls_and_counts_the_planted_alone(trained_here: Trained) -> None:
     """The rows of the planted canaries are those of a run without controls."""
-    plain, more = (read_run(trained(*overrides)) for overrides in ((), ("canaries.controls=5",)))
+    plain, more = (read_run(trained_here(*overrides)) for overrides in ((), ("canaries.controls=5",)))
     last = plain.evaluated[-1]
     assert len(more.roster) == len(plain.roster) + 5
     for metric in ("log_perplexity", "rank", "exposure", "rs", "bs"):

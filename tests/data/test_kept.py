@@ -145,9 +145,9 @@ def test_a_run_records_what_it_leaves_out(experiment: Experiment, world: str) ->
         assert (ours == whole.records_at(run.train.positions[places[[place]]]).tokens).all()
 
 
-def test_a_run_trains_on_the_rest(trained: Trained) -> None:
+def test_a_run_trains_on_the_rest(trained_here: Trained) -> None:
     """Its bits are those of a simulation of what is left."""
-    path = trained(HELD)
+    path = trained_here(HELD)
     run = Run.open(path)
     config = run.federated
     planted = api.plant(run.corpus, config.canaries, seed=config.seed, user_holdout=0.25)
@@ -169,10 +169,10 @@ def test_lengths_and_privacy_count_what_is_trained_on(experiment: Experiment) ->
 
 
 def test_a_run_resumes_with_what_it_left_out_and_refuses_another_share(
-    trained: Trained, tmp_path: Path, flsim: Flsim
+    trained_here: Trained, tmp_path: Path, flsim: Flsim
 ) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(trained(HELD), copy)
+    shutil.copytree(trained_here(HELD), copy)
     run = Run.open(copy)
     again = Run.reopen(run.config, copy)
     assert again.train.records == run.train.records == 144

@@ -39,11 +39,11 @@ stored.write_rows(run, 4, rows)
 
 
 @pytest.fixture
-def copied(trained: Trained, tmp_path: Path) -> Path:
+def copied(trained_here: Trained, tmp_path: Path) -> Path:
     """A run that a test may write into; its corpus stays where it was."""
     import shutil
 
-    run = trained()
+    run = trained_here()
     shutil.copytree(run, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -102,9 +102,9 @@ def test_an_attack_of_ones_own_comes_in_by_a_file(copied: Path, tmp_path: Path, 
     assert "mine.py:2: AttributeError" in err
 
 
-def test_a_ledger_of_users_is_about_replacing_one(trained: Trained) -> None:
+def test_a_ledger_of_users_is_about_replacing_one(trained_here: Trained) -> None:
     """Under Poisson sampling that is to remove a user and to add another: two steps of the ledger's curve."""
-    run = trained(*PRIVATE)
+    run = trained_here(*PRIVATE)
     opened = Run.open(run)
     claim = claim_of(opened, opened.load(run / "checkpoints" / "round-000004.safetensors"))
     assert claim is not None
@@ -155,7 +155,7 @@ def test_rows_of_another_run_are_refused(copied: Path) -> None:
         newest_rows(copied, "another")
 
 
-def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained: Trained) -> None:
+def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained_here: Trained) -> None:
     rows = api.infer_membership(copied, attacks=["loss", "blind"])
     api.write_report(copied, out=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -164,5 +164,5 @@ def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained: 
     loss = rows.iloc[0]
     assert f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f} to {loss['auroc_high']:.3f})" in section
     assert f'<desc id="membership-0-d">loss: area {loss["auroc"]:.3f}.</desc>' in section
-    api.write_report(trained(), out=tmp_path / "other.html")
+    api.write_report(trained_here(), out=tmp_path / "other.html")
     assert "How well attacks tell" not in (tmp_path / "other.html").read_text(encoding="utf-8")

@@ -38,10 +38,10 @@ def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> 
     ("settings", "steps"), [((*COINS, "data.world='non-iid'"), 1), ((), 1), (PRIVATE, 2)], ids=["coins", "plain", "dp"]
 )
 def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
-    trained: Trained, settings: tuple[str, ...], steps: int
+    trained_here: Trained, settings: tuple[str, ...], steps: int
 ) -> None:
     """Half of the coins' canaries are planted; an epsilon of replacing is twice one of adding or removing."""
-    run = trained(*settings)
+    run = trained_here(*settings)
     config = Run.open(run).config
     (said,) = provable_of([Planned("run", "run", 0, {}, None, config)], lambda run: run.name, USERS)
     groups = groups_of(config, USERS)

@@ -3,8 +3,7 @@
 import re
 
 import numpy as np
-from canary_user_runs import run_with_canary_users
-from helpers import Experiment
+from helpers import TESTED, Trained
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,9 +33,9 @@ def pixels(svg: str, kind: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", path)]
 
 
-def test_a_report_draws_what_is_found_and_what_the_ledger_allows(experiment: Experiment) -> None:
+def test_a_report_draws_what_is_found_and_what_the_ledger_allows(trained_here: Trained) -> None:
     """Each corner of the staircase is read back from its pixels, and the line of the ledger from its own curve."""
-    run = run_with_canary_users(experiment)
+    run = trained_here(*TESTED)
     subject = subject_of(run)
     page = render(gather([run]))
     section = page.partition("What an attacker can prove</h2>")[2].partition("</section>")[0]

@@ -20,6 +20,9 @@ from flsim import cli
 from flsim.algorithms.checkpoint import latest, load
 from flsim.data.corpus import Corpus
 from flsim.results.store import read_run
+from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.state import State
 
 MakeCorpus = Callable[..., Corpus]
@@ -179,6 +182,28 @@ references = 200
 checkpoint_every = 1
 shards = 1
 """
+
+
+TESTED = (  # a private run with canary users, of whom coins leave out about half
+    "training.sampler='poisson'",
+    "privacy.mechanism='dp'",
+    "privacy.clip=0.5",
+    "privacy.noise_multiplier=0.8",
+    "audit.update_canaries=60",
+    "audit.canary_coins=true",
+)
+
+
+def train_here(experiment: Experiment, overrides: Sequence[str]) -> Path:
+    """Train and evaluate the experiment in this process, without Ray, into the folder `run`."""
+    run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
+    for state in run.training().states(run.latest_state(), run.rounds, run.is_saved_at):
+        saved = run.save(state)
+        if run.is_evaluated_at(state.round):
+            evaluate_checkpoint(run.path, saved)
+    run.mark("completed")
+    return run.path
+
 
 PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger; cohorts of any size
     "training.sampler='poisson'",
