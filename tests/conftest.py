@@ -93,7 +93,7 @@ def trained(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def trained_here(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The same in this process, without Ray, which takes seconds: for tests of what was measured, not of running."""
+    """Train such runs in this process, without Ray, in seconds: for tests of what was measured, not of running."""
     return trained_once(experiment, tmp_path_factory, "here", train_here)
 
 

@@ -67,8 +67,8 @@ def test_the_estimate_is_near_the_truth_of_a_gaussian_mechanism(noise: float) ->
     zero = {"a": torch.zeros(2_000, dtype=torch.float64)}
     total = with_canaries(zero, np.arange(200), 0, 1.0)
     total["a"] += torch.from_numpy(stream(0, "test of estimates").normal(0, noise, 2_000))
-    found = cosines(total, 0, range(400))
-    users = CanaryUsers(found[:200], np.ones(200, np.bool_), found[200:], False, 2_000, 1e-5)
+    measured = cosines(total, 0, range(400))
+    users = CanaryUsers(measured[:200], np.ones(200, np.bool_), measured[200:], False, 2_000, 1e-5)
     truth = epsilon_of_gaussian(1 / noise, 1e-5)
     assert users.estimate == pytest.approx(truth, rel=0.3)
     assert users.estimate_of_others is not None
@@ -113,9 +113,9 @@ def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim
     moved = np.concatenate([(state.params[name].double() - first.params[name].double()).flatten() for name in names])
     vectors = [direction(0, canary, state.params)[0] for canary in range(60)]
     flat = np.stack([np.concatenate([vector[name].flatten() for name in names]) for vector in vectors]).astype(float)
-    found = flat @ moved / np.linalg.norm(flat, axis=1) / np.linalg.norm(moved)
+    measured = flat @ moved / np.linalg.norm(flat, axis=1) / np.linalg.norm(moved)
     tossed = np.array([toss(0, canary) for canary in range(60)])
-    order = np.argsort(found)
+    order = np.argsort(measured)
     right = tossed[order[-6:]].sum() + (~tossed[order[:6]]).sum()
     bound, estimate = rows["epsilon, canary users by coins"], rows["epsilon, canary users"]
     assert (bound["kind"], bound["detected"], bound["n_in"], bound["n_out"]) == (
@@ -126,7 +126,7 @@ def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim
     )
     delta = opened.delta
     assert bound["low"] == pytest.approx(coins.epsilon_of_coins(60, 12, int(right), delta))
-    ins = found[tossed]
+    ins = measured[tossed]
     assert estimate["kind"] == "estimate"
     assert estimate["estimate"] == pytest.approx(
         epsilon_of_cosines(ins.mean(), ins.std(ddof=1), len(moved), delta), rel=1e-6

@@ -77,7 +77,7 @@ def test_what_is_kept_is_what_lists_keep(
 
 
 def test_coins_are_fair_of_their_own_and_of_the_seed() -> None:
-    """Of 4,000 coins 2,000 are expected, with a standard deviation of 31.6; the bound is four, also for neighbours."""
+    """The count of 4,000 coins is 2,000 on average, its deviation 31.6; the bound is four, also for neighbours."""
     tossed = np.array([included(3, user, "user", 5) for user in range(4_000)])
     assert (tossed == tossed[:, :1]).all()
     tossed = tossed[:, 0]

@@ -61,7 +61,7 @@ def test_a_model_that_knows_fifty_records_by_heart_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_permuted_labels_tell_nothing(name: str) -> None:
-    """Of the model that knows its records by heart: without the permutation most areas would be near 1."""
+    """The model knows its records by heart: without the permutation most areas would be near 1."""
     _, candidates, targets = by_heart()
     row = row_of(BUILT_IN[name], candidates, targets)
     n, m = row["n_in"], row["n_out"]
@@ -101,17 +101,17 @@ def test_a_quantile_is_that_of_non_members() -> None:
 def test_an_attack_that_learns_is_measured_on_the_pairs_that_it_did_not_learn_from() -> None:
     """It learns the names of all members that it is shown, and would tell those perfectly."""
     records, targets = in_pairs(40)
-    shown: list[float] = []
+    fitted: list[float] = []
 
     def fit(statistics: np.ndarray, is_member: np.ndarray) -> object:
-        shown.extend(statistics[:, 0].tolist())
+        fitted.extend(statistics[:, 0].tolist())
         known = set(statistics[is_member, 0].tolist())
         return lambda values: np.array([value in known for value in values[:, 0]], float)
 
     attack = Attack("names", lambda candidates: np.arange(float(len(candidates)))[:, None], fit=fit)  # type: ignore[arg-type]
     scores, kept = scores_of(attack, before(untrained(), records), targets)
-    assert not kept[np.array(shown, int)].any()
-    assert len(shown) == kept.sum() == 40
+    assert not kept[np.array(fitted, int)].any()
+    assert len(fitted) == kept.sum() == 40
     assert {*targets.pairs[kept]}.isdisjoint({*targets.pairs[~kept]})
     assert (scores == 0).all()
 
@@ -125,7 +125,7 @@ def test_scores_that_are_none_are_refused(scores: object) -> None:
 
 
 def test_rates_and_curves_are_those_of_the_scores() -> None:
-    """Of 200 pairs, whose scores the attack gives: members 0.5 above others on average."""
+    """The attack gives the scores of 200 pairs: members are 0.5 above others on average."""
     records, targets = in_pairs(200)
     rng = np.random.default_rng(0)
     scores = rng.normal(size=400) + 0.5 * targets.is_member

@@ -55,9 +55,9 @@ SCORES = st.one_of(st.integers(0, 5).map(float), st.floats(0, 100))  # with many
 def test_interpolated_exposures_of_tensorflow_privacy() -> None:
     """tensorflow/privacy at 0caa10f, privacy_tests/secret_sharer/exposures_test.py: references score 1, 2, ..., 16."""
     scores = {"least": 0.0, "less": 0.1, "most": 20.0, "fourth": 3.5}
-    found = {name: one.bits for name, one in interpolate(scores, torch.arange(1.0, 17.0)).items()}
+    bits = {name: one.bits for name, one in interpolate(scores, torch.arange(1.0, 17.0)).items()}
     expected = {"least": 4.0, "less": 4.0, "most": 4 - math.log2(17), "fourth": 4 - math.log2(4)}
-    assert found == pytest.approx(expected, abs=1e-12)
+    assert bits == pytest.approx(expected, abs=1e-12)
 
 
 @settings(max_examples=100, derandomize=True)

@@ -25,7 +25,7 @@ USERS = Users(24, 192, 960, 40)  # of `Experiment`
 
 
 def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> Subject:
-    """The same run with these groups, as if the model ranked each planted canary first and each other one last."""
+    """Return the run with these groups, as if its model ranked each planted canary first and each other one last."""
     sizes, coin = np.array(groups), np.zeros(len(groups), np.bool_)
     coin[::2] = True
     tossed = None

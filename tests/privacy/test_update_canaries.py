@@ -123,11 +123,11 @@ def test_a_resumed_run_has_the_same_bits(training: Training, tmp_path: Path) -> 
 
 
 def test_shards_change_no_cosine_but_in_rounding(training: Training) -> None:
-    found = []
+    measured = []
     for shards in (1, 3):
         tested = training(AuditHParams(30), shards=shards)
-        found.append(cosines(change(tested, after(tested)), 3, range(60)))
-    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+        measured.append(cosines(change(tested, after(tested)), 3, range(60)))
+    np.testing.assert_allclose(measured[0], measured[1], atol=1e-6)
 
 
 def test_vectors_that_took_no_part_are_exchangeable(training: Training) -> None:
@@ -174,9 +174,9 @@ cosines({"a": torch.ones(3)}, 0, range(1))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 drawn = AuditHParams(1_000).drawn(0, 0, 5_000, 500, "poisson")
 total = with_canaries(params, drawn, 0, 0.2)
-found = cosines({name: value - params[name] for name, value in total.items()}, 0, range(1_000))
+measured = cosines({name: value - params[name] for name, value in total.items()}, 0, range(1_000))
 is_in = np.isin(np.arange(1_000), drawn)
-print(sum(value.numel() for value in params.values()), len(drawn), found[is_in].min(), found[~is_in].max())
+print(sum(value.numel() for value in params.values()), len(drawn), measured[is_in].min(), measured[~is_in].max())
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

@@ -55,8 +55,8 @@ def test_renyi_divergences_of_dp_accounting() -> None:
 
 def test_a_gaussian_of_dp_accounting() -> None:
     """As before: sigma = 4.530877117 is (1, 1e-6) over all real orders, so that ours may be a little above."""
-    found = epsilon(Ledger((poisson(10, 10, 4.530877117, 1),)), 1e-6, BY_NAME["poisson-rdp"])
-    assert 1 - 1e-6 <= found < 1.002
+    computed = epsilon(Ledger((poisson(10, 10, 4.530877117, 1),)), 1e-6, BY_NAME["poisson-rdp"])
+    assert 1 - 1e-6 <= computed < 1.002
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,15 @@ def test_losses_of_dp_accounting(entry: Entry, delta: float) -> None:
 )
 def test_epsilons_of_opacus(convention: str, rounds: int, expected: float) -> None:
     """meta-pytorch/opacus at 3993387, opacus/tests/accountants_test.py: q = 0.04, sigma = 1.5, delta = 1e-5."""
-    found = epsilon(Ledger((poisson(4, 100, 1.5, rounds),)), 1e-5, BY_NAME[convention])
-    assert found == pytest.approx(expected, abs=1e-6 if "opacus" in convention else 0.01)
+    computed = epsilon(Ledger((poisson(4, 100, 1.5, rounds),)), 1e-5, BY_NAME[convention])
+    assert computed == pytest.approx(expected, abs=1e-6 if "opacus" in convention else 0.01)
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(2_250, 1.416), (2_000, 1.3562)])
 def test_noise_of_opacus(rounds: int, expected: float) -> None:
     """As before, of get_noise_multiplier: epsilon 8 within 0.01, which is a thousandth of the noise."""
-    found = calibrate(poisson(4, 100, 1.0, rounds), 8.0, 1e-5, BY_NAME["poisson-rdp-opacus"])
-    assert found == pytest.approx(expected, rel=2e-3)
+    computed = calibrate(poisson(4, 100, 1.0, rounds), 8.0, 1e-5, BY_NAME["poisson-rdp-opacus"])
+    assert computed == pytest.approx(expected, rel=2e-3)
 
 
 def test_the_examples_of_jax_privacy() -> None:

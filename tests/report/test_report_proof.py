@@ -15,11 +15,11 @@ from flsim.report.svg import Axis, Panel, labels
 
 
 @given(st.lists(st.integers(1, 21), min_size=1, max_size=30))
-def test_a_curve_of_ranks_counts_those_up_to_each_rank(found: list[int]) -> None:
-    ranks = np.array(found, float)
+def test_a_curve_of_ranks_counts_those_up_to_each_rank(observed: list[int]) -> None:
+    ranks = np.array(observed, float)
     fpr, tpr = curve(ranks, 20)
-    assert np.round(fpr * 21).astype(int).tolist() == sorted(set(found))
-    assert tpr.tolist() == [np.mean(ranks <= rank) for rank in sorted(set(found))]
+    assert np.round(fpr * 21).astype(int).tolist() == sorted(set(observed))
+    assert tpr.tolist() == [np.mean(ranks <= rank) for rank in sorted(set(observed))]
 
 
 def test_ticks_of_small_shares_are_told_apart() -> None:
