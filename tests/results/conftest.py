@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from helpers import Flsim
+from ninety import PublishedRow, fedavg, of_ninety
 
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
@@ -107,3 +108,31 @@ def flsim(flsim: Flsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Flsi
     """Runs a command in the folder of the runs: its exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     return flsim
+
+
+@pytest.fixture
+def make(make_run: MakeRun) -> Callable[..., RunResults]:
+    """A run of 90 canaries with so many memorized."""
+
+    def run(name: str, rs: int, bs: int | None = None, bits: float = 5.0, **about: object) -> RunResults:
+        measured: dict[str, Sequence[float] | float] = {"rs": of_ninety(rs), "exposure": [bits] * 90}
+        measured |= {"accuracy": 0.2, "perplexity": 70.0} | ({} if bs is None else {"bs": of_ninety(bs)})
+        extra = about.pop("measured", {})
+        assert isinstance(extra, dict)
+        measured["references"] = 2_000_000  # section 4.1, as are canaries of 5 words and a prefix of 1
+        folder = make_run({10: measured | extra}, name=name, copies=10, **{"setting": name, **about})
+        (folder / "config.toml").write_text("[evaluation]\nprefix = 1\n")
+        return read_run(folder)
+
+    return run
+
+
+@pytest.fixture
+def four(make: Callable[..., RunResults]) -> dict[RunResults, PublishedRow]:
+    """Two sizes of cohort in both worlds; the paper has RS 66, 21, 69, 23 and BS 56, 0, 58, 1."""
+    return {
+        make("IID, FedAvg, b_u=4", 60, 20): fedavg("IID", 500),
+        make("Non-IID, FedAvg, b_u=4", 40, 0): fedavg("Non-IID", 500),
+        make("IID, FedAvg, b_u=8", 69, 20): fedavg("IID", 1000),
+        make("Non-IID, FedAvg, b_u=8", 10, 20): fedavg("Non-IID", 1000),
+    }

@@ -1,70 +1,23 @@
 """Tables of sweeps: the published values beside ours, and marks of agreement that hand-made rows have to get."""
 
-import io
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from ninety import PRIVATE, PublishedRow, fedavg, paper
 
 from flsim.results import display_columns, formats, seeds_table, tables
 from flsim.results.against_published import AGAINST, against, agreements
-from flsim.results.published import matching, published_rows
-from flsim.results.rows import WHOLE_TEST_USERS
-from flsim.results.store import RunResults, read_run
+from flsim.results.published import published_rows
+from flsim.results.store import RunResults
 
 MakeRun = Callable[..., Path]
-Row = Mapping[str, object]
-HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
 
 
-def paper(table: str, **keys: object) -> Row:
-    row = matching(published_rows("thakkar2020.csv", table), keys)
-    assert row is not None
-    return row
-
-
-def fedavg(world: str, size: int) -> Row:
-    return paper("1", data=world, optimizer="FedAvg", batch_size=size)
-
-
-def of_ninety(count: int) -> list[float]:
-    return [float(index < count) for index in range(90)]
-
-
-@pytest.fixture
-def make(make_run: MakeRun) -> Callable[..., RunResults]:
-    """A run of 90 canaries with so many memorized."""
-
-    def run(name: str, rs: int, bs: int | None = None, bits: float = 5.0, **about: object) -> RunResults:
-        measured: dict[str, Sequence[float] | float] = {"rs": of_ninety(rs), "exposure": [bits] * 90}
-        measured |= {"accuracy": 0.2, "perplexity": 70.0} | ({} if bs is None else {"bs": of_ninety(bs)})
-        extra = about.pop("measured", {})
-        assert isinstance(extra, dict)
-        measured["references"] = 2_000_000  # section 4.1, as are canaries of 5 words and a prefix of 1
-        folder = make_run({10: measured | extra}, name=name, copies=10, **{"setting": name, **about})
-        (folder / "config.toml").write_text("[evaluation]\nprefix = 1\n")
-        return read_run(folder)
-
-    return run
-
-
-@pytest.fixture
-def four(make: Callable[..., RunResults]) -> dict[RunResults, Row]:
-    """Two sizes of cohort in both worlds; the paper has RS 66, 21, 69, 23 and BS 56, 0, 58, 1."""
-    return {
-        make("IID, FedAvg, b_u=4", 60, 20): fedavg("IID", 500),
-        make("Non-IID, FedAvg, b_u=4", 40, 0): fedavg("Non-IID", 500),
-        make("IID, FedAvg, b_u=8", 69, 20): fedavg("IID", 1000),
-        make("Non-IID, FedAvg, b_u=8", 10, 20): fedavg("Non-IID", 1000),
-    }
-
-
-def test_published_values_are_beside_ours(four: dict[RunResults, Row]) -> None:
+def test_published_values_are_beside_ours(four: dict[RunResults, PublishedRow]) -> None:
     table = tables.memorization_table(list(four), published=four)
     assert table["published_rs"].tolist() == [66, 21, 69, 23]
     assert table["published_bs_lowest"].tolist() == ["1/50K, 10%", "-", "1/50K, 10%", "1/5K, 100%"]
@@ -80,7 +33,7 @@ def test_published_values_are_beside_ours(four: dict[RunResults, Row]) -> None:
     pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
 
 
-def test_marks_of_size_and_direction(four: dict[RunResults, Row]) -> None:
+def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> None:
     """RS: all pairs but that of both non-IID rows are as published. 40 of 90 is 34 to 55%, 10 is 5 to 19%.
 
     The paper tells the rows of one world apart by no more than chance: 66 and 69, 21 and 23; 56 and 58, 0 and 1. Of the
@@ -117,7 +70,7 @@ def test_marks_of_size_and_direction(four: dict[RunResults, Row]) -> None:
 def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., RunResults]) -> None:
     """RS of SGD in records of 256 is 53 IID and 51 non-IID, and of 32 it is 54 and 37."""
 
-    def sgd(world: str, size: int) -> Row:
+    def sgd(world: str, size: int) -> PublishedRow:
         return paper("1", data=world, optimizer="SGD", batch_size=size)
 
     close = {make("IID, 256", 40): sgd("IID", 256), make("Non-IID, 256", 50): sgd("Non-IID", 256)}
@@ -134,7 +87,7 @@ def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., 
 
 
 def test_a_share_that_answers_another_question_is_not_compared_in_size(
-    four: dict[RunResults, Row], make: Callable[..., RunResults]
+    four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
 ) -> None:
     """With fewer references a canary comes first more easily; directions do not depend on it."""
     small = {"references": 20_000}
@@ -194,7 +147,7 @@ def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunRe
 
 
 def test_what_has_no_result_or_no_published_row_is_not_judged(
-    four: dict[RunResults, Row], make: Callable[..., RunResults]
+    four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
 ) -> None:
     wild, other = make("wild", 90, 90, status="diverged"), make("other", 0, 0)
     runs = [*four, wild, other]
@@ -266,9 +219,6 @@ def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None
     assert "Lowest" not in seeds_table.to_markdown(table)
 
 
-PRIVATE = {"epsilon paper": 18.77, "epsilon replace-one-rdp": 152.8, "delta": 1e-7}
-
-
 def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Callable[..., RunResults]) -> None:
     runs = [
         make(f"r{seed}", 3, seed=seed, series="s", measured=measured)
@@ -294,78 +244,3 @@ def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Ca
     assert "replace-one-rdp" in text
     partly = [*runs, make("r2", 3, seed=2, series="s")]
     assert not {"epsilon_sound", "mean_space_exposure"} & {*seeds_table.seeds_table(partly)}
-
-
-@pytest.fixture
-def everything(make: Callable[..., RunResults]) -> dict[RunResults, Row]:
-    """Runs with every kind of column, and names that LaTeX would obey or does not know."""
-    dp = paper("2", data="IID", optimizer="DP-FedAvg", budget="10 epochs")
-    secret = published_rows("carlini2018.csv", "7")[0]
-    common = {"series": "s", "seed": 0, "rounds_per_epoch": 1.0}
-    measured = PRIVATE | {"space_exposure": [7.0] * 90, WHOLE_TEST_USERS: 5.0}
-    return {
-        make("dp-fedavg-iid-cohort16-seed0", 20, 3, setting=HOSTILE, measured=measured, **common): dp,
-        make(
-            "b%_$#&{}~^", 30, 4, setting=HOSTILE, measured={"record epsilon poisson-rdp": 2.5, "record delta": 1e-5}
-        ): secret,
-        make("[c]", 9, 4, setting="[c]", status="failed", reason=HOSTILE): published_rows("carlini2018.csv", "4")[1],
-        without_copies(make("d", 40, 5, setting="IID, FedAvg, b_u=16"), 4): fedavg("IID", 500),
-        make("e", 10, 5, setting="Non-IID, FedAvg, b_u=16"): fedavg("Non-IID", 500),
-    }
-
-
-def without_copies(run: RunResults, count: int) -> RunResults:
-    """The run, as if no record had been drawn for its last canaries."""
-    planned = [3] * (len(run.roster) - count) + [0] * count
-    return replace(run, roster=run.roster.assign(planned_insertions=planned))
-
-
-def frames(published: dict[RunResults, Row]) -> list[tuple[pd.DataFrame, str]]:
-    """Both tables of the runs, and each as LaTeX."""
-    runs = against(tables.memorization_table(list(published), published=published))
-    seeds = against(seeds_table.seeds_table(list(published), published=published))
-    return [(runs, tables.to_latex(runs)), (seeds, seeds_table.to_latex(seeds))]
-
-
-def compiled(bodies: list[str], folder: Path) -> str:
-    """What pdflatex says of tables that are pasted into an article."""
-    preamble = "\\documentclass{article}\n\\usepackage[margin=1in]{geometry}\n\\usepackage{booktabs}\n"
-    pages = "\\newpage\n".join(f"\\noindent\\small\n{body}" for body in bodies)
-    (folder / "table.tex").write_text(f"{preamble}\\begin{{document}}\n{pages}\\end{{document}}\n", encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
-    assert done.returncode == 0, done.stdout[-2000:]
-    return done.stdout
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_latex_compiles_with_every_kind_of_column(everything: dict[RunResults, Row], tmp_path: Path) -> None:
-    both = frames(everything)
-    assert {*tables.TYPES} - {*both[0][0]} == {"extracted_pairs", "exposure_pairs"} | {
-        name for name in AGAINST if name.startswith(("extracted", "exposure")) and name.endswith("twin")
-    }
-    compiled([text for _, text in both], tmp_path)
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_latex_of_a_sweep_fits_a_page(four: dict[RunResults, Row], tmp_path: Path) -> None:
-    assert "Overfull" not in compiled([text for _, text in frames(four)], tmp_path)
-
-
-def test_markdown_of_everything_fits_the_terminal(everything: dict[RunResults, Row]) -> None:
-    """Long settings and names are in a list above, by the rows' numbers."""
-    table = frames(everything)[0][0]
-    lines = tables.to_markdown(table).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert " ".join(lines[: lines.index("")]).count("(dp-fedavg-iid-cohort16-seed0)") == 1
-    assert re.split(r" *\| *", lines[lines.index("") + 1])[1:3] == ["Row", "RS %"]
-    assert lines[lines.index("") + 3].split("|")[1].strip() == "1"
-
-
-def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults, Row], tmp_path: Path) -> None:
-    for (table, _), kind in zip(frames(everything), (tables, seeds_table), strict=True):
-        pd.testing.assert_frame_equal(kind.from_csv(formats.to_csv(table)), table, check_exact=True)
-        formats.write_parquet(table, tmp_path / "table.parquet")
-        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
-        plain = pd.read_csv(io.StringIO(formats.to_csv(table)))
-        assert list(plain.columns) == list(table.columns)

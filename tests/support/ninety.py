@@ -1,0 +1,22 @@
+"""Published rows of 90 canaries, and the flags of as many of ours."""
+
+from collections.abc import Mapping
+
+from flsim.results.published import matching, published_rows
+
+PublishedRow = Mapping[str, object]
+PRIVATE = {"epsilon paper": 18.77, "epsilon replace-one-rdp": 152.8, "delta": 1e-7}
+
+
+def paper(table: str, **keys: object) -> PublishedRow:
+    row = matching(published_rows("thakkar2020.csv", table), keys)
+    assert row is not None
+    return row
+
+
+def fedavg(world: str, size: int) -> PublishedRow:
+    return paper("1", data=world, optimizer="FedAvg", batch_size=size)
+
+
+def of_ninety(count: int) -> list[float]:
+    return [float(index < count) for index in range(90)]
