@@ -134,7 +134,7 @@ def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
         assert status_of(run.path) == "completed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(begin: Begin) -> None:
     """The first one's two processes hold all CPUs, for ever: the second can only train once they have ended."""
     first = begin("first", "system.workers=2", *LONG)

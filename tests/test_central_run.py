@@ -164,7 +164,7 @@ def wait_until_nobody_trains(run: Path) -> None:
     raise AssertionError(f"{run} is still trained")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_command_changes_nothing_while_a_first_one_looks_after_the_run(
     central_experiment: Experiment, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_e
     assert json.loads((broken / "run.json").read_text())["status"] == "completed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> None:
     process = start(central_experiment, "--out", "stopped", *settings(*LONG))
     stopped = central_experiment.folder / "stopped"

@@ -76,7 +76,7 @@ def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> 
     assert "Log-perplexity of a canary, per word that is not known." in (tmp_path / "all.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_errors_of_ones_own_name_the_line(experiment: Experiment) -> None:
     """What fails as soon as it is imported is known before training; what fails in a round, after."""
     file = experiment.folder / "my_algorithm.py"

@@ -53,7 +53,7 @@ def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
     assert table["status"].tolist() == ["completed"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment) -> None:
     path = experiment.run("run", "data.world=iid", "model.architecture=gru")
     run = Run.open(path)

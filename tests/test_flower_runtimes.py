@@ -142,7 +142,7 @@ def table_of(run: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flower_s_simulation_trains_the_same_run(tiny: Experiment, trained: Trained, flower: Flower) -> None:
     tiny.config.write_text(TREE)
     reference = trained()

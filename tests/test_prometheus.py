@@ -144,7 +144,7 @@ def test_a_federated_run_is_seen_while_it_trains_and_counts_on_when_it_is_resume
     assert resumed[figure("users_total")] > after[figure("users_total")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_central_run_is_seen_in_steps(experiment: Experiment, prometheus: Prometheus) -> None:
     experiment.config.write_text(f"{WORLD}[evaluation]\nevery = 20\nreferences = 200\n[system]\ncheckpoint_every = 7\n")
     settings = ("training.kind=central", "training.steps=40", "training.batch_size=9")

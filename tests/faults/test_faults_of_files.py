@@ -139,7 +139,7 @@ def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, 
     assert_equal_runs(experiment.folder / "changed", undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experiment) -> None:
     """Their memory ends with the file: they die of it (SIGBUS), again and again."""
     process, _ = begin(experiment, "cut", "system.retries=1", until_round=5)

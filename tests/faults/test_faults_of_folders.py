@@ -120,7 +120,7 @@ def test_a_run_goes_on_in_the_folder_that_the_command_is_given_in(
     assert json.loads((run / "run.json").read_text())["name"] == "here"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_copies_of_a_run_are_one_row_of_a_table(
     experiment: Experiment, undisturbed: Path, interrupted: Interrupted
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
     assert [json.loads(line) for line in _log(run)] == [{"round": last, "since": 0, "lost": True}]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:

@@ -63,7 +63,7 @@ def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(expe
     assert len(set.union(*machines[-5:])) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reply_that_is_lost_with_its_machine_is_made_again(
     tmp_path: Path, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ def confined(umask: str, descriptors: int = 256) -> list[str]:
     return ["sh", "-c", f'umask {umask}; ulimit -n {descriptors}; exec "$@"', "sh"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_in_strange_surroundings_is_the_same(experiment: Experiment, undisturbed: Path) -> None:
     """Folders with strange names, few variables, 256 descriptors.
 
