@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audits": {"privacy", "results", "runs", "training"},
     "membership": {"algorithms", "audits", "data", "models", "privacy", "results", "runs", "training"},
     "sweeps": {"data", "measures", "results", "runs"},
+    "theory": {"algorithms", "data", "models", "training"},
     "wire": {"algorithms", "models", "training"},
     "simulation": {"algorithms", "canaries", "data", "models", "privacy", "training"},
     "api": {
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "bench": {
         *("algorithms", "audits", "canaries", "data", "memorization", "models", "privacy", "results", "runs"),
-        *("training", "server"),
+        *("theory", "training", "server"),
     },
     "cli": {
         *(

@@ -1,0 +1,172 @@
+"""Forgetting of means: the formulas against the paper's, against simulated recursions, and against real rounds."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.privacy.sampling import draw_cohort
+from flsim.theory.federated_means import FederatedMeans, accuracy, separation
+from flsim.theory.mean_estimation import MeanEstimation
+
+PAPER = MeanEstimation.injected(4, 0.01)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.49])
+@pytest.mark.parametrize("rounds", [1, 2, 7, 40])
+def test_an_injected_example_separates_as_the_papers_distributions(rate: float, rounds: int) -> None:
+    """Jagielski et al. (2022), appendix D.3: means mu + (theta_0^+- - mu)(1 - 2 eta)^k, where theta_0^+ - theta_0^- is
+    4 eta v, and covariance eta (1 - (1 - 2 eta)^(2k)) / (1 - eta) Sigma."""
+    v, sigma = np.array([1.0, -2.0, 0.5]), np.array([[2.0, 0.3, 0.0], [0.3, 1.0, -0.2], [0.0, -0.2, 0.7]])
+    apart = 4 * rate * v * (1 - 2 * rate) ** rounds
+    covariance = rate * (1 - (1 - 2 * rate) ** (2 * rounds)) / (1 - rate) * sigma
+    expected = math.sqrt(apart @ np.linalg.solve(covariance, apart))
+    size = float(v @ np.linalg.solve(sigma, v))
+    assert MeanEstimation.injected(size, rate).separation(rounds) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("steps", "cohort", "population"), [(1, 1, None), (3, 5, None), (3, 5, 8), (2, 1, 6)])
+def test_the_federated_form_is_the_recursion_of_rounds(steps: int, cohort: int, population: int | None) -> None:
+    """Derived: mean and variance of theta, carried from round to round without a closed form. The variance of a mean of
+    C of N numbers is by enumeration of pairs: with variance 1 over N, two draws have covariance -1 / (N - 1)."""
+    rate, distance = 0.07, 3.0
+    one = MeanEstimation(distance, rate, steps, cohort, population)
+    moved_by = 0.0
+    for _ in range(steps):  # of one user, towards a mean of 1
+        moved_by += 2 * rate * (1 - moved_by)
+    between = 0.0 if population is None else -1 / (population - 1)
+    of_cohort = (cohort + cohort * (cohort - 1) * between) / cohort**2
+    apart, variance = moved_by * distance / cohort, 0.0
+    for rounds in range(1, 30):
+        apart, variance = (1 - moved_by) * apart, (1 - moved_by) ** 2 * variance + moved_by**2 * of_cohort
+        assert one.separation(rounds) == pytest.approx(apart / math.sqrt(variance), rel=1e-9)
+
+
+def test_accuracy_and_rates_are_those_of_the_best_threshold() -> None:
+    """Derived: the best test of two normal distributions of equal variance cuts in the middle."""
+    for rounds in (1, 10, 100):
+        d = PAPER.separation(rounds)
+        densities = stats.norm(d / 2), stats.norm(-d / 2)
+        best, _ = integrate.quad(lambda x, both=densities: max(one.pdf(x) for one in both) / 2, -12, 12, points=[0])
+        assert PAPER.accuracy(rounds) == pytest.approx(best, abs=1e-9)
+        threshold = densities[1].isf(0.1)
+        assert PAPER.true_positives(rounds, 0.1) == pytest.approx(densities[0].sf(threshold), abs=1e-12)
+        assert PAPER.true_positives(rounds, 0.1) > 0.1
+
+
+def test_the_divergence_is_that_of_the_densities_and_within_theorem_1() -> None:
+    """Theorem 1: at most 2 alpha v' Sigma^-1 v / k. Renyi's divergence is integrated from its definition."""
+    for rounds, order in ((3, 2.0), (10, 8.0), (100, 1.5)):
+        d = PAPER.separation(rounds)
+        one, other = stats.norm(d), stats.norm(0)
+        reach = order * d
+        value, _ = integrate.quad(
+            lambda x, a=order, p=one, q=other: math.exp(a * p.logpdf(x) + (1 - a) * q.logpdf(x)),
+            *(reach - 12, reach + 12),
+            points=[reach],
+        )
+        assert PAPER.renyi(rounds, order) == pytest.approx(math.log(value) / (order - 1), rel=1e-6)
+        assert PAPER.renyi_bound(rounds, order) == pytest.approx(2 * order * 4 / rounds)
+    for rate in (1e-6, 0.01, 0.2, 0.4999):
+        for rounds in (1, 2, 5, 50, 500):
+            federated = MeanEstimation(4, rate, 2, 5, 20)
+            assert federated.renyi(rounds, 3) <= federated.renyi_bound(rounds, 3)
+    small = MeanEstimation(4, 1e-7, 2, 5, 20)
+    assert small.renyi(5, 3) == pytest.approx(small.renyi_bound(5, 3), rel=1e-4), (
+        "the bound is the limit of small rates"
+    )
+
+
+@pytest.mark.parametrize("one", [PAPER, MeanEstimation(10, 0.1, 3, 7), MeanEstimation(10, 0.05, 1, 5, 9)])
+@pytest.mark.parametrize("wanted", [0.51, 0.55, 0.6, 0.9])
+def test_rounds_until_an_accuracy_are_the_first_that_reach_it(one: MeanEstimation, wanted: float) -> None:
+    least = next(rounds for rounds in range(1, 10_000) if one.accuracy(rounds) <= wanted)
+    assert one.rounds_until(wanted) == least
+
+
+def test_what_was_never_seen_is_forgotten_at_once_and_full_participation_never_forgets() -> None:
+    """The paper writes of v' Sigma^-1 v = 0 that forgetting never happens (section 5.3). By its own Theorem 1 the
+    divergence is then 0: forgetting is immediate, as +v and -v are the same example."""
+    nothing = MeanEstimation.injected(0, 0.1)
+    assert (nothing.separation(0), nothing.accuracy(1), nothing.renyi_bound(1, 2), nothing.rounds_until(0.6)) == (
+        *(0.0, 0.5, 0.0),
+        1,
+    )
+    everybody = MeanEstimation(0.1, 0.1, 1, 20, 20)
+    assert everybody.separation(1_000) == everybody.renyi_bound(1_000, 2) == math.inf
+    assert (everybody.accuracy(1_000), everybody.rounds_until(0.99)) == (1.0, None)
+    assert PAPER.accuracy(0) == 1.0, "before the first random step"
+
+
+def test_larger_cohorts_start_lower_and_forget_at_the_same_rate_and_more_work_forgets_faster() -> None:
+    small, large = MeanEstimation(10, 0.1, 1, 10), MeanEstimation(10, 0.1, 1, 1_000)
+    ratios = [small.separation(rounds) / large.separation(rounds) for rounds in (1, 5, 50)]
+    assert ratios == pytest.approx([10.0] * 3)
+    work = [MeanEstimation(10, 0.1, steps, 10).rounds_until(0.55) for steps in (1, 2, 5, 20)]
+    assert work == sorted(set(filter(None, work)), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"rate": 0.5}, "rate must be above 0 and below 1/2, found 0.5"),
+        ({"rate": 0}, "rate"),
+        ({"distance": -1}, "distance must be finite and not negative, found -1"),
+        ({"cohort": 0}, "cohort"),
+        ({"cohort": 5, "population": 4}, "cohort must be at most the population of 4, found 5"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, float], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        MeanEstimation(**{"distance": 1.0, "rate": 0.1, **values})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="accuracy must be above 1/2"):
+        PAPER.rounds_until(0.5)
+
+
+def test_sgd_forgets_as_fast_as_the_formula_says() -> None:
+    """Algorithm 4 of the paper, 20,000 runs on each side; accuracy to three standard deviations."""
+    rate, steps, runs, v = 0.1, 10, 20_000, 2.0
+    one, rng = MeanEstimation.injected(v**2, rate), stream(0, "algorithm 4")
+    theta = np.outer([2 * rate * v, -2 * rate * v], np.ones(runs))
+    for step in range(1, steps + 1):
+        theta -= 2 * rate * (theta - rng.normal(size=theta.shape))
+        right = ((theta[0] > 0).mean() + (theta[1] < 0).mean()) / 2
+        expected = one.accuracy(step)
+        assert right == pytest.approx(expected, abs=3 * math.sqrt(expected * (1 - expected) / (2 * runs)))
+
+
+MEANS = FederatedMeans(moved=20, rate=0.1, steps=2, cohort=4, population=500, rounds=4)
+
+
+def test_rounds_of_the_platform_keep_the_difference_that_the_formula_says() -> None:
+    """Two runs of one seed have all but one record in common, so their difference has no noise: (s / C)(1 - s)^k 2v.
+    Theta is float32 and below 10; rounding is relative to it."""
+    formula = MEANS.expected
+    apart = MEANS.theta(3, 1) - MEANS.theta(3, -1)
+    for rounds, values in enumerate(apart):
+        expected = (1 - formula.kept) / MEANS.cohort * formula.kept**rounds * 2 * MEANS.moved
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
+
+
+def test_rounds_of_the_platform_forget_as_fast_as_the_formula_says() -> None:
+    """1,000 repetitions on each side; three Monte Carlo standard deviations."""
+    pairs = MEANS.pairs(10)
+    measured, errors = separation(pairs)
+    shares = accuracy(pairs)
+    for rounds in range(1, MEANS.rounds + 1):
+        expected = MEANS.expected.separation(rounds)
+        assert measured[rounds - 1] == pytest.approx(expected, abs=3 * errors[rounds - 1])
+        right = MEANS.expected.accuracy(rounds)
+        assert shares[rounds - 1] == pytest.approx(right, abs=3 * math.sqrt(right * (1 - right) / 2_000))
+
+
+@pytest.mark.parametrize(("sampler", "population"), [("fixed-size", 12), ("with-replacement", None)])
+def test_the_platforms_cohorts_vary_as_the_formula_says(sampler: str, population: int | None) -> None:
+    """The mean of 6 of 12 values over 10,000 draws; a sample variance has a relative standard error of sqrt(2 / n)."""
+    values, draws = np.arange(12.0), 10_000
+    means = [values[draw_cohort(0, round_, 12, 6, sampler)].mean() for round_ in range(draws)]
+    expected = MeanEstimation(1, 0.1, cohort=6, population=population).variance_factor * values.var() / 6
+    assert np.var(means) == pytest.approx(expected, rel=3 * math.sqrt(2 / draws))
