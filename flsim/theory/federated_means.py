@@ -24,8 +24,8 @@ from flsim.training.hparams import LocalHParams
 
 Floats = NDArray[np.float64]
 MODEL = f"{Path(gaussian_words.__file__)}:{gaussian_words.GaussianWords.__name__}"
-SPREAD = 8  # standard deviation of users' values, in steps of the lattice: rounding adds 0.13% to their variance
-WORDS = 255  # values -127 to 127, which are 16 standard deviations to either side
+SPREAD = 16  # standard deviation of users' values, in steps of the lattice: rounding adds 0.03% to their variance
+WORDS = 511  # values -255 to 255, which are 16 standard deviations to either side
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class FederatedMeans:
         positions: number of means that one run estimates.
     """
 
-    moved: int = 40
+    moved: int = 80
     rate: float = 0.1
     steps: int = 1
     cohort: int = 4

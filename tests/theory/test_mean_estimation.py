@@ -138,17 +138,17 @@ def test_sgd_forgets_as_fast_as_the_formula_says() -> None:
         assert right == pytest.approx(expected, abs=3 * math.sqrt(expected * (1 - expected) / (2 * runs)))
 
 
-MEANS = FederatedMeans(moved=20, rate=0.1, steps=2, cohort=4, population=500, rounds=4)
+MEANS = FederatedMeans(moved=40, rate=0.1, steps=2, cohort=4, population=500, rounds=4)
 
 
 def test_rounds_of_the_platform_keep_the_difference_that_the_formula_says() -> None:
     """Two runs of one seed have all but one record in common, so their difference has no noise: (s / C)(1 - s)^k 2v.
-    Theta is float32 and below 10; rounding is relative to it."""
+    Theta is float32 and below 50; rounding is relative to it."""
     formula = MEANS.expected
     apart = MEANS.theta(3, 1) - MEANS.theta(3, -1)
     for rounds, values in enumerate(apart):
         expected = (1 - formula.kept) / MEANS.cohort * formula.kept**rounds * 2 * MEANS.moved
-        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(values, expected, rtol=0, atol=2e-5)
 
 
 def test_rounds_of_the_platform_forget_as_fast_as_the_formula_says() -> None:
