@@ -37,11 +37,11 @@ def test_figures_draw_what_was_measured() -> None:
     """At the step of the median half of the pairs are equal: the attacker who compares bits is right in 3 of 4."""
     rows, order = clusters(), known_order()
     accuracy, false = draw_k_means(rows).axes[1].get_lines()[:2]
-    assert list(accuracy.get_ydata()) == [row["accuracy"] for row in rows]
-    assert list(false.get_ydata()) == [row["false"] for row in rows]
+    assert np.asarray(accuracy.get_ydata()).tolist() == [row["accuracy"] for row in rows]
+    assert np.asarray(false.get_ydata()).tolist() == [row["false"] for row in rows]
     known = draw_order(order).axes[1].get_lines()[0]
     [row] = [row for row in order if row["floats"] == "float64" and row["rate"] == 0.01]
-    shares = dict(zip(known.get_xdata(), known.get_ydata(), strict=True))
+    shares = dict(zip(*(np.asarray(values).tolist() for values in known.get_data()), strict=True))
     assert shares[1] == 1.0
     assert shares[round(np.median(row["measured"]))] == pytest.approx(0.75, abs=0.03)
 
