@@ -154,6 +154,8 @@ def test_rounds_of_the_platform_keep_the_difference_that_the_formula_says() -> N
 def test_rounds_of_the_platform_forget_as_fast_as_the_formula_says() -> None:
     """1,000 repetitions on each side; three Monte Carlo standard deviations."""
     pairs = MEANS.pairs(10)
+    runs = pairs[0].reshape(MEANS.rounds, 10, MEANS.positions)
+    assert len(np.unique(runs, axis=1)[0]) == 10, "each run has cohorts of its own"
     measured, errors = separation(pairs)
     shares = accuracy(pairs)
     for rounds in range(1, MEANS.rounds + 1):
