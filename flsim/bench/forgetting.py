@@ -59,7 +59,7 @@ def clusters() -> list[dict[str, Any]]:
     rates = KMeansExperiment().rates(TRIALS, max(STAGES))
     points = 3 * KMeansExperiment().later
     return [
-        {"points": stage * points, "true": float(true), "false": float(false), "accuracy": float(1 + true - false) / 2}
+        {"points": stage * points, "true": float(true), "false": float(false), "success": float(1 + true - false) / 2}
         for stage, (true, false) in enumerate(rates)
         if stage in STAGES
     ]
@@ -94,8 +94,8 @@ def federated(setting: FederatedMeans, seeds: int) -> dict[str, Any]:
                 "separation": expected.separation(round_),
                 "measured_separation": float(measured[round_ - 1]),
                 "standard_error": float(errors[round_ - 1]),
-                "accuracy": expected.accuracy(round_),
-                "measured_accuracy": float(shares[round_ - 1]),
+                "success": expected.accuracy(round_),
+                "measured_success": float(shares[round_ - 1]),
             }
             for round_ in ROUNDS
         ],
@@ -111,7 +111,7 @@ def describe(measured: dict[str, Any]) -> str:
 def k_means_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of k-means."""
     points = Column("Later points", [f"{row['points']:,}" for row in rows])
-    rates = {"Accuracy": "accuracy", "True positives": "true", "False positives": "false"}
+    rates = {"Accuracy": "success", "True positives": "true", "False positives": "false"}
     return markdown([points], [[Column(head, [f"{row[name]:.1%}" for row in rows]) for head, name in rates.items()]])
 
 
@@ -140,7 +140,7 @@ def means_table(settings: Sequence[dict[str, Any]]) -> str:
     units = [
         Column("d_k", [f"{row['separation']:.2f}" for row in rows]),
         Column("of runs", both),
-        Column("Accuracy", [f"{row['accuracy']:.1%}" for row in rows]),
-        Column("of runs", [f"{row['measured_accuracy']:.1%}" for row in rows]),
+        Column("Accuracy", [f"{row['success']:.1%}" for row in rows]),
+        Column("of runs", [f"{row['measured_success']:.1%}" for row in rows]),
     ]
     return markdown(labels, [units])

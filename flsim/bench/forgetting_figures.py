@@ -73,7 +73,7 @@ def draw_k_means(rows: Sequence[dict[str, Any]]) -> Figure:
     left.set_yticklabels(ticks)
     left.grid(visible=False, axis="y")
     x = np.array([row["points"] for row in rows])
-    for index, (name, label) in enumerate({"accuracy": "accuracy", "false": "false positives"}.items()):
+    for index, (name, label) in enumerate({"success": "accuracy of guesses", "false": "false positives"}.items()):
         right.plot(x, [row[name] for row in rows], **line_style(index), label=label, markersize=5, clip_on=False)
     right.set(title="Attack on the outlier", xlabel="points read since (log)", ylim=(-0.02, 1.02))
     right.set_xscale("symlog", linthresh=3 * experiment.later)
@@ -136,7 +136,7 @@ def draw_means(settings: Sequence[dict[str, Any]]) -> Figure:
             [runs] = [one["rounds"] for one in settings if (one["cohort"], one["steps"]) == (cohort, steps)]
             panel.plot(
                 [row["round"] for row in runs],
-                [row["measured_accuracy"] for row in runs],
+                [row["measured_success"] for row in runs],
                 **style | {"linestyle": "none"},
                 markersize=6,
                 markeredgecolor="white",

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "why-models-forget.md").read_text(e
 
 
 def test_the_page_has_the_measured_numbers_of_k_means_and_of_a_known_order() -> None:
-    before, *after = [f"{row['accuracy']:.1%}" for row in clusters()]
+    before, *after = [f"{row['success']:.1%}" for row in clusters()]
     assert f"Accuracy is {before} before and {after[0]} after the first 300 later points" in PAGE
     assert set(after) == {after[0]}
     assert order_table(known_order()) in PAGE
@@ -37,7 +37,7 @@ def test_figures_draw_what_was_measured() -> None:
     """At the step of the median half of the pairs are equal: the attacker who compares bits is right in 3 of 4."""
     rows, order = clusters(), known_order()
     accuracy, false = draw_k_means(rows).axes[1].get_lines()[:2]
-    assert np.asarray(accuracy.get_ydata()).tolist() == [row["accuracy"] for row in rows]
+    assert np.asarray(accuracy.get_ydata()).tolist() == [row["success"] for row in rows]
     assert np.asarray(false.get_ydata()).tolist() == [row["false"] for row in rows]
     known = draw_order(order).axes[1].get_lines()[0]
     [row] = [row for row in order if row["floats"] == "float64" and row["rate"] == 0.01]
