@@ -86,11 +86,11 @@ class Subject:
         results: results of the run.
         round: the evaluated round.
         unit: what the ledger protects, and what the bounds are about.
-        canaries: ids of the planted canaries.
+        canaries: ids of the planted canaries that were ranked; none of a run without canaries.
         ranks: float64 [canaries], their ranks among `references` random phrases.
         groups: int64 [canaries], number of units that share each, at least 1.
         is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
-        references: R.
+        references: R; 0 where no canary was ranked.
         control_ranks: float64 [controls], ranks of canaries that were never planted.
         coins: canaries that coins decided on; None where no coin did.
         claim: what the ledger claims; None of a run without noise.
@@ -112,7 +112,7 @@ class Subject:
 
 
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
-    """Read what an audit needs of a run.
+    """Read what an audit needs of a run, which may have neither canaries nor canary users.
 
     Args:
         path: the run folder.
@@ -121,21 +121,16 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         delta: delta of the claim; that of the run if not given.
 
     Raises:
-        InputError: `path` is no run, was not evaluated there, or has neither canary users nor planted canaries with
-            ranks; or the checkpoint of the round, which a claim and canary users need, is gone.
+        InputError: `path` is no run, or was not evaluated there; or the checkpoint of the round, which a claim and
+            canary users need, is gone.
     """
     results, run = read_run(path), Run.open(path)
     at = results.at(round, epoch)
     ranks, references = results.of_planted("rank", at), results.references(at)
     needs_state = run.config.canary_users.update_canaries or run.config.privacy.mechanism == "dp"
     state = _state(run, at) if needs_state else None
-    canary_users = canary_users_of(run, state, delta) if state else None
-    if canary_users and (ranks is None or ranks.empty):
-        ranks, references = pd.Series(dtype="float64"), 0
     if ranks is None or references is None:
-        raise InputError(f"run {results.name}, round {at}: canaries were not ranked, so there is nothing to audit")
-    if ranks.empty:
-        raise InputError(f"run {results.name}: no canary was planted, so there is nothing to audit; plant some")
+        ranks, references = pd.Series(dtype="float64"), 0
     controls = results.of_controls("rank", at)
     groups, is_exact = _groups(run, results) if len(ranks) else (np.empty(0, np.int64), True)
     return Subject(
@@ -150,7 +145,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         np.asarray([] if controls is None else controls, dtype=np.float64),
         _coins(run, results, at),
         claim_of(run, state, delta) if state else None,
-        canary_users,
+        canary_users_of(run, state, delta) if state else None,
     )
 
 

@@ -29,8 +29,10 @@ def to_text(subject: Subject, table: pd.DataFrame) -> str:
     """
     results = subject.results
     title = f"{results.setting} ({results.name}), after round {subject.round:,}\n"
+    lacking = missing(subject, table)
+    last = [] if lacking is None else [lacking]
     if not len(subject.ranks):
-        return "\n".join([title, *map(note, _others(subject, table))])
+        return "\n".join([title, *map(note, [*_ledger_alone(subject, table), *_others(subject, table), *last])])
     rates = table[table["method"] == "tpr"]
     columns = [
         Column("FPR", formatted(rates["fpr"], "{:.2g}"), note=FPR),
@@ -43,16 +45,38 @@ def to_text(subject: Subject, table: pd.DataFrame) -> str:
     ]
     if rates["allowed"].notna().any():
         columns.append(Column("Allowed %", formatted(rates["allowed"], "{:.1f}", 100), note=ALLOWED))
-    paragraphs = [sentence(subject, table), *_others(subject, table), _groups(subject)]
+    paragraphs = [sentence(subject, table), *_others(subject, table), _groups(subject), *last]
     return "\n".join([title, markdown(columns[:1], [columns[1:]]), *map(note, paragraphs)])
 
 
-def to_object(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the audit of one run for JSON: ``run``, ``setting``, ``round``, and ``rows``; unknown values are None."""
-    rows = json.loads(table.to_json(orient="records", double_precision=15))
-    about = ("run", "setting", "round")
-    of_run = {name: rows[0][name] for name in about}
-    return of_run | {"rows": [{name: value for name, value in row.items() if name not in about} for row in rows]}
+def to_object(subject: Subject, table: pd.DataFrame) -> dict[str, Any]:
+    """Return the audit of one run for JSON.
+
+    Args:
+        subject: the run.
+        table: its rows, from `flsim.audits.audit.audit`.
+
+    Returns:
+        ``run``, ``setting``, ``round``, ``rows`` (unknown values are None) and ``missing``, the sentence of `missing`.
+    """
+    results = subject.results
+    of_run = {"run": results.name, "setting": results.setting, "round": subject.round}
+    rows = json.loads(table.drop(columns=[*of_run]).to_json(orient="records", double_precision=15))
+    return of_run | {"rows": rows, "missing": missing(subject, table)}
+
+
+def missing(subject: Subject, table: pd.DataFrame) -> str | None:
+    """Return one sentence on what cannot be said of a run, and on the settings that it needs; None without such."""
+    methods, needs = set(table["method"]), []
+    if "epsilon" not in methods:
+        needs.append("a bound from ranks (canaries.count)")
+    if not methods & {"epsilon, coins", "epsilon, canary users by coins"}:
+        needs.append("a bound from guesses of coins, of at least 10 canaries (canaries.coins)")
+    if subject.unit == "user" and "epsilon, canary users" not in methods:
+        needs.append("an estimate from canary users (audit.update_canaries)")
+    if subject.claim is None:
+        needs.append('whether a ledger is contradicted (privacy.mechanism "dp")')
+    return f"Missing, with what it needs: {'; '.join(needs)}." if needs else None
 
 
 def sentence(subject: Subject, table: pd.DataFrame) -> str:
@@ -84,7 +108,7 @@ def _without_claim(low: float, unit: str) -> str:
 
 
 def _with_claim(low: float, claim: Claim, is_refuted: bool, unit: str) -> str:
-    stated = f"epsilon {claim.epsilon:.3g} at delta {claim.delta:.3g} for one {unit} ({claim.convention.name})"
+    stated = _stated(claim, unit)
     verdict = (
         f"That contradicts the ledger, which claims {stated}: the claim is refuted at 95% confidence."
         if is_refuted
@@ -92,6 +116,17 @@ def _with_claim(low: float, claim: Claim, is_refuted: bool, unit: str) -> str:
     )
     under_pure = f" With delta 0 it would prove an epsilon of {low:.2f} (replace-one)." if low else ""
     return verdict + under_pure
+
+
+def _stated(claim: Claim, unit: str) -> str:
+    return f"epsilon {claim.epsilon:.3g} at delta {claim.delta:.3g} for one {unit} ({claim.convention.name})"
+
+
+def _ledger_alone(subject: Subject, table: pd.DataFrame) -> list[str]:
+    """Return a sentence on the claim of a run without any row that could contradict it."""
+    if subject.claim is None or len(table):
+        return []
+    return [f"The ledger claims {_stated(subject.claim, subject.unit)}, and nothing was planted that could test it."]
 
 
 def _others(subject: Subject, table: pd.DataFrame) -> list[str]:

@@ -37,7 +37,8 @@ def audit(
     """Say what a run's canaries prove about its privacy.
 
     Prints how many canaries an attacker finds at low false-positive rates, a lower bound on epsilon, and of a run with
-    noise whether its ledger is contradicted. Of canary users with random updates it prints an estimate and a bound.
+    noise whether its ledger is contradicted. Of canary users with random updates it prints an estimate and a bound. The
+    last line names what is missing, and the settings that it needs.
     """
     import json
 
@@ -45,8 +46,9 @@ def audit(
 
     from flsim.audits.audit import audit as rows_of
     from flsim.audits.subject import subject_of
-    from flsim.audits.text import to_object, to_text
+    from flsim.audits.text import missing, to_object, to_text
     from flsim.base.files import named_file
+    from flsim.base.progress import say
     from flsim.results import formats
     from flsim.results.store import refuse_two_points
     from flsim.results.sweeps import over_runs
@@ -60,15 +62,19 @@ def audit(
     refuse_two_points(round, epoch)
     subjects = list(over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values())
     tables = [rows_of(subject, threshold) for subject in subjects]
+    pairs = list(zip(subjects, tables, strict=True))
+    for subject, table in pairs if format is not Format.md else []:
+        if table.empty:
+            say(f"run {subject.results.name}: has no row. {missing(subject, table)}")
     if format is Format.parquet and out is not None:
         formats.write_parquet(pd.concat(tables, ignore_index=True), out)
         return
     text = (
-        json.dumps({"runs": [to_object(table) for table in tables]}, indent=2) + "\n"
+        json.dumps({"runs": [to_object(*pair) for pair in pairs]}, indent=2) + "\n"
         if as_json
         else formats.to_csv(pd.concat(tables, ignore_index=True))
         if format is Format.csv
-        else "\n".join(to_text(subject, table) for subject, table in zip(subjects, tables, strict=True))
+        else "\n".join(to_text(*pair) for pair in pairs)
     )
     if out is None:
         typer.echo(text, nl=False)

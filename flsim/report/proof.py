@@ -27,7 +27,7 @@ USERS = (
 
 @dataclass(frozen=True)
 class _Audited:
-    """The audited runs of a setting, and what their ranks prove together; None where no canary was ranked."""
+    """The runs of a setting with ranked canaries or canary users, and what ranks prove together; None without ranks."""
 
     setting: Setting
     subjects: Sequence[Subject]
@@ -100,7 +100,8 @@ def _verdict(refuted: bool | None) -> str:
 def _audited(setting: Setting) -> _Audited:
     subjects: list[Subject] = []
     for run, round_ in setting.shown_runs:
-        with suppress(InputError):  # an older run, or one whose canaries were not ranked, has no row
+        with suppress(InputError):  # an older run has no row
             subjects.append(subject_of(run.path, round_))
+    subjects = [subject for subject in subjects if len(subject.ranks) or subject.canary_users]
     ranked = [subject for subject in subjects if len(subject.ranks)]
     return _Audited(setting, subjects, pooled(ranked) if ranked else None)

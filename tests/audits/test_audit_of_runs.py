@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy
-from helpers import PRIVATE
+from helpers import PRIVATE, TESTED
 from scipy.special import ndtr, ndtri
 
 from flsim.audits.subject import subject_of
@@ -104,6 +104,77 @@ def test_what_cannot_be_audited_is_one_line(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+FIELDS = ("method", "unit", "neighbours", "n_in", "n_out", "estimate", "low", "high", "confidence", "delta", "kind")
+NEVER = {"unit", "neighbours", "n_in", "n_out"}  # unknown
+LEDGER = 'whether a ledger is contradicted (privacy.mechanism "dp")'
+RANKS, COINS = "a bound from ranks (canaries.count)", "a bound from guesses of coins, of at least 10 canaries"
+USERS = "an estimate from canary users (audit.update_canaries)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "methods", "missing"),
+    [
+        (("canaries.count=0",), set(), [RANKS, COINS, USERS, LEDGER]),
+        (("canaries.count=0", *PRIVATE), set(), [RANKS, COINS, USERS]),
+        ((), {"tpr", "epsilon"}, [COINS, USERS, LEDGER]),
+        (
+            ("canaries.count=0", "privacy.mechanism='clip'", "privacy.clip=0.5", "audit.update_canaries=20"),
+            {"epsilon, canary users", "epsilon, canary users left out"},
+            [RANKS, COINS, LEDGER],
+        ),
+        (
+            TESTED,
+            {
+                *("tpr", "epsilon", "trade-off", "epsilon, GDP", "epsilon, canary users"),
+                *("epsilon, canary users left out", "epsilon, canary users by coins"),
+                "trade-off, canary users by coins",
+            },
+            [],
+        ),
+    ],
+    ids=["nothing", "noise", "canaries", "canary-users", "all"],
+)
+def test_a_run_says_what_it_can_and_names_what_is_missing(
+    trained_here: Trained, flsim: Flsim, overrides: tuple[str, ...], methods: set[str], missing: list[str]
+) -> None:
+    run = trained_here(*overrides)
+    code, out, _ = flsim("audit", run, "--json")
+    ((audited,), line) = json.loads(out)["runs"], "Missing, with what it needs: "
+    assert (code, {row["method"] for row in audited["rows"]}) == (0, methods)
+    for row in audited["rows"]:
+        assert set(FIELDS) <= set(row)
+        assert all(row[name] is not None for name in NEVER)
+        assert row["kind"] in ("bound", "estimate", "heuristic")
+        is_of_chance = row["method"] in ("epsilon, canary users", "epsilon, canary users left out")
+        assert (row["confidence"] is None) == is_of_chance
+        known = [row["refuted"] if row["method"].startswith("trade-off") else row["estimate"], row["low"]]
+        assert any(value is not None for value in known)
+        assert (row["delta"] is None) == (row["method"] == "tpr" or row["method"].startswith("trade-off"))
+    sentence = audited["missing"] or ""
+    assert [part.strip(" .") for part in sentence.removeprefix(line).split(";") if part] == [
+        part + " (canaries.coins)" * (part == COINS) for part in missing
+    ]
+    code, text, _ = flsim("audit", run)
+    assert (code, " ".join(text.split()).count(line)) == (0, bool(missing))
+    if not methods and overrides[-1:] == PRIVATE[-1:]:
+        assert "and nothing was planted that could test it." in " ".join(text.split())
+
+
+def test_a_table_without_rows_has_its_columns(trained_here: Trained, flsim: Flsim, tmp_path: Path) -> None:
+    run = trained_here("canaries.count=0")
+    code, out, err = flsim("audit", run, "--format", "csv")
+    assert (code, len(out.splitlines()), "run run: has no row. Missing" in err) == (0, 1, True)
+    assert flsim("audit", run, "--format", "parquet", "--out", tmp_path / "audit.parquet")[0] == 0
+    assert list(pd.read_parquet(tmp_path / "audit.parquet").columns) == out.strip().split(",")
+
+
+@pytest.mark.parametrize("command", ["audit", "membership"])
+def test_a_folder_that_is_not_there_is_one_line(flsim: Flsim, command: str) -> None:
+    code, out, err = flsim(command, "nowhere")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "nowhere" in err
 
 
 def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
