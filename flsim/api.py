@@ -19,6 +19,7 @@ from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.evaluation.loading import load_model
 from flsim.membership.inference import infer_membership
+from flsim.membership.users import infer_users
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
@@ -64,6 +65,7 @@ __all__ = [
     "frames",
     "import_corpus",
     "infer_membership",
+    "infer_users",
     "load_model",
     "make_corpus",
     "open_corpus",

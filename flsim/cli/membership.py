@@ -3,16 +3,13 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flsim.base.errors import InputError
 from flsim.cli.options import Json, TorchDevice, check_device
 from flsim.cli.results import RUNS, WHEN
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EPILOG = """Example: flsim membership runs/demo/iid runs/demo/non-iid
 
@@ -91,9 +88,10 @@ def membership(
     (data.user_holdout). Prints how well each attack tells them apart, beside controls, and stores that in the run
     folder.
     """
+    from flsim.membership.attacked import AttackHParams
     from flsim.membership.inference import attack_run
     from flsim.membership.text import to_objects, to_text
-    from flsim.membership.users import infer_users
+    from flsim.membership.users import attack_users
     from flsim.results.paths import expanded
     from flsim.results.sweeps import over_runs, run_folders
 
@@ -104,12 +102,11 @@ def membership(
     if unit is Unit.user and attack:
         raise InputError(f"--attack {attack[0]}: attacks are on records, and users have one; remove it or --unit user")
 
-    def inferred(path: Path) -> "pd.DataFrame":
-        if unit is Unit.user:
-            return infer_users(path, records, round, reference, delta, device)
-        return attack_run(path, attack or (), records, round, reference, delta, device)
-
-    tables = over_runs(runs, inferred)
+    hparams = AttackHParams(records, round, reference, delta, device)
+    is_of_users = unit is Unit.user
+    tables = over_runs(
+        runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
+    )
     if as_json:
         objects = [{"folder": str(path), "rows": to_objects(table)} for path, table in tables.items()]
         typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))

@@ -12,26 +12,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
-from flsim.algorithms import checkpoint
 from flsim.audits.roc import auroc, auroc_interval, roc
-from flsim.audits.subject import Claim, claim_of
+from flsim.audits.subject import Claim
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.membership.attack import Attack
+from flsim.membership.attacked import Attacked, AttackHParams, over_folders
 from flsim.membership.built_in import BLIND, BUILT_IN, attack_named
 from flsim.membership.candidates import Candidates
-from flsim.membership.stored import LEVELS, SCHEMA, column, write_rows
-from flsim.membership.targets import Targets, targets_of, unigram_of
-from flsim.models.language_model import TrainableModel
-from flsim.models.quantization import quantized
-from flsim.results.paths import expanded
-from flsim.results.sweeps import run_folders
-from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.membership.stored import LEVELS, column
+from flsim.membership.targets import Targets, targets_of
 from flsim.training.threads import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
@@ -39,7 +32,6 @@ Flags = NDArray[np.bool_]
 CONFIDENCE = 0.95
 CONFOUNDED = 0.55  # area of the control, above which members differ from non-members without any model
 POINTS = 60  # of a curve that is stored
-NOTES = "notes"  # of a table's attributes: sentences about what cannot be said
 
 
 def infer_membership(
@@ -73,22 +65,12 @@ def infer_membership(
         >>> rows = flsim.infer_membership("runs/demo", attacks=["loss", "min-k++"])            # doctest: +SKIP
         >>> rows[["setting", "attack", "auroc", "control_auroc"]]                              # doctest: +SKIP
     """
-    folders = run_folders(expanded([Path(path) for path in runs]))
-    file = None if reference is None else Path(reference)
-    tables = [attack_run(path, attacks, records, round, file, delta, device) for path in folders]
-    return pd.concat(tables, ignore_index=True)
+    hparams = AttackHParams(records, round, None if reference is None else Path(reference), delta, device)
+    return over_folders(runs, lambda path: attack_run(path, attacks, hparams))
 
 
-def attack_run(
-    path: Path,
-    attacks: Sequence[str] = (),
-    records: int = 1_000,
-    round_: int | None = None,
-    reference: Path | None = None,
-    delta: float | None = None,
-    device: str = "cpu",
-) -> pd.DataFrame:
-    """Return the rows of `infer_membership` of one run; `attrs` has sentences on what cannot be said under `NOTES`.
+def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> pd.DataFrame:
+    """Return the rows of `infer_membership` of one run, with notes as `flsim.membership.attacked.Attacked.stored` has.
 
     Raises:
         InputError: as for `infer_membership`.
@@ -96,44 +78,16 @@ def attack_run(
         Diverged: a score of a built-in attack is not finite.
     """
     with threads_of_torch(1):
-        return _attacked(Run.open(path), attacks, records, round_, reference, delta, device)
-
-
-def _attacked(
-    run: Run,
-    attacks: Sequence[str],
-    count: int,
-    round_: int | None,
-    reference: Path | None,
-    delta: float | None,
-    device: str,
-) -> pd.DataFrame:
-    chosen = [attack_named(name) for name in attacks or BUILT_IN]
-    state, model = load_model(run, checkpoint_at(run, round_), device)
-    targets = targets_of(run, state.round, count)
-    untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
-    candidates = Candidates(
-        as_measured(run, model),
-        targets.records,
-        targets.keys,
-        run.corpus.vocabulary,
-        unigram_of(run.corpus),
-        run.config.seed,
-        run.corpus.layout,
-        None if reference is None else reference_model(run, reference, device),
-    )
-    claim, control = claim_of(run, state, delta), _area(BLIND, candidates, targets)
-    about = {"run": run.identity, "setting": run.setting, "round": state.round, "control_auroc": control}
-    others = candidates.before(as_measured(run, untrained))
-    rows = []
-    for attack in tracked("attacking", chosen):
-        row = row_of(attack, candidates, targets, claim, run.config.unit)
-        rows.append(about | row | {"untrained_auroc": _area(attack, others, targets)})
-    run.verify()  # nothing is stored that was measured on other data
-    table = pd.DataFrame(rows).assign(is_confounded=control > CONFOUNDED).reindex(columns=list(SCHEMA.names))
-    write_rows(run.path, state.round, table)
-    table.attrs[NOTES] = list(targets.notes)
-    return table
+        chosen, attacked = [attack_named(name) for name in attacks or BUILT_IN], Attacked.open(path, hparams)
+        targets = targets_of(attacked.run, attacked.state.round, hparams.count)
+        candidates, untrained = attacked.before_both(targets.records, targets.keys)
+        control = _area(BLIND, candidates, targets)
+        controls = {"control_auroc": control, "is_confounded": control > CONFOUNDED}
+        rows = []
+        for attack in tracked("attacking", chosen):
+            row = row_of(attack, candidates, targets, attacked.claim, attacked.run.config.unit)
+            rows.append(row | controls | {"untrained_auroc": _area(attack, untrained, targets)})
+    return attacked.stored(rows, targets.notes)
 
 
 def row_of(
@@ -269,30 +223,3 @@ def _checked(attack: Attack, scores: Any, count: int) -> Floats:
     raise RunFailed(
         f"attack {attack.name}: returned no finite number for each of {count} records; return an array of as many"
     )
-
-
-def checkpoint_at(run: Run, round_: int | None) -> Path:
-    if round_ is None:
-        return newest_checkpoint(run.path)
-    path = run.path / "checkpoints" / checkpoint.checkpoint_name(round_)
-    if not path.is_file():
-        raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
-    return path
-
-
-def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
-    """Return the model with as few bits in its weights as the run's evaluations give it."""
-    bits = run.config.evaluation.weight_bits
-    return model if bits is None else quantized(model, bits)
-
-
-def reference_model(run: Run, path: Path, device: str) -> TrainableModel:
-    """Return the model of a checkpoint that read no record of the run's corpus."""
-    if not path.is_file():
-        raise InputError(f"--reference {path}: no such checkpoint")
-    other = Run.open(path.resolve().parent.parent)
-    if other.corpus.digest == run.corpus.digest:
-        raise InputError(f"--reference {path}: trained on the run's own corpus; name a checkpoint of another one")
-    if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
-        raise InputError(f"--reference {path}: its corpus has other words; name a checkpoint with the run's vocabulary")
-    return load_model(other, path, device)[1]

@@ -20,13 +20,13 @@ from flsim.data.corpus import Corpus, Split
 from flsim.data.kept import Shadow, held_out
 from flsim.data.records import Records
 from flsim.membership import lira, rmia
+from flsim.membership.attacked import attacked_model
 from flsim.membership.candidates import log_probabilities
-from flsim.membership.inference import CONFIDENCE, as_measured, checkpoint_at
+from flsim.membership.inference import CONFIDENCE
 from flsim.membership.stored import LEVELS, column
 from flsim.membership.targets import members_of, never_trained
 from flsim.membership.users import RECORDS, fresh_of
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model
 from flsim.training.threads import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
@@ -92,8 +92,8 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
     phi, is_in = [], []
     with threads_of_torch(1):
         for run in tracked("scoring shadow models", runs):
-            state, model = load_model(run, checkpoint_at(run, round_), device)
-            sums = log_probabilities(as_measured(run, model), both, corpus.layout).sum(1)
+            state, model = attacked_model(run, round_, device)
+            sums = log_probabilities(model, both, corpus.layout).sum(1)
             phi.append(np.bincount(owners, sums) / tokens)
             read = members_of(run, state.round)
             if unit == "user":

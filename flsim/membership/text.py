@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.membership.inference import CONFOUNDED, NOTES
+from flsim.membership.attacked import NOTES
+from flsim.membership.inference import CONFOUNDED
 from flsim.membership.stored import CURVE, LEVELS, column
 from flsim.results.formats import formatted, note
 from flsim.results.layout import Column, markdown

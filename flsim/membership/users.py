@@ -19,12 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
-from flsim.algorithms import checkpoint
 from flsim.audits.roc import auroc
-from flsim.audits.subject import Claim, claim_of
+from flsim.audits.subject import Claim
 from flsim.audits.trade_off import of_group
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
@@ -32,13 +30,11 @@ from flsim.data.corpus import Split
 from flsim.data.inspect import author_of
 from flsim.data.kept import held_out
 from flsim.data.records import Records
+from flsim.membership.attacked import Attacked, AttackHParams, over_folders
 from flsim.membership.built_in import blind_statistics, logistic
-from flsim.membership.candidates import Candidates
-from flsim.membership.inference import CONFOUNDED, NOTES, as_measured, checkpoint_at, claimed, reference_model, success
-from flsim.membership.stored import SCHEMA, write_rows
-from flsim.membership.targets import members_of, never_trained, unigram_of
+from flsim.membership.inference import CONFOUNDED, claimed, success
+from flsim.membership.targets import members_of, never_trained
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model
 from flsim.training.threads import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
@@ -142,46 +138,55 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
 
 
 def infer_users(
-    path: Path,
-    count: int = 1_000,
-    round_: int | None = None,
-    reference: Path | None = None,
+    *runs: Path | str,
+    users: int = 1_000,
+    round: int | None = None,
+    reference: Path | str | None = None,
     delta: float | None = None,
     device: str = "cpu",
 ) -> pd.DataFrame:
-    """Attack the users of a run by [K], store the rows in the run folder, and return them.
+    """Attack the membership of users as `flsim membership --unit user` does, and store the rows in the run folders.
 
-    There is a row for users and, where the corpus cuts authors into several users, a row for authors.
+    The attack is that of Kandpal et al. (2023), section 3, on records of users that no training read.
 
     Args:
-        path: the run folder.
-        count: largest number of users that took part, and of others.
-        round_: round of the attacked checkpoint; the newest one if not given.
+        runs: run folders and folders of sweeps, with `data.user_holdout`; or folders that hold some.
+        users: largest number of users that took part, and of others.
+        round: round of the attacked checkpoint; the newest one of each run if not given.
         reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the
             frequency of single words.
-        delta: delta of the claim that rows are held against; that of the run if not given.
+        delta: delta of the claim that rows are held against; that of each run if not given.
         device: torch device, such as "cuda".
 
     Returns:
-        The rows, with the columns of `flsim.membership.stored.SCHEMA`. `attrs` has sentences under `NOTES`.
+        A row per run for users and, where the corpus cuts authors into several users, a row for authors, with the
+        columns of `flsim.membership.stored.SCHEMA`.
 
     Raises:
-        InputError: there is no such run or checkpoint, or see `fresh_records`.
+        InputError: there is no such run or checkpoint, or a run has no fresh records.
         Diverged: a log-probability is not finite.
+
+    Examples:
+        >>> rows = flsim.infer_users("runs/holdout", users=500)                                # doctest: +SKIP
+        >>> rows[["setting", "unit", "auroc", "control_auroc"]]                                # doctest: +SKIP
+    """
+    hparams = AttackHParams(users, round, None if reference is None else Path(reference), delta, device)
+    return over_folders(runs, lambda path: attack_users(path, hparams))
+
+
+def attack_users(path: Path, hparams: AttackHParams) -> pd.DataFrame:
+    """Return the rows of `infer_users` of one run, with notes as `flsim.membership.attacked.Attacked.stored` has.
+
+    Raises:
+        InputError, Diverged: as for `infer_users`.
     """
     with threads_of_torch(1):
-        run = Run.open(path)
-        state, model = load_model(run, checkpoint_at(run, round_), device)
-        users = fresh_records(run, state.round, count)
-        untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
-        other = None if reference is None else reference_model(run, reference, device)
-        keys, unigram = [str(place) for place in range(len(users.records))], unigram_of(run.corpus)
-        about = run.corpus.vocabulary, unigram, run.config.seed, run.corpus.layout, other
-        candidates = Candidates(as_measured(run, model), users.records, keys, *about)
-        trained, before = (one.log_probs.sum(1) for one in (candidates, candidates.before(as_measured(run, untrained))))
-        by_reference = candidates.reference_log_probs.sum(1)
-        blind, claim = blind_statistics(candidates), claim_of(run, state, delta)
-    named = {"run": run.identity, "setting": run.setting, "round": state.round}
+        attacked = Attacked.open(path, hparams)
+        run, claim = attacked.run, attacked.claim
+        users = fresh_records(run, attacked.state.round, hparams.count)
+        both = attacked.before_both(users.records, [str(place) for place in range(len(users.records))])
+        trained, before = (one.log_probs.sum(1) for one in both)
+        by_reference, blind = both[0].reference_log_probs.sum(1), blind_statistics(both[0])
     units = {"user": users}
     if len(set(users.authors)) < len(users.users):
         units["author"] = users.by_author()
@@ -196,13 +201,10 @@ def infer_users(
             "is_confounded": control > CONFOUNDED,
             "untrained_auroc": auroc(start[side.is_member], start[~side.is_member]),
         }
-        rows.append(named | row | controls)
-    run.verify()  # nothing is stored that was measured on other data
-    table = pd.DataFrame(rows).reindex(columns=list(SCHEMA.names))
-    write_rows(run.path, state.round, table)
+        rows.append(row | controls)
     fresh = np.bincount(users.owners)
-    table.attrs[NOTES] = [f"Fresh records of a user: {fresh.min()} to {fresh.max()}, {fresh.mean():.1f} on average."]
-    return table
+    note = f"Fresh records of a user: {fresh.min()} to {fresh.max()}, {fresh.mean():.1f} on average."
+    return attacked.stored(rows, [note])
 
 
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:

@@ -1,5 +1,6 @@
 """User inference: its statistic against theory, whose fresh records are read, and what an attack on a run finds."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,11 @@ def test_an_overfitted_run_tells_its_users_and_an_untrained_one_does_not(
     ]
     assert row["auroc"] == pytest.approx(float(np.mean(pairs)), abs=2 / len(pairs))
 
+    code, out, _ = flsim("membership", run.path, "--unit", "user", "--json")
+    ((printed,),) = (one["rows"] for one in json.loads(out)["runs"])
+    assert (code, printed["auroc"], printed["n_in"]) == (0, row["auroc"], 24)
+    few = infer_users(run.path, users=5, round=run.rounds)
+    assert few[["n_in", "round"]].to_numpy().tolist() == [[5, run.rounds]]
     code, out, _ = flsim("membership", run.path, "--unit", "user")
     assert code == 0
     assert f"{row['auroc']:.3f}" in out
