@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flsim.api import (
         Canaries,
+        CanaryUsers,
         Central,
         CentralSGD,
         Corpus,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         RunFailed,
         ServerOptimizer,
         State,
+        audit,
+        audit_simulation,
         compare,
         evaluate,
         frames,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Canaries",
+    "CanaryUsers",
     "Central",
     "CentralSGD",
     "Corpus",
@@ -66,6 +70,8 @@ __all__ = [
     "RunFailed",
     "ServerOptimizer",
     "State",
+    "audit",
+    "audit_simulation",
     "compare",
     "evaluate",
     "frames",

@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams as ServerOptimizer
+from flsim.audits.frames import audit, audit_simulation
 from flsim.base.errors import Diverged, InputError, RunFailed
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
@@ -24,6 +25,7 @@ from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
+from flsim.privacy.update_canaries import AuditHParams as CanaryUsers
 from flsim.results.frames import frames
 from flsim.results.paths import expanded
 from flsim.results.rows import frame
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Canaries",
+    "CanaryUsers",
     "Central",
     "CentralSGD",
     "Corpus",
@@ -60,6 +63,8 @@ __all__ = [
     "RunFailed",
     "ServerOptimizer",
     "State",
+    "audit",
+    "audit_simulation",
     "compare",
     "evaluate",
     "frames",

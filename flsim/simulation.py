@@ -12,6 +12,9 @@ A state holds what a checkpoint holds. Any state can be the `start` of another s
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar
+
+import pandas as pd
 
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
@@ -19,13 +22,17 @@ from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
+from flsim.base.extensions import by_content
 from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.population import Population, World, make_twin
+from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.kept import Shadow, kept
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.report import Unit
+from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
 from flsim.training.hparams import LocalHParams
@@ -43,6 +50,7 @@ class Planted:
         world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
         users: the training users.
         canaries: the planted canaries.
+        roster: a row per canary, with the columns of `flsim.canaries.roster`: its phrase, sharers and insertions.
 
     Examples:
         >>> users = flsim.plant("corpora/demo", world="iid")                   # doctest: +SKIP
@@ -53,6 +61,7 @@ class Planted:
     world: World
     users: Population
     canaries: tuple[Canary, ...]
+    roster: pd.DataFrame = field(repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -93,7 +102,10 @@ def plant(
     overlay, twin = planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
-    return Planted(opened, world, Population.with_canaries(split, planting.canaries, overlay, twin), planting.canaries)
+    users = Population.with_canaries(split, planting.canaries, overlay, twin)
+    roster = roster_of(planting, opened.vocabulary)
+    planted = roster if "is_planted" in roster else roster.assign(is_planted=True)
+    return Planted(opened, world, users, planting.canaries, planted)
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,8 @@ class FedAvg:
         local: settings of local training.
         server: the server's optimizer; by default the average update is the step.
         privacy: clip norm and noise; by default neither.
+        canary_users: users beside those of the corpus whose updates are random, for `flsim.audit_simulation`; by
+            default there are none. They need a clip norm.
         shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them,
             and equal numbers give equal bits.
         branch: number of consecutive shards whose sums are added before those of branches, as `system.branch`; 0 for
@@ -124,8 +138,15 @@ class FedAvg:
     local: LocalHParams = field(default_factory=LocalHParams)
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
+    canary_users: AuditHParams = field(default_factory=AuditHParams)
     shards: int = 2
     branch: int | None = None
+    unit: ClassVar[Unit] = "user"
+
+    @property
+    def sampler_of_units(self) -> str:
+        """Return the sampler of users, as a ledger names it."""
+        return by_content(self.sampler)
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
         """Return the training of these users.
@@ -147,6 +168,7 @@ class FedAvg:
             device=device,
             length=rounds,
             branch=default_branch(self.shards) if self.branch is None else self.branch,
+            audit=self.canary_users,
         )
 
 
@@ -164,6 +186,13 @@ class Central:
 
     training: CentralHParams = field(default_factory=CentralHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
+    unit: ClassVar[Unit] = "record"
+    canary_users: ClassVar[AuditHParams] = AuditHParams()  # none, as there are no users
+
+    @property
+    def sampler_of_units(self) -> str:
+        """Return the sampler of records, as a ledger names it."""
+        return "fixed-size" if self.privacy.mechanism == "none" else "poisson"
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
         """Return the training over these users' records.

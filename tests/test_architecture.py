@@ -31,15 +31,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
     "runs": {"algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "training"},
     "report": {"audits", "data", "measures", "membership", "privacy", "results", "runs"},
-    "audits": {"privacy", "results", "runs", "training"},
+    "audits": {"canaries", "models", "privacy", "results", "runs", "simulation", "training"},
     "membership": {"algorithms", "audits", "data", "models", "privacy", "results", "runs", "training"},
     "sweeps": {"data", "measures", "results", "runs"},
     "theory": {"algorithms", "data", "models", "training"},
     "wire": {"algorithms", "models", "training"},
     "simulation": {"algorithms", "canaries", "data", "models", "privacy", "training"},
     "api": {
-        *("algorithms", "canaries", "data", "evaluation", "membership", "models", "privacy", "report", "results"),
-        *("runs", "simulation", "training", "server"),
+        *("algorithms", "audits", "canaries", "data", "evaluation", "membership", "models", "privacy", "report"),
+        *("results", "runs", "simulation", "training", "server"),
     },
     "planning": {
         *("audits", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps"),

@@ -1,4 +1,4 @@
-"""Canary users of a run, whose updates are random: the cosines after training, and the epsilon that they estimate.
+"""Canary users of a training, whose updates are random: the cosines after training, and the epsilon that they estimate.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). The cosine of the change of the
 model and a vector that took no part is that of a uniform direction: of d parameters its density is proportional to
@@ -13,16 +13,15 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from flsim.privacy.update_canaries import cosines
-from flsim.runs.folder import Run
-from flsim.training.state import State
+from flsim.models.language_model import Params
+from flsim.privacy.update_canaries import AuditHParams, cosines
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class CanaryUsers:
-    """The canary users of a run after a round.
+    """The canary users of a training after a round.
 
     Attributes:
         cosines: float64 [K], cosine of each one's vector and the change of the model.
@@ -66,29 +65,23 @@ class CanaryUsers:
         return epsilon_of_cosines(float(values.mean()), float(values.std(ddof=1)), self.dimension, self.delta)
 
 
-def canary_users_of(run: Run, state: State, delta: float | None = None) -> CanaryUsers | None:
-    """Return the canary users of a run after the rounds of a state; None where it has none.
+def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Params, delta: float) -> CanaryUsers | None:
+    """Return the canary users of a training; None where it has none.
 
     Args:
-        run: the run.
-        state: its state after a round.
-        delta: delta of the estimate; that of the run if not given.
+        settings: the settings of canary users.
+        seed: the experiment's seed.
+        first: the model's parameters before training.
+        last: its parameters after training.
+        delta: delta of the estimate.
     """
-    settings, seed = run.config.canary_users, run.config.seed
     if not (number := settings.update_canaries):
         return None
-    first = run.training().first_state().params
-    change = {name: value.double() - first[name].double() for name, value in state.params.items()}
+    change = {name: value.double() - first[name].double() for name, value in last.items()}
     has_coins = settings.canary_coins
     every = cosines(change, seed, range(number if has_coins else 2 * number))
-    return CanaryUsers(
-        every[:number],
-        settings.present(seed),
-        every[number:],
-        has_coins,
-        sum(value.numel() for value in change.values()),
-        run.delta if delta is None else delta,
-    )
+    dimension = sum(value.numel() for value in change.values())
+    return CanaryUsers(every[:number], settings.present(seed), every[number:], has_coins, dimension, delta)
 
 
 def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: float) -> float:

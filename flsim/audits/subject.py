@@ -1,5 +1,6 @@
 """The subject of an audit: ranks, the users or records that share each canary, and the claim of the ledger."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,15 @@ from numpy.typing import NDArray
 from flsim.audits.canary_users import CanaryUsers, canary_users_of
 from flsim.audits.trade_off import Allowed, LeastProbability, of_group
 from flsim.base.errors import InputError
+from flsim.canaries.population import Population
+from flsim.canaries.spec import Canary
+from flsim.models.language_model import Params
 from flsim.privacy.allowed import EPSILONS, delta_curve, sound_convention
 from flsim.privacy.conventions import Convention
 from flsim.privacy.ledger import Ledger, epsilon
+from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
+from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.store import RunResults, read_run
 from flsim.runs.folder import Run
 from flsim.training.state import State
@@ -111,6 +117,73 @@ class Subject:
     canary_users: CanaryUsers | None = None
 
 
+@dataclass(frozen=True)
+class Audited:
+    """The facts of a training that an audit needs beside its results.
+
+    Attributes:
+        unit: what the ledger protects.
+        sampler: the sampler of these units, as a ledger names it.
+        privacy: clip and noise.
+        protected: number of units that the ledger protects.
+        canary_users: settings of canary users.
+        seed: the experiment's seed.
+        canaries: the canaries, in the order in which an overlay numbers them.
+        users: returns the training users; it raises InputError where their corpus is not there.
+        first: returns the model's parameters before training.
+    """
+
+    unit: Unit
+    sampler: str
+    privacy: PrivacyHParams
+    protected: int
+    canary_users: AuditHParams
+    seed: int
+    canaries: Sequence[Canary]
+    users: Callable[[], Population]
+    first: Callable[[], Params]
+
+    @property
+    def needs_state(self) -> bool:
+        """Return whether an audit needs the model, or its ledger, and not only ranks."""
+        return self.canary_users.update_canaries > 0 or self.privacy.mechanism == "dp"
+
+    def subject(self, results: RunResults, round_: int, state: State | None, delta: float | None) -> Subject:
+        """Return the subject of the audit.
+
+        Args:
+            results: results of the training.
+            round_: the round to audit.
+            state: the state after that round; needed where `needs_state` is true.
+            delta: delta of the claim and of estimates; the reported one if not given.
+        """
+        ranks, references = results.of_planted("rank", round_), results.references(round_)
+        if ranks is None or references is None:
+            ranks, references = pd.Series(dtype="float64"), 0
+        controls = results.of_controls("rank", round_)
+        groups, is_exact = _groups(self, results) if len(ranks) else (np.empty(0, np.int64), True)
+        users, claim = None, None
+        if state is not None:
+            delta = self.privacy.delta_for(self.protected) if delta is None else delta
+            claim = Claim.of_ledger(state.ledger, self.sampler, delta) if self.privacy.mechanism == "dp" else None
+            if self.canary_users.update_canaries:
+                users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
+        return Subject(
+            results,
+            round_,
+            self.unit,
+            tuple(map(str, ranks.index)),
+            np.asarray(ranks, dtype=np.float64),
+            groups,
+            is_exact,
+            int(references),
+            np.asarray([] if controls is None else controls, dtype=np.float64),
+            _coins(self.unit, results, round_),
+            claim,
+            users,
+        )
+
+
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
     """Read what an audit needs of a run, which may have neither canaries nor canary users.
 
@@ -125,31 +198,22 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
             canary users need, is gone.
     """
     results, run = read_run(path), Run.open(path)
-    at = results.at(round, epoch)
-    ranks, references = results.of_planted("rank", at), results.references(at)
-    needs_state = run.config.canary_users.update_canaries or run.config.privacy.mechanism == "dp"
-    state = _state(run, at) if needs_state else None
-    if ranks is None or references is None:
-        ranks, references = pd.Series(dtype="float64"), 0
-    controls = results.of_controls("rank", at)
-    groups, is_exact = _groups(run, results) if len(ranks) else (np.empty(0, np.int64), True)
-    return Subject(
-        results,
-        at,
-        run.config.unit,
-        tuple(map(str, ranks.index)),
-        np.asarray(ranks, dtype=np.float64),
-        groups,
-        is_exact,
-        int(references),
-        np.asarray([] if controls is None else controls, dtype=np.float64),
-        _coins(run, results, at),
-        claim_of(run, state, delta) if state else None,
-        canary_users_of(run, state, delta) if state else None,
+    at, config = results.at(round, epoch), run.config
+    audited = Audited(
+        config.unit,
+        config.sampler,
+        config.privacy,
+        run.population,
+        config.canary_users,
+        config.seed,
+        run.canaries,
+        lambda: run.users,
+        lambda: run.training().first_state().params,
     )
+    return audited.subject(results, at, _state(run, at) if audited.needs_state else None, delta)
 
 
-def _groups(run: Run, results: RunResults) -> tuple[NDArray[np.int64], bool]:
+def _groups(audited: Audited, results: RunResults) -> tuple[NDArray[np.int64], bool]:
     """Return the number of units that share each planted canary, and whether the numbers are exact.
 
     The users of an IID twin are synthetic ones, which only its corpus can tell. Without it the number of copies stands
@@ -157,22 +221,23 @@ def _groups(run: Run, results: RunResults) -> tuple[NDArray[np.int64], bool]:
     """
     planted = results.planted
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
-    if run.config.unit == "record":
+    if audited.unit == "record":
         return copies.clip(1), True
     if results.world != "iid":
         return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
     try:
-        users = run.users
+        users = audited.users()
     except InputError:
         return copies.clip(1), False
     holders = users.user_offsets.searchsorted(users.overlay.records, side="right") - 1
     sharers = {
-        canary.id: len(np.unique(holders[users.overlay.canaries == index])) for index, canary in enumerate(run.canaries)
+        canary.id: len(np.unique(holders[users.overlay.canaries == index]))
+        for index, canary in enumerate(audited.canaries)
     }
     return np.array([sharers[canary] for canary in planted["canary"]], np.int64).clip(1), True
 
 
-def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
+def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
     """Return the canaries of coins, without those for which no record was drawn, whatever their coin.
 
     What a canary would have moved had its coin been another one is known in the corpus' own order alone: in an IID twin
@@ -182,7 +247,7 @@ def _coins(run: Run, results: RunResults, round_: int) -> Coins | None:
     if "coin" not in roster or ranks is None or not roster["coin"].notna().any():
         return None
     drawn = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
-    is_user = run.config.unit == "user" and results.world != "iid" and drawn["p_u"].notna().all()
+    is_user = unit == "user" and results.world != "iid" and drawn["p_u"].notna().all()
     groups = drawn["planned_sharers" if is_user else "planned_insertions"]
     return Coins(
         np.asarray(ranks.loc[drawn["canary"]], dtype=np.float64),

@@ -15,7 +15,9 @@ The columns of `LATER` are only in rosters that need them. Without them all cana
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -56,8 +58,8 @@ SCHEMA = pa.schema(
 OLDER_LACK = ("words", *COUNTS)  # columns that rosters of the first versions do not have
 
 
-def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> None:
-    """Write the roster of planted canaries into an existing folder."""
+def roster_of(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
+    """Return the roster of planted canaries, with those columns of `LATER` that they need."""
     canaries = planting.canaries
     columns = {
         "canary": [canary.id for canary in canaries],
@@ -69,11 +71,22 @@ def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> No
     }
     later = {name: [getattr(canary, name) for canary in canaries] for name in LATER}
     used = {name: values for name, values in later.items() if any(value != getattr(Canary, name) for value in values)}
-    types = {name: LATER[name] for name in used}
     if not canaries:  # pandas could not tell the types of columns
-        pq.write_table(pa.schema([SCHEMA.field(name) for name in columns]).empty_table(), folder / FILE)
-        return
-    pd.DataFrame(columns | used).astype(types).to_parquet(folder / FILE, index=False)
+        return cast(pd.DataFrame, _empty(columns).to_pandas())
+    return pd.DataFrame(columns | used).astype({name: LATER[name] for name in used})
+
+
+def write_roster(folder: Path, planting: Planting, vocabulary: Vocabulary) -> None:
+    """Write the roster of planted canaries into an existing folder."""
+    roster = roster_of(planting, vocabulary)
+    if roster.empty:
+        pq.write_table(_empty(roster.columns), folder / FILE)
+    else:
+        roster.to_parquet(folder / FILE, index=False)
+
+
+def _empty(columns: Iterable[str]) -> pa.Table:
+    return pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
 
 
 def read_canaries(folder: Path) -> tuple[Canary, ...]:

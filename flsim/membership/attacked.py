@@ -18,8 +18,7 @@ from flsim.membership.stored import SCHEMA, write_rows
 from flsim.membership.targets import unigram_of
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
-from flsim.results.paths import expanded
-from flsim.results.sweeps import run_folders
+from flsim.results.sweeps import over_runs
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 from flsim.training.state import State
@@ -108,7 +107,7 @@ class Attacked:
 
 def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
     """Return the rows of an attack on each run of folders of runs and sweeps."""
-    return pd.concat([attack(path) for path in run_folders(expanded([Path(run) for run in runs]))], ignore_index=True)
+    return pd.concat(over_runs([Path(run) for run in runs], attack).values(), ignore_index=True)
 
 
 def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:

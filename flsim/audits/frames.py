@@ -1,0 +1,109 @@
+"""Audits of the Python API: of run folders, and of trainings in the calling process."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from flsim.audits.audit import audit as rows_of
+from flsim.audits.subject import Audited, subject_of
+from flsim.base.errors import InputError
+from flsim.models.hparams import ModelHParams
+from flsim.results.rows import SCHEMA
+from flsim.results.store import RunResults, refuse_two_points
+from flsim.results.sweeps import over_runs
+from flsim.simulation import Central, FedAvg, Planted
+from flsim.training.state import State
+
+
+def audit(
+    *runs: Path | str,
+    round: int | None = None,
+    epoch: float | None = None,
+    threshold: int | None = None,
+    delta: float | None = None,
+) -> pd.DataFrame:
+    """Say what the canaries of runs prove about their privacy, as `flsim audit` does.
+
+    Args:
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
+        round: the evaluated round to audit; by default the last one of each run.
+        epoch: the number of passes over all records to audit at, in place of `round`.
+        threshold: largest rank at which a canary counts as named, fixed before ranks are looked at; by default a
+            thousandth of the references, and 100 from 100,000 references on.
+        delta: delta of the claim; that of each run if not given.
+
+    Returns:
+        Rows with the columns of `flsim.audits.audit.COLUMNS`. A run that has nothing to be audited by has no row.
+
+    Raises:
+        InputError: there is no such run, or no run was evaluated at that round; or the threshold is above the number of references.
+
+    Examples:
+        >>> rows = flsim.audit("runs/demo")                                    # doctest: +SKIP
+        >>> rows[rows["kind"] == "bound"][["setting", "method", "low", "delta"]]               # doctest: +SKIP
+    """
+    refuse_two_points(round, epoch)
+    subjects = over_runs([Path(run) for run in runs], lambda path: subject_of(path, round, epoch, delta))
+    return pd.concat([rows_of(subject, threshold) for subject in subjects.values()], ignore_index=True)
+
+
+def audit_simulation(
+    state: State,
+    planted: Planted,
+    model: ModelHParams,
+    algorithm: FedAvg | Central,
+    rows: pd.DataFrame | None = None,
+    *,
+    seed: int = 0,
+    start: State | None = None,
+    threshold: int | None = None,
+    delta: float | None = None,
+) -> pd.DataFrame:
+    """Say what the canaries of a simulation prove about its privacy, as `audit` does for run folders.
+
+    Args:
+        state: a state of `flsim.simulate`.
+        planted, model, algorithm, seed, start: the arguments of that simulation.
+        rows: rows of `flsim.evaluate` of that state, for the ranks of canaries; None to audit canary users alone.
+        threshold: as for `audit`.
+        delta: delta of the claim; by default that of a run with these settings.
+
+    Returns:
+        Rows with the columns of `flsim.audits.audit.COLUMNS`, for the run "simulation".
+
+    Raises:
+        InputError: `rows` are of another round, the settings do not fit each other, or the threshold is above the number of references.
+
+    Examples:
+        >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP
+        >>> flsim.audit_simulation(state, users, model, algorithm, rows)       # doctest: +SKIP
+    """
+    measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
+    if rows is not None and not (rows["round"] == state.round).all():
+        raise InputError(f"rows: some are not of round {state.round}, after which the state is; evaluate that state")
+    results = RunResults(
+        name="simulation",
+        label=type(algorithm).__name__,
+        status="completed",
+        reason=None,
+        round=state.round,
+        rounds=state.round,
+        rows=measured,
+        roster=planted.roster,
+        seed=seed,
+        world=planted.world,
+    )
+    users = planted.users
+    training = algorithm.training_of(planted, model, max(1, state.round), seed, "cpu")
+    audited = Audited(
+        algorithm.unit,
+        algorithm.sampler_of_units,
+        algorithm.privacy,
+        len(users) if algorithm.unit == "user" else int(users.user_offsets[-1]),
+        algorithm.canary_users,
+        seed,
+        planted.canaries,
+        lambda: users,
+        lambda: (start or training.first_state()).params,
+    )
+    return rows_of(audited.subject(results, state.round, state, delta), threshold)
