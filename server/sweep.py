@@ -90,7 +90,7 @@ def sweep(
     Raises:
         InputError, RunFailed: see `train_all`.
     """
-    rounds = {entry.name: entry.config.rounds_over(train) for entry in planned}
+    rounds = {entry.name: entry.config.rounds_over(entry.config.trained_on(train)) for entry in planned}
     left = [
         entry for entry in longest_first(planned, train) if folder.status(entry.name, rounds[entry.name]) not in OVER
     ]

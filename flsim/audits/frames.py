@@ -36,7 +36,7 @@ def audit(
         Rows with the columns of `flsim.audits.audit.COLUMNS`. A run that has nothing to be audited by has no row.
 
     Raises:
-        InputError: there is no such run, or no run was evaluated at that round; or the threshold is above the number of references.
+        InputError: there is no such run or evaluation, or there are fewer references than the threshold.
 
     Examples:
         >>> rows = flsim.audit("runs/demo")                                    # doctest: +SKIP
@@ -72,7 +72,8 @@ def audit_simulation(
         Rows with the columns of `flsim.audits.audit.COLUMNS`, for the run "simulation".
 
     Raises:
-        InputError: `rows` are of another round, the settings do not fit each other, or the threshold is above the number of references.
+        InputError: `rows` are of another round, the settings do not fit each other, or there are fewer references than
+            the threshold.
 
     Examples:
         >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP

@@ -114,13 +114,13 @@ def _plan(request: "Request", at_once: int | None, calibrated: bool, effect: flo
         scale,
         request.published,
         request.source,
-        parts.disk_of(planned, request.users, train, runs_at_once, request.makes),
-        tuple(parts.privacy_of(planned, row_name, request.users, train)),
+        parts.disk_of(planned, train, runs_at_once, request.makes),
+        tuple(parts.privacy_of(planned, row_name, train)),
         parts.power_of(scale.number, seeds, config.evaluation, effect),
         time,
         memory,
         tuple(held),
-        provable=provable_of(planned, row_name, request.users),
+        provable=provable_of(planned, row_name, train),
     )
 
 

@@ -49,7 +49,7 @@ def memory_map(path: Path, dtype: str) -> NDArray[Any]:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split(Unchanging):
     """The users of one split of a corpus, opened for reading.
 

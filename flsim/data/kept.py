@@ -24,7 +24,7 @@ from flsim.data.streaming import windows
 Shadow = Literal["user", "record"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kept(Split):
     """Some records of a split, in their order; users of whom no record is kept are no users of it.
 

@@ -13,7 +13,7 @@ import numpy as np
 from flsim.data.corpus import Split
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, of_model
-from flsim.planning.scale import row_name
+from flsim.planning.scale import row_name, trained_on
 from flsim.results.sweeps import WORLD, Sweep, is_sweep, read_sweep
 from flsim.sweeps.definition import Planned
 
@@ -51,8 +51,9 @@ def amounts_of(
     amounts = []
     for name, runs in rows.items():
         config = runs[0].config
-        epochs = config.rounds_over(train) / config.rounds_per_epoch(train)
-        amounts.append(Amount(name, config.rate_steps(train), epochs, (utility or {}).get(name, {})))
+        split = trained_on(config, train)
+        epochs = config.rounds_over(split) / config.rounds_per_epoch(split)
+        amounts.append(Amount(name, config.rate_steps(split), epochs, (utility or {}).get(name, {})))
     return tuple(amounts)
 
 

@@ -12,7 +12,7 @@ from flsim.planning.disk import run_bytes
 from flsim.planning.monitor import Watch
 from flsim.planning.predicting import Machine, Predictor, Time, evaluations_of
 from flsim.planning.proof import Provable
-from flsim.planning.scale import Scale, Users
+from flsim.planning.scale import Scale, trained_on
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.table import report
 from flsim.results import power
@@ -146,22 +146,22 @@ def memory_of(watch: Watch) -> Memory:
     return Memory(watch.peak, watch.run, watch.rest, watch.of_run)
 
 
-def disk_of(runs: Sequence[Planned], users: Users, train: Split, at_once: int, corpus: int) -> Disk:
+def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
     """Return the disk space of all runs.
 
     Args:
         runs: all runs.
-        users: numbers of the training users.
         train: the training users.
         at_once: number of runs at the same time.
         corpus: bytes of the corpus, if the sweep makes it.
     """
-    uses, kept = [], 0
+    uses, kept, vocabulary = [], 0, train.layout.vocabulary_size
     for run in runs:
-        evaluations, _ = evaluations_of(run.config, train)
+        split = trained_on(run.config, train)
+        evaluations, _ = evaluations_of(run.config, split)
         kept += evaluations
-        rounds = run.config.rounds_over(train)
-        uses.append(run_bytes(run.config, users.users, users.records, users.vocabulary, rounds, evaluations))
+        rounds = run.config.rounds_over(split)
+        uses.append(run_bytes(run.config, len(split), split.records, vocabulary, rounds, evaluations))
     checkpoints, planted, rest = (
         sum(getattr(use, name) for use in uses) for name in ("checkpoints", "planted", "rest")
     )
@@ -169,17 +169,16 @@ def disk_of(runs: Sequence[Planned], users: Users, train: Split, at_once: int, c
     return Disk(checkpoints + planted + rest + corpus, checkpoints, planted, rest, corpus, meanwhile, kept)
 
 
-def privacy_of(
-    planned: Sequence[Planned], names: Callable[[Planned], str], users: Users, train: Split
-) -> list[Privacy]:
+def privacy_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> list[Privacy]:
     """Return epsilon of runs with noise, under every convention for their sampler; once for equal releases."""
     by_release: dict[Any, Privacy] = {}
     for run in planned:
         config = run.config
         if config.privacy.mechanism != "dp":
             continue
-        population = users.users if config.unit == "user" else users.records
-        entry, delta = config.planned(population, config.rounds_over(train)), config.privacy.delta_for(population)
+        split = trained_on(config, train)
+        population = config.protected(split)
+        entry, delta = config.planned(population, config.rounds_over(split)), config.privacy.delta_for(population)
         if (entry, delta) not in by_release:
             lines = [(line.convention.name, line.epsilon) for line in report(Ledger((entry,)), delta)]
             epsilons = {name: value if value is not None and math.isfinite(value) else None for name, value in lines}

@@ -8,6 +8,7 @@ from flsim.data.corpus import Split
 from flsim.planning.calibration import Calibration
 from flsim.planning.cost import Cost, Need, Work, fit, most_at_once, run_seconds, saturation, schedule
 from flsim.planning.kinds import REFERENCES, kind_of
+from flsim.planning.scale import trained_on
 from flsim.runs.config import Config
 from flsim.sweeps.definition import Planned, longest_first
 
@@ -115,10 +116,11 @@ class Predictor:
         return whole, dict(zip((run.name for run in runs), seconds, strict=True)), most_at_once(spans)
 
     def _work(self, config: Config) -> Work:
-        evaluations, first_due = evaluations_of(config, self.train)
+        train = trained_on(config, self.train)
+        evaluations, first_due = evaluations_of(config, train)
         references = config.evaluation.references
         weight = references / min(references, REFERENCES)
-        return Work(config.rounds_over(self.train), config.round_size, evaluations, first_due, weight)
+        return Work(config.rounds_over(train), config.round_size, evaluations, first_due, weight)
 
     def _saturation(self, config: Config, at_once: int | None) -> float:
         need = self.need(config)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from flsim.audits.audit import ceiling, ceiling_of_coins
 from flsim.canaries.spec import configurations
-from flsim.planning.scale import Users
+from flsim.data.corpus import Split
+from flsim.planning.scale import Users, trained_on
 from flsim.privacy.allowed import sound_convention
 from flsim.privacy.report import Unit
 from flsim.privacy.sampling import Relation
@@ -43,30 +44,32 @@ class Provable:
     cost: str = ""
 
 
-def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], users: Users) -> tuple[Provable, ...]:
+def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> tuple[Provable, ...]:
     """Return what each row can prove in each world, once for all seeds; nothing of rows whose canaries have no ranks.
 
     Args:
         planned: the runs.
         names: returns the name of a run's row.
-        users: numbers of the training users.
+        train: the corpus' training users.
     """
     rows: dict[str, Provable] = {}
     for run in planned:
         name = " ".join(filter(None, (names(run), str(run.axes.get(WORLD, "")))))
         if name not in rows and not run.config.evaluation.utility_only and configurations(run.config.canaries):
-            rows[name] = _provable(name, run.config, users)
+            rows[name] = _provable(name, run.config, train)
     return tuple(rows.values())
 
 
-def _provable(name: str, config: Config, users: Users) -> Provable:
+def _provable(name: str, config: Config, train: Split) -> Provable:
+    split = trained_on(config, train)
+    users = Users.counted(split)
     groups, has_coins = groups_of(config, users), config.canaries.coins
     planted = groups[::2] if has_coins else groups  # half of each configuration
     relation: Relation = "replace-one"
     delta = 0.0
     if config.privacy.mechanism == "dp":
         relation = sound_convention(config.sampler).relation
-        delta = config.privacy.delta_for(users.users if config.unit == "user" else users.records)
+        delta = config.privacy.delta_for(config.protected(split))
     steps = 1 if relation == "replace-one" else 2  # to replace a unit is to remove it and to add another
     audit = config.canary_users
     of_coins = ceiling_of_coins(groups, delta) if has_coins else None

@@ -1,15 +1,18 @@
 """Scale of an experiment, beside the published one: users, cohorts, epochs, and copies of canaries."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from flsim.canaries.spec import CanaryHParams, configurations, expected_copies
 from flsim.data.corpus import Corpus, Split
+from flsim.data.kept import Shadow, kept
 from flsim.data.vocabulary import Layout
 from flsim.results.sweeps import WORLD, SweepRun
+from flsim.runs.config import Config
 from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 
 
@@ -31,8 +34,12 @@ class Users:
     @classmethod
     def in_corpus(cls, corpus: Corpus) -> "Users":
         """Return the numbers of a corpus' train users."""
-        train = corpus.split("train")
-        return cls(len(train), train.records, train.words, corpus.layout.vocabulary_size)
+        return cls.counted(corpus.split("train"))
+
+    @classmethod
+    def counted(cls, users: Split) -> "Users":
+        """Return the numbers of these users."""
+        return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
 
     def split(self) -> Split:
         """Return as many users, all alike, so that a configuration can compute how long it trains; nothing can be read.
@@ -46,6 +53,25 @@ class Users:
             np.linspace(0, self.records, self.users + 1).astype(np.int64),
             Path(),
         )
+
+
+def trained_on(config: Config, train: Split) -> Split:
+    """Return the users that a run trains on, without what `data.user_holdout` and `data.shadow` leave out.
+
+    Where records are left out the result is for counting alone: nothing can be read of it, as of `Users.split`.
+
+    Args:
+        config: settings of the run.
+        train: the corpus' training users.
+    """
+    data = config.data
+    return _left(train, data.user_holdout, data.shadow, config.seed) if data.leaves_out else train
+
+
+@lru_cache(maxsize=1_024)  # every part of a plan asks again; only counts and offsets of users are kept
+def _left(train: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
+    left = kept(train, user_holdout, shadow, seed)
+    return replace(Users.counted(left).split(), user_offsets=np.asarray(left.user_offsets))
 
 
 # Of published experiments, by the file with their numbers. Thakkar et al. (2020), section 4.1: 392,000 users of about
@@ -97,7 +123,7 @@ class Scale:
     """The size of an experiment.
 
     Attributes:
-        users: the training users.
+        users: the corpus' training users, of whose records a row may leave some out.
         rows: rows of the table.
         canaries: all configurations of canaries.
         share: expected share of all records that are canaries, in the run with the most of them.
@@ -131,13 +157,14 @@ def rows_of(planned: Sequence[Planned]) -> dict[str, list[Planned]]:
 
 
 def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) -> Scale:
-    hparams = list(dict.fromkeys(run.config.canaries for runs in rows.values() for run in runs))
+    configs = [run.config for runs in rows.values() for run in runs[:1]]
+    trained = list(dict.fromkeys((config.canaries, Users.counted(trained_on(config, train))) for config in configs))
     return Scale(
         users,
-        tuple(_row(name, runs, users, train) for name, runs in rows.items()),
-        tuple(dict.fromkeys(canaries for settings in hparams for canaries in canaries_of(settings, users))),
-        max(expected_copies(settings, users.records) for settings in hparams) / max(users.records, 1),
-        max(len(configurations(settings)) for settings in hparams),  # those that are compared
+        tuple(_row(name, runs, train) for name, runs in rows.items()),
+        tuple(dict.fromkeys(canaries for settings, left in trained for canaries in canaries_of(settings, left))),
+        max(expected_copies(settings, left.records) / max(left.records, 1) for settings, left in trained),
+        max(len(configurations(settings)) for settings, _ in trained),  # those that are compared
     )
 
 
@@ -202,9 +229,10 @@ def _setting_text(key: str, value: object) -> str:
     return f"{key.rpartition('.')[2]} {listed}"
 
 
-def _row(name: str, runs: Sequence[Planned], users: Users, train: Split) -> Row:
+def _row(name: str, runs: Sequence[Planned], train: Split) -> Row:
     config = runs[0].config
+    train = trained_on(config, train)
     length = config.rounds_over(train)
     size = config.round_size
-    share = size / users.users if config.unit == "user" else None
+    share = size / len(train) if config.unit == "user" else None
     return Row(name, len(runs), size, share, length, length / config.rounds_per_epoch(train))

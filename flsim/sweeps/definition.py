@@ -310,7 +310,8 @@ def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
     """Return the order in which runs are started: most epochs first, so that no long run is left at the end."""
 
     def epochs(run: Planned) -> float:
-        return run.config.rounds_over(train) / run.config.rounds_per_epoch(train)
+        left = run.config.trained_on(train)
+        return run.config.rounds_over(left) / run.config.rounds_per_epoch(left)
 
     return sorted(planned, key=epochs, reverse=True)
 

@@ -209,7 +209,7 @@ class Search:
 
     def digest(self, runs: Sequence[Planned], train: Split, corpus: str) -> str:
         """Return the digest of the search: its rule and ranges, and the settings and lengths of its first runs."""
-        about = [(run.name, run.config.digest, run.config.rounds_over(train)) for run in runs]
+        about = [(run.name, run.config.digest, run.config.rounds_over(run.config.trained_on(train))) for run in runs]
         tuning = {name: value for name, value in asdict(self.tuning).items() if name not in {"sweep", "tiers"}}
         return digest(json.dumps([tuning, asdict(self.at), about, corpus], sort_keys=True, default=str))
 
@@ -247,7 +247,7 @@ def measuring_utility(config: Config) -> Config:
 
 def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
     """Return the settings of a run of a share of its length, and its number of rounds."""
-    rounds = max(1, math.ceil(round(share * config.rounds_over(train), 6)))
+    rounds = max(1, math.ceil(round(share * config.rounds_over(config.trained_on(train)), 6)))
     return config.lasting(rounds), rounds
 
 

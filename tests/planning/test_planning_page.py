@@ -72,7 +72,7 @@ def measured(sweep_file: Path) -> tuple[Plan, Predictor]:
         scale,
         None,
         None,
-        disk_of(planned, USERS, train, 2, 0),
+        disk_of(planned, train, 2, 0),
         (),
         power_of(36, 1, planned[0].config.evaluation, 1.0),
         predictor.time(planned),

@@ -43,7 +43,7 @@ def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
     """Half of the coins' canaries are planted; an epsilon of replacing is twice one of adding or removing."""
     run = trained_here(*settings)
     config = Run.open(run).config
-    (said,) = provable_of([Planned("run", "run", 0, {}, None, config)], lambda run: run.name, USERS)
+    (said,) = provable_of([Planned("run", "run", 0, {}, None, config)], lambda run: run.name, USERS.split())
     groups = groups_of(config, USERS)
     subject = certain(subject_of(run), groups, groups[::2] if config.canaries.coins else groups)
     rows = {row["method"]: row for row in audit(subject).to_dict("records")}
@@ -78,7 +78,7 @@ def test_a_page_says_it_once_for_equal_rows(experiment: Experiment, flsim: Flsim
     planned = [
         Planned("run", "run", seed, {"data.world": "iid"} | axes, None, config) for seed in (0, 1) for axes in AXES
     ]
-    rows = provable_of(planned, lambda run: f"batch {run.axes['batch']}", USERS)
+    rows = provable_of(planned, lambda run: f"batch {run.axes['batch']}", USERS.split())
     assert [row.name for row in rows] == ["batch 4 iid", "batch 8 iid"], "once for all seeds"
     assert "batch 4 iid and 1 more" in proof(rows)
 

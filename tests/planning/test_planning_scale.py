@@ -6,11 +6,16 @@ import pytest
 from helpers import Experiment
 
 from flsim.canaries.spec import CanaryHParams
+from flsim.planning.amounts import amounts_of
+from flsim.planning.plan import privacy_of
 from flsim.planning.predicting import evaluations_of
+from flsim.planning.proof import provable_of
 from flsim.planning.scale import Users, canaries_of, published_scale, scale_of
 from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.sweeps.definition import Planned, longest_first, planned_runs, tier_of
 from flsim.sweeps.definition import load as load_sweep
-from flsim.sweeps.definition import longest_first, planned_runs, tier_of
+from flsim.sweeps.tuning import shortened
 
 SMALL = Users(users=400, records=12_000, words=100_000, vocabulary=600)
 
@@ -45,6 +50,41 @@ def test_the_published_experiment(sweep_file: Path) -> None:
     assert scale.number == 90
     assert scale.canaries[0].sharers == pytest.approx(392_000 / 5_000)
     assert scale.canaries[-1].copies == pytest.approx(392_000 * 237 / 50_000)
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [("data.user_holdout=0.25",), ("data.shadow='user'", "seed=3"), ("data.shadow='record'", "data.user_holdout=0.1")],
+    ids=["holdout", "users", "records"],
+)
+@pytest.mark.parametrize("trained", ["federated", "central"])
+def test_what_is_left_out_is_not_counted(
+    experiment: Experiment, tmp_path: Path, trained: str, left_out: tuple[str, ...]
+) -> None:
+    """Rounds, epochs, sharers and the population of epsilon are those that the run itself counts."""
+    lengths = {"federated": ("training.epochs=3", "training.sampler='poisson'"), "central": ("training.epochs=2",)}
+    private = ("privacy.mechanism='dp'", "privacy.clip=1.0", "privacy.noise_multiplier=1.0", "canaries.p_u=[0.05]")
+    text = experiment.config.read_text().replace("rounds = 4\n", "")
+    if trained == "central":
+        text = text.replace("cohort = 6", "kind = 'central'").replace("[local]\n", "").replace("shards = 1\n", "")
+    experiment.config.write_text(text)
+    config = load(experiment.config, [*left_out, *lengths[trained], *private])
+    run = Run.create(config, tmp_path / "run")
+    train, planned = run.corpus.split("train"), [Planned("run", "run", config.seed, {}, None, config)]
+    scale = scale_of(planned, Users.counted(train), train)
+    (row,) = scale.rows
+    assert row.length == run.rounds
+    assert row.epochs == pytest.approx(run.rounds / run.rounds_per_epoch)
+    assert scale.users.users == len(train) >= len(run.train)
+    assert scale.canaries[0].sharers == pytest.approx(0.05 * len(run.train))
+    assert scale.canaries[0].copies == pytest.approx(0.05 * 0.5 * run.train.records)
+    (privacy,) = privacy_of(planned, lambda entry: entry.name, train)
+    assert privacy.delta == run.delta == 1 / (10 * run.population)
+    (provable,) = provable_of(planned, lambda entry: entry.name, train)
+    assert provable.delta == run.delta
+    (amount,) = amounts_of({"run": planned}, train)
+    assert amount.epochs == row.epochs
+    assert shortened(config, 1.0, train)[1] == run.rounds
 
 
 def test_numbers_of_copies_have_no_sharers() -> None:

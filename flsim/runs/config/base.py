@@ -303,6 +303,10 @@ class Config(ABC):
         None with a user's own server optimizer.
         """
 
+    def trained_on(self, train: Split) -> Split:
+        """Return what of the corpus' training users a run with these settings trains on."""
+        return self.data.kept(train, self.seed)
+
     def protected(self, train: Split) -> int:
         """Return the number of users, or of records, of a split that an epsilon protects."""
         return len(train) if self.unit == "user" else train.records
