@@ -97,17 +97,10 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
     >>> round(epsilon_of_cosines(2000**-0.5, 2000**-0.5, 2000, 0.01), 3)
     2.318
     """
-    half, spread = (dimension - 1) / 2, dimension**-0.5
-    # From 1,000 parameters on the law of chance is normal for every purpose, also far out.
-    chance = scipy.stats.norm(0, spread) if dimension >= 1_000 else scipy.stats.beta(half, half, loc=-1, scale=2)
-    taking_part = scipy.stats.norm(mean, deviation)
-    steps = np.linspace(-12, 12, 20_001)
-    places = np.union1d(steps * spread, mean + steps * deviation)
-    with np.errstate(divide="ignore"):
-        first, second = taking_part.logpdf(places), chance.logpdf(places)
+    laws = _laws(mean, deviation, dimension)
 
     def needed(epsilon: float) -> float:
-        return max(_excess(places, first, second, epsilon), _excess(places, second, first, epsilon)) - delta
+        return _delta(laws, epsilon) - delta
 
     if needed(0.0) <= 0:
         return 0.0
@@ -115,6 +108,32 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
     while needed(high) > 0:
         high *= 2
     return float(scipy.optimize.brentq(needed, 0.0, high, xtol=1e-9))
+
+
+def delta_of_cosines(mean: float, deviation: float, dimension: int, epsilon: float) -> float:
+    """Return delta at an epsilon of telling the laws of `epsilon_of_cosines` from each other.
+
+    >>> round(delta_of_cosines(2000**-0.5, 2000**-0.5, 2000, 2.317789), 4)
+    0.01
+    """
+    return _delta(_laws(mean, deviation, dimension), epsilon)
+
+
+def _laws(mean: float, deviation: float, dimension: int) -> tuple[Floats, Floats, Floats]:
+    """Return places of a grid, and there the log-densities of those that took part and of chance."""
+    half, spread = (dimension - 1) / 2, dimension**-0.5
+    # From 1,000 parameters on the law of chance is normal for every purpose, also far out.
+    chance = scipy.stats.norm(0, spread) if dimension >= 1_000 else scipy.stats.beta(half, half, loc=-1, scale=2)
+    taking_part = scipy.stats.norm(mean, deviation)
+    steps = np.linspace(-12, 12, 20_001)
+    places = np.union1d(steps * spread, mean + steps * deviation)
+    with np.errstate(divide="ignore"):
+        return places, taking_part.logpdf(places), chance.logpdf(places)
+
+
+def _delta(laws: tuple[Floats, Floats, Floats], epsilon: float) -> float:
+    places, first, second = laws
+    return max(_excess(places, first, second, epsilon), _excess(places, second, first, epsilon))
 
 
 def _excess(places: Floats, log_p: Floats, log_q: Floats, epsilon: float) -> float:

@@ -225,7 +225,7 @@ def alarms(
     """Measure how often lower bounds on epsilon are above the truth.
 
     Simulates models that know nothing and mechanisms of a known epsilon, for the bounds of flsim audit and those of
-    other projects. Takes about half a minute.
+    other projects. Takes about two minutes.
     """
     from flsim.bench.alarms import bench_alarms, describe
 

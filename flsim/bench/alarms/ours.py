@@ -6,19 +6,24 @@ from functools import cache
 from itertools import product
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit, ndtr
 
 from flsim.audits import coins, guesses, intervals, ranks, thresholds, trade_off
+from flsim.audits.canary_users import delta_of_cosines
 from flsim.audits.subject import Claim
+from flsim.base.rng import stream
 from flsim.bench.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
 from flsim.privacy.ledger import Entry, Ledger
+from flsim.privacy.update_canaries import AuditHParams, cosines, with_canaries
 
 CANARIES = 48
 ALIKE, UNLIKE = np.ones(CANARIES, np.int64), np.arange(CANARIES) % 5 + 1
 FEW, MANY = (200, 2), (20_000, 20)  # references, and the rank up to which a canary hits
 DELTA = 1e-5
+USERS, PARAMETERS = 100, 500  # canary users, and parameters of the model
 MODELS = 500  # with the record, and as many without
 
 
@@ -124,6 +129,71 @@ def coins_under_a_ledger(noise: float, users: int) -> Simulate:
     return exceeds
 
 
+@cache  # the bounds and the estimate of a noise are held against the same simulations
+def measured_canary_users(noise: float | None, simulations: int) -> tuple[NDArray[np.float64], Flags]:
+    """Return cosines and coins of 100 canary users of 500 parameters, both [simulations, 100].
+
+    The change of the model is the sum of the unit vectors of those whose coins say so, and noise of a deviation. With
+    the noise None it is noise alone, as if the updates of no canary user were in the sum.
+    """
+    settings, zero = AuditHParams(USERS, canary_coins=True), {"weights": torch.zeros(PARAMETERS, dtype=torch.float64)}
+    angles, coins_of_users = [], []
+    for seed in range(simulations):
+        present = settings.present(seed)
+        total = zero if noise is None else with_canaries(zero, np.flatnonzero(present), seed, 1.0)
+        drawn = stream(seed, "noise of canary users", str(noise)).normal(0, noise or 1.0, PARAMETERS)
+        angles.append(cosines({"weights": total["weights"] + torch.from_numpy(drawn)}, seed, range(USERS)))
+        coins_of_users.append(present)
+    return np.array(angles), np.array(coins_of_users)
+
+
+def right_guesses_of_users(noise: float | None, simulations: int) -> Counts:
+    """Return numbers of right guesses of 20 coins of canary users, [simulations]."""
+    pairs = zip(*measured_canary_users(noise, simulations), strict=True)
+    return np.array([coins.correct_guesses(*pair, 10) for pair in pairs])
+
+
+def canary_users_by_coins(noise: float | None) -> Simulate:
+    """Return the simulation of the bound of canary users, under a Gaussian mechanism of this noise multiplier."""
+    epsilon = epsilon_of_noise(noise)
+
+    def exceeds(_: np.random.Generator, simulations: int) -> Flags:
+        right = right_guesses_of_users(noise, simulations)
+        return judged(right, lambda count: coins.epsilon_of_coins(USERS, 20, count, DELTA) > epsilon)
+
+    return exceeds
+
+
+def canary_users_under_a_ledger(noise: float) -> Simulate:
+    """Return the simulation of canary users in a round of all users, whose ledger's curve is tested."""
+
+    def exceeds(_: np.random.Generator, simulations: int) -> Flags:
+        claim = Claim.of_ledger(Ledger((Entry("poisson", 100, 100, noise, 1),)), "poisson", DELTA)
+        wrong = coins.of_one(claim.curve.least_probability)
+        right = right_guesses_of_users(noise, simulations)
+        return judged(right, lambda count: coins.is_refuted(wrong, USERS, 20, count))
+
+    return exceeds
+
+
+def estimates_of_canary_users(noise: float | None) -> Simulate:
+    """Return the simulation of the estimate of canary users, above an epsilon where its delta is above `DELTA`."""
+    epsilon = epsilon_of_noise(noise)
+
+    def exceeds(_: np.random.Generator, simulations: int) -> Flags:
+        every = zip(*measured_canary_users(noise, simulations), strict=True)
+        members = [angles[present] for angles, present in every]
+        deltas = [delta_of_cosines(own.mean(), own.std(ddof=1), PARAMETERS, epsilon) for own in members]
+        return np.array(deltas) > DELTA
+
+    return exceeds
+
+
+def epsilon_of_noise(noise: float | None) -> float:
+    """Return the epsilon at `DELTA` of one canary user in or out of a sum with this noise; 0 where it is never in."""
+    return 0.0 if noise is None else trade_off.epsilon_of_gaussian(1 / noise, DELTA)
+
+
 def sets_of_gaussians(mu: float) -> Simulate:
     """Return the simulation of canaries of 100 phrases each, at distance mu, whose sets are the likeliest five."""
     alternatives, named = 100, 5
@@ -199,6 +269,10 @@ def _named(groups: Counts) -> str:
     return "1 to 5 users a canary" if groups.max() > 1 else "1 user a canary"
 
 
+def _truth_of(noise: float | None) -> str:
+    return "epsilon 0" if noise is None else f"Gaussian, z = {noise:g}"
+
+
 def _our_bounds() -> Iterator[Case]:
     for epsilon in (0.0, 1.0, 3.0):
         yield Case("guesses.epsilon_of_hits", f"epsilon {epsilon:g}", fresh_phrases(epsilon))
@@ -218,6 +292,11 @@ def _our_bounds() -> Iterator[Case]:
         yield Case("coins.is_refuted, coins", f"Gaussian, mu {mu:g}", coins_of_gaussians(mu))
     for mu in (0.0, 2.0, 3.0):
         yield Case("coins.is_refuted, sets", f"Gaussian, mu {mu:g}", sets_of_gaussians(mu))
+    for noise_of_users in (None, 1.0, 4.0):
+        bound, truth = "coins.epsilon_of_coins, canary users", _truth_of(noise_of_users)
+        yield Case(bound, truth, canary_users_by_coins(noise_of_users))
+    for noise in (1.0, 4.0):
+        yield Case("coins.is_refuted, canary users", f"ledger of z = {noise:g}", canary_users_under_a_ledger(noise))
     for noise, users in ((1.0, 1), (2.0, 1), (4.0, 3)):
         truth = f"ledger of z = {noise:g}, {users} user{'s' * (users > 1)} a canary"
         yield Case("coins.is_refuted, a ledger's curve", truth, coins_under_a_ledger(noise, users))
@@ -240,6 +319,8 @@ def _estimates() -> Iterator[Case]:
         truth = f"randomized response, epsilon {epsilon:g}"
         yield Case(by_mu, truth, models_at_a_threshold(bound, float(expit(epsilon)), epsilon), None)
         yield Case("coins.mu_refuted", truth, all_coins_by_way_of_mu(epsilon), None)
+    for noise in (None, 1.0, 4.0):
+        yield Case("canary_users.epsilon_of_cosines", _truth_of(noise), estimates_of_canary_users(noise), None)
 
 
 OURS = tuple(_our_bounds())
