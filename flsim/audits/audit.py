@@ -77,7 +77,7 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
             f"{subject.references}"
         )
     of_ranks = [*_detected(subject), *_bounds(subject, fixed)] if has_ranks else []
-    rows = [*of_ranks, *_of_coins(subject), *of_canary_users(subject)]
+    rows = [*of_ranks, *of_coins(subject), *of_canary_users(subject)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
@@ -176,7 +176,8 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
+def of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Yield rows with the bound of canaries that coins decided on; nothing where there are too few of them."""
     tossed, claim = subject.coins, subject.claim
     if tossed is None or not len(tossed.ranks):
         return

@@ -41,7 +41,8 @@ def compare(
     difference has a 95% interval and a p-value. Exposure is also compared at the lowest perplexity that both runs
     reached. Two runs without canaries are compared in utility alone.
 
-    Two runs: differences over all canaries, and for each configuration (p_u, p_e).
+    Two runs: differences over all canaries, and for each configuration (p_u, p_e); and side by side, what their
+    canaries prove about epsilon and how well stored attacks of flsim membership do.
 
     Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
     several rows are corrected for their number (Holm).
@@ -69,6 +70,7 @@ def _compared(
     a: Path, b: Path | None, round: int | None, epoch: float | None
 ) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
     """Return a comparison as a data frame, as text in each format, and as a JSON object."""
+    from flsim.membership import side_by_side
     from flsim.results import compare_pairs, compare_pairs_text, compare_runs, formats
     from flsim.results.compare_text import json_rows
     from flsim.results.paths import expanded
@@ -86,8 +88,14 @@ def _compared(
         if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
             raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
         compared = compare_runs.compare_runs(first, second, round, epoch)
-        texts = {Format.md: compare_runs.to_markdown(compared), Format.latex: compare_runs.to_latex(compared)}
-        return compared.table, texts | {Format.csv: formats.to_csv(compared.table)}, compare_runs.to_json(compared)
+        proven = side_by_side.Proven.read(a, round, epoch), side_by_side.Proven.read(b, round, epoch)
+        texts = {
+            Format.md: "\n".join(filter(None, [compare_runs.to_markdown(compared), side_by_side.to_markdown(*proven)])),
+            Format.latex: compare_runs.to_latex(compared),
+            Format.csv: formats.to_csv(compared.table),
+        }
+        proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
+        return compared.table, texts, compare_runs.to_json(compared) | proof
     if not all(are_sweeps):
         raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
     if b is None:

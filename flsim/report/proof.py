@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from flsim.audits.audit import of_canary_users
+from flsim.audits.audit import of_canary_users, of_coins
 from flsim.audits.pooled import Pooled, pooled
 from flsim.audits.subject import Subject, subject_of
 from flsim.base.errors import InputError
@@ -18,6 +18,11 @@ NOTE = (
     "one and at δ = 0. A canary of g users says of one only an ε of g times less. So IID twins, whose canaries have "
     "many users, prove little. A bound of 0 proves nothing, not even privacy. `flsim audit` has more."
 )
+COINS = (
+    "Coins decided which canaries were planted. Guessed: those of the highest and the lowest ranks; right: how many of "
+    "these guesses are. ε at least: a lower bound with 95% confidence at this δ, for one user, or record, under "
+    "replacing one."
+)
 USERS = (
     "Canary users sent random updates as long as the clip norm. ε about: an estimate from the cosines of their vectors "
     "and the change of the model, which may be above the truth. ε at least: a lower bound with 95% confidence, from "
@@ -27,7 +32,7 @@ USERS = (
 
 @dataclass(frozen=True)
 class _Audited:
-    """The runs of a setting with ranked canaries or canary users, and what ranks prove together; None without ranks."""
+    """The runs of a setting with canaries or canary users, and what ranks prove together; None without ranks."""
 
     setting: Setting
     subjects: Sequence[Subject]
@@ -37,7 +42,7 @@ class _Audited:
 def proof(gathered: Gathered) -> list[Block]:
     """Return tables and curves of each setting whose canaries were ranked, or that has canary users."""
     every = [_audited(setting) for setting in gathered.settings]
-    blocks = [*_of_ranks(every), *_of_users(every)]
+    blocks = [*_of_ranks(every), *_of_coins(every), *_of_users(every)]
     named = [(audited.setting, audited.subjects) for audited in every if audited.subjects]
     return [*blocks, *proof_figures.curves(named)] if blocks else []
 
@@ -64,6 +69,35 @@ def _row(setting: Setting, result: Pooled, has_claims: bool) -> list[Cell]:
     return cells
 
 
+def _of_coins(every: Sequence[_Audited]) -> list[Block]:
+    """Return a table with a row for each run whose canaries coins decided on."""
+    rows: list[list[Cell]] = []
+    for one in every:
+        for subject in one.subjects:
+            proven = {row["method"]: row for row in of_coins(subject)}
+            if (bound := proven.get("epsilon, coins")) is None:
+                continue
+            claim = subject.claim
+            rows.append(
+                [
+                    _named(one.setting, subject),
+                    f"{bound['n_in']:,} of {bound['n_in'] + bound['n_out']:,}",
+                    f"{bound['detected']:,} of {2 * bound['threshold']:,}",
+                    number(bound["delta"], "{:.2g}"),
+                    number(bound["low"], "{:.2f}"),
+                    number(claim and claim.epsilon, "{:.3g}"),
+                    _verdict(proven.get("trade-off, coins", {}).get("refuted")),
+                ]
+            )
+    headings = [left("Run"), Heading("Planted"), Heading("Guessed right"), Heading("δ"), Heading("ε at least")]
+    headings += [Heading("Ledger’s ε"), left("Ledger")]
+    return [Table("What guesses of coins prove", headings, rows, COINS)] if rows else []
+
+
+def _named(setting: Setting, subject: Subject) -> str:
+    return setting.label + ("" if subject.results.seed is None else f", seed {subject.results.seed}")
+
+
 def _of_users(every: Sequence[_Audited]) -> list[Block]:
     """Return a table with a row for each run that has canary users."""
     rows: list[list[Cell]] = []
@@ -76,10 +110,9 @@ def _of_users(every: Sequence[_Audited]) -> list[Block]:
             bound = proven.get("epsilon, canary users by coins", {}).get("low")
             refuted = proven.get("trade-off, canary users by coins", {}).get("refuted")
             claim = subject.claim
-            seed = "" if subject.results.seed is None else f", seed {subject.results.seed}"
             rows.append(
                 [
-                    f"{one.setting.label}{seed}",
+                    _named(one.setting, subject),
                     f"{len(users.members):,} of {len(users.cosines):,}",
                     number(users.delta, "{:.2g}"),
                     number(estimate, "{:.2f}"),
@@ -102,6 +135,6 @@ def _audited(setting: Setting) -> _Audited:
     for run, round_ in setting.shown_runs:
         with suppress(InputError):  # an older run has no row
             subjects.append(subject_of(run.path, round_))
-    subjects = [subject for subject in subjects if len(subject.ranks) or subject.canary_users]
+    subjects = [subject for subject in subjects if len(subject.ranks) or subject.coins or subject.canary_users]
     ranked = [subject for subject in subjects if len(subject.ranks)]
     return _Audited(setting, subjects, pooled(ranked) if ranked else None)

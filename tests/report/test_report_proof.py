@@ -7,6 +7,7 @@ from helpers import TESTED, Trained
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.audits.audit import audit
 from flsim.audits.ranks import curve
 from flsim.audits.subject import subject_of
 from flsim.report.gather import gather
@@ -60,3 +61,17 @@ def test_a_report_draws_what_is_found_and_what_the_ledger_allows(trained_here: T
         assert abs(y - expected[1]) < 0.1
     assert "What canary users with random updates show" in section
     assert f"{len(users.members)} of 60" in section
+
+
+def test_a_report_has_the_bound_of_coins(trained_here: Trained) -> None:
+    run = trained_here("canaries.coins=true", "canaries.count=10", "canaries.p_u=[0.05]")
+    (row,) = [row for row in audit(subject_of(run)).to_dict("records") if row["method"] == "epsilon, coins"]
+    section = render(gather([run])).partition("What guesses of coins prove")[2].partition("</table>")[0]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
+    assert f"{row['n_in']} of {row['n_in'] + row['n_out']}" in cells
+    assert f"{row['detected']} of {2 * row['threshold']}" in cells
+    assert f"{row['low']:.2f}" in cells
+
+
+def test_a_run_with_nothing_to_prove_has_no_section(trained_here: Trained) -> None:
+    assert "What an attacker can prove</h2>" not in render(gather([trained_here("canaries.count=0")]))
