@@ -50,6 +50,31 @@ about = "tiny"
 synthetic = {{ users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 50 }}
 """
 
+SEEDS = 4
+SHADOWS = """
+title = "Shadow models"
+question = "?"
+
+[base]
+data = { shadow = "user" }
+canaries = { count = 0 }
+model = { embedding = 4, units = 6 }
+evaluation = { every = 1_000_000, references = 50 }
+system = { checkpoint_every = 10, shards = 1 }
+
+[[grids]]
+name = "users"
+axes = {}
+set = { training = { epochs = 25, cohort = 2 }, local = { batch_size = 4 } }
+
+[tiers.smoke]
+about = "tiny"
+seeds = [0, 1, 2, 3]
+
+[tiers.smoke.corpus]
+synthetic = { users = 16, test_users = 2, heldout_users = 4, words_per_user = 60, vocabulary_size = 50 }
+"""
+
 
 def flsim(tmp_path: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "flsim", "sweep", "sweep.toml", "--out", "out"]
@@ -123,3 +148,40 @@ def assert_trained_as_without_a_kill(run: Run) -> None:
     *_, (state, _) = train_central(state, training, STEPS)
     found = final_params(run.path)
     assert all(torch.equal(found[name], value) for name, value in state.params.items())
+
+
+@pytest.mark.slow
+def test_shadow_runs_that_were_killed_go_on_and_attack_each_other(tmp_path: Path) -> None:
+    """The runs end as if nothing had been killed; a repeated command knows their lengths, which their coins decide."""
+    (tmp_path / "sweep.toml").write_text(SHADOWS)
+    folder = SweepFolder(tmp_path / "out")
+    names = [f"users-seed{seed}" for seed in range(SEEDS)]
+    first = flsim(tmp_path)
+    wait_for_a_checkpoint(first, folder.run(names[2]))
+    below = without_agents(psutil.Process(first.pid).children(recursive=True))
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate(timeout=DEADLINE)
+    assert not psutil.wait_procs(below, timeout=60)[1], "what it started outlives it"
+    assert completed(folder) < set(names)
+
+    second = flsim(tmp_path)
+    _, said = second.communicate(timeout=DEADLINE)
+    assert second.returncode == 0, said
+    assert completed(folder) == set(names)
+    lengths = set()
+    for name in names:
+        run = Run.open(folder.run(name))
+        torch.set_num_threads(1)
+        training = run.training()
+        *_, last = training.states(training.first_state(), run.rounds, lambda _: False)
+        assert all(torch.equal(value, last.params[key]) for key, value in final_params(run.path).items())
+        lengths.add(run.rounds)
+    assert len(lengths) > 1, "coins leave runs of unlike numbers of users"
+
+    third = flsim(tmp_path)
+    _, said = third.communicate(timeout=DEADLINE)
+    assert (third.returncode, f"{SEEDS} of {SEEDS} runs are finished" in said) == (0, True)
+    command = [sys.executable, "-m", "flsim", "membership", "out", "--shadows", "--json"]
+    attacked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (shadows,) = json.loads(attacked.stdout)["shadows"]
+    assert {row["shadows"] for row in shadows["attacks"]} == {SEEDS - 1}
