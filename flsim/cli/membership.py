@@ -17,7 +17,9 @@ Example: flsim membership runs/demo/non-iid --attack loss --attack min-k++ --rec
 
 Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
 
-Example: flsim membership runs/holdout --unit user"""
+Example: flsim membership runs/holdout --unit user
+
+Example: flsim membership runs/membership-smoke --unit user --over-seeds"""
 
 
 class Unit(StrEnum):
@@ -67,6 +69,10 @@ def membership(
             help="Attack each run with the others as shadow models, by LiRA and RMIA; the runs have data.shadow.",
         ),
     ] = False,
+    by_setting: Annotated[
+        bool,
+        typer.Option("--over-seeds", help="One row for each setting, with means and intervals over its seeds."),
+    ] = False,
     delta: Annotated[
         float | None, typer.Option(help="Delta of the claim, e.g. 1e-6.", show_default="that of each run")
     ] = None,
@@ -90,6 +96,8 @@ def membership(
     """
     from flsim.membership.attacked import AttackHParams
     from flsim.membership.inference import attack_run
+    from flsim.membership.over_seeds import of_runs, over_seeds
+    from flsim.membership.over_seeds import to_text as over_seeds_to_text
     from flsim.membership.text import to_objects, to_text
     from flsim.membership.users import attack_users
     from flsim.results.paths import expanded
@@ -97,6 +105,8 @@ def membership(
 
     check_device(device)
     if shadows:
+        if by_setting:
+            raise InputError("--over-seeds: shadow models of a setting are its seeds already; remove it or --shadows")
         _by_shadows(run_folders(expanded(runs)), records, round, device, as_json)
         return
     if unit is Unit.user and attack:
@@ -107,7 +117,11 @@ def membership(
     tables = over_runs(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
-    if as_json:
+    if by_setting:
+        summary = over_seeds(of_runs(tables))
+        text = summary.to_json(orient="records", indent=2) if as_json else over_seeds_to_text(summary)
+        typer.echo(text, nl=as_json)
+    elif as_json:
         objects = [{"folder": str(path), "rows": to_objects(table)} for path, table in tables.items()]
         typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
     else:
