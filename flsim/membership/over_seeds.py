@@ -18,9 +18,9 @@ LEVEL = 0.01  # false-positive rate of the column of true-positive rates
 
 MEANS = (
     "AUROC: the probability that a member scores above a non-member, mean over seeds; 0.5 says nothing. The 95% "
-    "interval is Student's t over seeds. Seeds share the corpus, with its members and non-members, so it says nothing of other "
-    "corpora. Blind: the same of an attack that reads no model. TPR: share of members that the attack names at 1% of "
-    "false alarms."
+    "interval is Student's t over seeds. Seeds share the corpus, with its members and non-members, so it says nothing "
+    "of other corpora. Blind: the same of an attack that reads no model. TPR: share of members that the attack names "
+    "at 1% of false alarms."
 )
 DIFFERENCES = (
     "Less first: AUROC less that of the first setting, paired by seed, over the seeds that both have, with its 95% "
