@@ -66,6 +66,7 @@ def plant(
     seed: int = 0,
     user_holdout: float = 0.0,
     shadow: Shadow | None = None,
+    rounds: int | None = None,
 ) -> Planted:
     """Plant canaries in the training users of a corpus, in memory; the corpus on disk stays unchanged.
 
@@ -78,9 +79,11 @@ def plant(
         seed: seed of phrases, sharers and records, of the twin's order, and of the coins of `shadow`.
         user_holdout: share of each user's records that is left out, as `data.user_holdout`.
         shadow: whether coins leave out users or records, as `data.shadow`; None for no coins.
+        rounds: number of rounds of training, for windows of canaries that are fractions of it.
 
     Raises:
-        InputError: the path is no corpus, the corpus has too few users or words, or other canaries are planted in it.
+        InputError: the path is no corpus, the corpus has too few users or words, other canaries are planted in it, or a
+            window is a fraction and `rounds` is not set.
 
     Examples:
         >>> users = flsim.plant("corpora/demo", flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12))   # doctest: +SKIP
@@ -89,7 +92,7 @@ def plant(
     if world not in ("iid", "non-iid"):
         raise InputError(f'world must be "iid" or "non-iid", found {world!r}')
     split = kept(opened.split("train"), user_holdout, shadow, seed)
-    planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split)
+    planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split, rounds)
     overlay, twin = planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)

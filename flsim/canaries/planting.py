@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
-from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase, expected_copies, toss
+from flsim.canaries.spec import (
+    Canary,
+    CanaryHParams,
+    Configuration,
+    configurations,
+    draw_phrase,
+    expected_copies,
+    toss,
+)
+from flsim.canaries.windows import ALWAYS
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
 
@@ -118,14 +127,21 @@ def _counts(
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
 
 
-def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Canary, ...]:
+def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
     """Draw distinct phrases that occur nowhere in the corpus, in any split; a phrase that occurs is drawn again.
 
     Controls come last, and where two phrases are equal the later one is drawn again. So the planted canaries are the
     same with and without controls.
 
+    Args:
+        corpus: the corpus.
+        hparams: settings of the canaries.
+        seed: the run's seed.
+        rounds: number of rounds of training, for windows that are fractions of it.
+
     Raises:
-        InputError: canaries are longer than records can be, or the vocabulary is too small for that many.
+        InputError: canaries are longer than records can be, the vocabulary is too small for that many, or a window
+            does not fit the rounds.
     """
     layout = corpus.layout
     if hparams.length > layout.record_words:
@@ -134,7 +150,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
             f"set canaries.length to at most that"
         )
     planted = configurations(hparams)
-    planned = planted + [(math.nan, math.nan, 0)] * hparams.controls
+    bounds = {window: hparams.bounds(window, rounds) for *_, window in planted}
+    planned = planted + [Configuration(math.nan, math.nan, 0, ALWAYS)] * hparams.controls
     too_few = InputError(
         f"no {len(planned)} different phrases of {hparams.length} words found that the corpus does not contain; "
         f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
@@ -158,11 +175,17 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
                 Canary(
                     f"c{index:0{digits}d}",
                     phrase,
-                    *configuration,
+                    p_u,
+                    p_e,
+                    copies,
                     is_planted=index < len(planted) and coin is not False,
                     coin=coin,
+                    first_round=bounds[window][0] if index < len(planted) else None,
+                    last_round=bounds[window][1] if index < len(planted) else None,
                 )
-                for index, (phrase, configuration, coin) in enumerate(zip(phrases, planned, coins, strict=True))
+                for index, (phrase, (p_u, p_e, copies, window), coin) in enumerate(
+                    zip(phrases, planned, coins, strict=True)
+                )
             )
         for i in rejected:
             attempts[i] += 1
@@ -197,8 +220,17 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
     return present
 
 
-def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None) -> Planting:
+def drawn_and_planted(
+    corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
+) -> Planting:
     """Return new canaries, planted among the training users: all of the corpus, or those of `train`.
+
+    Args:
+        corpus: the corpus.
+        hparams: settings of the canaries.
+        seed: the run's seed.
+        train: the users and records to plant them in.
+        rounds: number of rounds of training, as in `draw_canaries`.
 
     Raises:
         InputError: there are more canaries than an overlay can tell apart, about more copies than records, or see
@@ -216,7 +248,7 @@ def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int, train: 
             f"{canaries:,} canaries would replace about {copies:,.0f} records, and the training users have "
             f"{train.records:,}; set a smaller canaries.count, or smaller canaries.p_u or canaries.p_e"
         )
-    return plant(train, draw_canaries(corpus, hparams, seed), seed)
+    return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
 
 
 def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:

@@ -13,6 +13,7 @@ A population on disk is a small folder beside the corpus it overlays:
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,13 +84,21 @@ class Population:
     def at(self, round_: int) -> "Population":
         """Return the users of a round, counted from 0; this object itself where no canary has a window.
 
-        In the rounds of its window a canary's copies are in place, in others the records that they replace.
+        In the rounds of its window a canary's copies are in place, in others the records that they replace. Rounds in
+        which the same canaries are planted have the same object.
         """
         if self.windows is None:
             return self
-        canaries = self.overlay.canaries
-        active = self.is_planted_in(canaries, round_ + 1)
-        return replace(self, overlay=Overlay(self.overlay.records[active], canaries[active]), windows=None)
+        is_active = self.is_planted_in(np.arange(len(self.windows)), round_ + 1)
+        if (key := is_active.tobytes()) not in self._by_active:
+            active = is_active[self.overlay.canaries]
+            overlay = Overlay(self.overlay.records[active], self.overlay.canaries[active])
+            self._by_active[key] = replace(self, overlay=overlay, windows=None)
+        return self._by_active[key]
+
+    @cached_property
+    def _by_active(self) -> dict[bytes, "Population"]:
+        return {}
 
     def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
         """Return whether canaries are planted in rounds, bool [n].

@@ -7,10 +7,14 @@ Thakkar et al. (2020), section 4.1, "Canary Construction" and "Canary Insertion"
 import math
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal, NamedTuple
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
+from flsim.canaries.windows import ALWAYS, Bounds, Window, bounds_of, is_share, refuse_wrong
 from flsim.data.vocabulary import Layout
+
+Arm = Literal["in", "out"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,12 @@ class CanaryHParams:
             test for memorization, e.g. 50. They change neither the other canaries nor their records. Unit: canaries.
         coins: Plant each canary only if a fair coin of its own says so, e.g. for `flsim audit`: the coins of all
             canaries are independent, so that guesses of them bound epsilon.
+        windows: When canaries are planted, [start, end] each: in fractions of training, such as [0.5, 0.6], or, where
+            the end is above 1, in completed rounds, such as [100, 120] for the rounds 101 to 120. Each window is a
+            configuration with each p_u and p_e, or number of insertions; in other rounds, users have the records that
+            the canary replaces. In an empty window, such as [0.5, 0.5], a canary is never planted.
+        arm: "out" draws and measures the same canaries, and plants them in no round: the twin of a run of arm "in",
+            equal to it before the first window.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -42,6 +52,8 @@ class CanaryHParams:
     insertions: tuple[int, ...] = ()
     controls: int = 0
     coins: bool = False
+    windows: tuple[Window, ...] = (ALWAYS,)
+    arm: Arm = "in"
 
     def __post_init__(self) -> None:
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
@@ -64,6 +76,23 @@ class CanaryHParams:
                 raise InputError(f"{name} must not be negative, found {getattr(self, name)}")
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
+        for window in self.windows:
+            refuse_wrong(window)
+        if not self.windows or len({tuple(window) for window in self.windows}) < len(self.windows):
+            raise InputError(f"windows must list at least one window, each once, found {list(self.windows)}")
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Return whether the rounds of a window follow from the length of training."""
+        return any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
+
+    def bounds(self, window: Window, rounds: int | None) -> Bounds:
+        """Return the first and the last round in which this arm plants canaries of a window; see `bounds_of`.
+
+        Arm "out" has an empty window that begins where that of arm "in" does.
+        """
+        first, last = bounds_of(window, rounds)
+        return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
 
 
 @dataclass(frozen=True)
@@ -106,17 +135,37 @@ def toss(seed: int, index: int) -> bool:
     return bool(stream(seed, "canary coin", index).random() < 0.5)
 
 
-def configurations(hparams: CanaryHParams) -> list[tuple[float, float, int | None]]:
-    """Return p_u, p_e and copies of every canary that is planted, in the order of their ids."""
-    distinct: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
-    distinct = distinct or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
-    return [configuration for configuration in distinct for _ in range(hparams.count)]
+class Configuration(NamedTuple):
+    """The configuration of a canary that is planted.
+
+    Attributes:
+        p_u, p_e: as of `Canary`.
+        copies: as of `Canary`.
+        window: the rounds in which it is planted, as in the settings.
+    """
+
+    p_u: float
+    p_e: float
+    copies: int | None
+    window: Window
+
+
+def distinct_configurations(hparams: CanaryHParams) -> list[Configuration]:
+    """Return each configuration once, windows within probabilities or numbers of copies."""
+    pairs: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
+    pairs = pairs or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
+    return [Configuration(*pair, (start, end)) for pair, (start, end) in product(pairs, hparams.windows)]
+
+
+def configurations(hparams: CanaryHParams) -> list[Configuration]:
+    """Return the configuration of every canary that is planted, in the order of their ids."""
+    return [configuration for configuration in distinct_configurations(hparams) for _ in range(hparams.count)]
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:
     """Return the expected number of records that canaries replace, if none is claimed twice."""
     planned = configurations(hparams)
-    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies in planned)
+    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies, _ in planned)
 
 
 def expected_insertions(canary: Canary, records: int) -> float:

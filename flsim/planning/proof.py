@@ -90,7 +90,7 @@ def groups_of(config: Config, users: Users) -> list[int]:
     In an IID twin the copies of a canary lie with about as many synthetic users.
     """
     groups = []
-    for p_u, p_e, copies in configurations(config.canaries):
+    for p_u, p_e, copies, _ in configurations(config.canaries):
         insertions = p_u * p_e * users.records if copies is None else float(copies)
         is_sharers = config.unit == "user" and config.world != "iid" and copies is None
         expected = p_u * users.users if is_sharers else insertions

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flsim.canaries.spec import CanaryHParams, configurations, expected_copies
+from flsim.canaries import windows
+from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
 from flsim.results.sweeps import WORLD, SweepRun
@@ -83,6 +84,7 @@ class Canaries:
         p_u, p_e: probabilities; None if `copies` is set.
         sharers: expected number of sharers of each canary; None if `copies` is set.
         copies: expected number of copies of each canary.
+        window: when it is planted, in words; empty for all rounds.
     """
 
     count: int
@@ -90,6 +92,7 @@ class Canaries:
     p_e: float | None
     sharers: float | None
     copies: float
+    window: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,13 @@ def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) ->
 
 def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
     """Return each configuration once, in its order."""
+    if not hparams.count:
+        return ()
     return tuple(
-        Canaries(hparams.count, None, None, None, float(copies))
+        Canaries(hparams.count, None, None, None, float(copies), windows.label(window))
         if copies is not None
-        else Canaries(hparams.count, p_u, p_e, p_u * users.users, p_u * p_e * users.records)
-        for p_u, p_e, copies in configurations(hparams)[:: hparams.count or 1]
+        else Canaries(hparams.count, p_u, p_e, p_u * users.users, p_u * p_e * users.records, windows.label(window))
+        for p_u, p_e, copies, window in distinct_configurations(hparams)
     )
 
 

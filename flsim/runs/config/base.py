@@ -34,7 +34,7 @@ from flsim.runs.trackers import Kind
 # Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
     "data": ("user_holdout", "shadow"),
-    "canaries": ("insertions", "controls", "coins"),
+    "canaries": ("insertions", "controls", "coins", "windows", "arm"),
     "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule", "algorithm"),
     "local": ("schedule",),
@@ -241,8 +241,8 @@ class Config(ABC):
     @property
     def label(self) -> str:
         """Return the name of the run's row, without the world."""
-        bits = self.evaluation.weight_bits
-        return self._label if bits is None else f"{self._label}, {bits}-bit weights"
+        bits, is_out = self.evaluation.weight_bits, self.canaries.arm == "out"
+        return self._label + (f", {bits}-bit weights" if bits is not None else "") + ", arm out" * is_out
 
     @property
     @abstractmethod

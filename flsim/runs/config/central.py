@@ -114,7 +114,8 @@ class CentralConfig(Config):
     @property
     def _without_digest(self) -> tuple[str, ...]:
         how_long = ("epochs", "steps", "words")
-        return (*how_long, "order") if self.training.schedule == "constant" else ("order",)  # others know the end
+        knows_end = self.training.schedule != "constant" or self.canaries.depends_on_length
+        return ("order",) if knows_end else (*how_long, "order")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -139,7 +139,8 @@ class FederatedConfig(Config):
     @property
     def _without_digest(self) -> tuple[str, ...]:
         is_constant = self.training.server_schedule == self.local.schedule == "constant"
-        return ("rounds", "epochs") if is_constant else ()  # other schedules know the end
+        knows_end = not is_constant or self.canaries.depends_on_length
+        return () if knows_end else ("rounds", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
