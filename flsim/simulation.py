@@ -20,8 +20,9 @@ from flsim.algorithms.summation import default_branch
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import planting_of, settled
-from flsim.canaries.population import Population, World, make_twin
+from flsim.canaries.population import Population, World
 from flsim.canaries.spec import Canary, CanaryHParams
+from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus
 from flsim.data.kept import Shadow, kept
 from flsim.models.hparams import ModelHParams

@@ -25,7 +25,13 @@ from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Vocabulary
 
 FOLDER = "planted"
-BY_ROUND = ("windows", "arm")  # settings that make records depend on the round
+BY_ROUND = (
+    "windows",
+    "arm",
+    "injections",
+    "injection_users",
+    "injection_copies",
+)  # settings that make records depend on the round
 
 
 @dataclass(frozen=True)

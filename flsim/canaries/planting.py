@@ -25,7 +25,6 @@ from flsim.canaries.spec import (
     expected_copies,
     toss,
 )
-from flsim.canaries.windows import ALWAYS
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
 
@@ -150,8 +149,9 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
             f"set canaries.length to at most that"
         )
     planted = configurations(hparams)
-    bounds = {window: hparams.bounds(window, rounds) for *_, window in planted}
-    planned = planted + [Configuration(math.nan, math.nan, 0, ALWAYS)] * hparams.controls
+    control = Configuration(math.nan, math.nan, 0)
+    bounds = {one: hparams.bounds(one, rounds) for one in planted} | {control: (None, None)}
+    planned = planted + [control] * hparams.controls
     too_few = InputError(
         f"no {len(planned)} different phrases of {hparams.length} words found that the corpus does not contain; "
         f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
@@ -175,17 +175,16 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
                 Canary(
                     f"c{index:0{digits}d}",
                     phrase,
-                    p_u,
-                    p_e,
-                    copies,
+                    one.p_u,
+                    one.p_e,
+                    one.copies,
                     is_planted=index < len(planted) and coin is not False,
                     coin=coin,
-                    first_round=bounds[window][0] if index < len(planted) else None,
-                    last_round=bounds[window][1] if index < len(planted) else None,
+                    first_round=bounds[one][0],
+                    last_round=bounds[one][1],
+                    pseudo_users=one.users or None,
                 )
-                for index, (phrase, (p_u, p_e, copies, window), coin) in enumerate(
-                    zip(phrases, planned, coins, strict=True)
-                )
+                for index, (phrase, one, coin) in enumerate(zip(phrases, planned, coins, strict=True))
             )
         for i in rejected:
             attempts[i] += 1
@@ -264,6 +263,8 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     Raises:
         InputError: there are more copies than records.
     """
+    if any(canary.pseudo_users for canary in canaries):
+        return _injected(canaries)
     if any(canary.copies for canary in canaries):  # controls have none
         return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
     claims: list[NDArray[np.int64]] = []
@@ -293,6 +294,15 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
         planned_insertions=np.array([len(claim) for claim in claims], np.int64),
         insertions=insertions,
     )
+
+
+def _injected(canaries: tuple[Canary, ...]) -> Planting:
+    """Return the planting of canaries that pseudo-users hold, and no record of the population."""
+    users = np.array([canary.pseudo_users or 0 for canary in canaries], np.int64)
+    copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
+    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)
+    overlay = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
+    return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
 
 
 def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:

@@ -11,7 +11,17 @@ from typing import Literal, NamedTuple
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
-from flsim.canaries.windows import ALWAYS, Bounds, Window, bounds_of, is_share, refuse_wrong
+from flsim.canaries.windows import (
+    ALWAYS,
+    Bounds,
+    Window,
+    bounds_of,
+    injection_bounds,
+    injection_label,
+    is_share,
+    refuse_wrong,
+    window_label,
+)
 from flsim.data.vocabulary import Layout
 
 Arm = Literal["in", "out"]
@@ -40,6 +50,12 @@ class CanaryHParams:
             the canary replaces. In an empty window, such as [0.5, 0.5], a canary is never planted.
         arm: "out" draws and measures the same canaries, and plants them in no round: the twin of a run of arm "in",
             equal to it before the first window.
+        injections: In place of p_u, p_e, insertions and windows: when canaries are injected, each once and in one
+            round, by pseudo-users who take part in that round only, beside its cohort. Each is a configuration: a
+            fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101. In central
+            training their records extend the batch of that step.
+        injection_users: With injections: number of pseudo-users of each canary. Unit: users.
+        injection_copies: With injections: records of each pseudo-user; all are the canary. Unit: records.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -54,6 +70,9 @@ class CanaryHParams:
     coins: bool = False
     windows: tuple[Window, ...] = (ALWAYS,)
     arm: Arm = "in"
+    injections: tuple[float, ...] = ()
+    injection_users: int = 1
+    injection_copies: int = 1
 
     def __post_init__(self) -> None:
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
@@ -76,22 +95,53 @@ class CanaryHParams:
                 raise InputError(f"{name} must not be negative, found {getattr(self, name)}")
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
+        self._refuse_wrong_injections()
         for window in self.windows:
             refuse_wrong(window)
         if not self.windows or len({tuple(window) for window in self.windows}) < len(self.windows):
             raise InputError(f"windows must list at least one window, each once, found {list(self.windows)}")
 
+    def _refuse_wrong_injections(self) -> None:
+        at_least_one(injection_users=self.injection_users, injection_copies=self.injection_copies)
+        default = type(self)
+        if not self.injections:
+            for name in ("injection_users", "injection_copies"):
+                if getattr(self, name) != getattr(default, name):
+                    raise InputError(f"{name} is of injections; set canaries.injections, or remove it")
+            return
+        for name in ("p_u", "p_e", "insertions", "windows"):
+            if getattr(self, name) != getattr(default, name):
+                raise InputError(f"injections and {name} both say how canaries occur; remove one or the other")
+        for at in self.injections:
+            if not (0 <= at < 1 or (float(at).is_integer() and at >= 1)):
+                raise InputError(
+                    f"injections must be fractions of training below 1, or whole numbers of completed rounds, "
+                    f"found {at:g}"
+                )
+        if len(set(self.injections)) < len(self.injections):
+            raise InputError(f"injections must list different rounds, found {list(self.injections)}")
+
     @property
     def depends_on_length(self) -> bool:
-        """Return whether the rounds of a window follow from the length of training."""
-        return any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
+        """Return whether rounds of windows or of injections follow from the length of training."""
+        is_injected = any(0 < at < 1 for at in self.injections)
+        return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
 
-    def bounds(self, window: Window, rounds: int | None) -> Bounds:
-        """Return the first and the last round in which this arm plants canaries of a window; see `bounds_of`.
+    @property
+    def about_injections(self) -> str:
+        """Return a sentence on what an epsilon does not cover; empty where no pseudo-user takes part."""
+        if not self.injections or not self.count or self.arm == "out":
+            return ""
+        when = ", ".join(injection_label(at) for at in self.injections)
+        return f"Injected users take part with probability 1 ({when}); an epsilon of this run is not about them."
+
+    def bounds(self, configuration: "Configuration", rounds: int | None) -> Bounds:
+        """Return the first and the last round in which this arm plants canaries; see `bounds_of`.
 
         Arm "out" has an empty window that begins where that of arm "in" does.
         """
-        first, last = bounds_of(window, rounds)
+        window = configuration.window
+        first, last = injection_bounds(window[0], rounds) if configuration.users else bounds_of(window, rounds)
         return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
 
 
@@ -109,6 +159,8 @@ class Canary:
         coin: the coin that decided whether it is planted; None where no coin did.
         first_round: the first round in which it is planted, from 1; None for no bound.
         last_round: the last round in which it is planted; None for no bound.
+        pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
+            None where users of the population hold it.
         template: the text around the phrase; None for none.
     """
 
@@ -121,6 +173,7 @@ class Canary:
     coin: bool | None = None
     first_round: int | None = None
     last_round: int | None = None
+    pseudo_users: int | None = None
     template: str | None = None
 
 
@@ -141,17 +194,27 @@ class Configuration(NamedTuple):
     Attributes:
         p_u, p_e: as of `Canary`.
         copies: as of `Canary`.
-        window: the rounds in which it is planted, as in the settings.
+        window: the rounds in which it is planted, as in the settings; of an injection its time, twice.
+        users: number of pseudo-users who inject it; 0 where users hold it.
     """
 
     p_u: float
     p_e: float
     copies: int | None
-    window: Window
+    window: Window = ALWAYS
+    users: int = 0
+
+    @property
+    def when(self) -> str:
+        """Return the rounds in which it is planted in words, as in the settings; empty for all."""
+        return injection_label(self.window[0]) if self.users else window_label(self.window)
 
 
 def distinct_configurations(hparams: CanaryHParams) -> list[Configuration]:
     """Return each configuration once, windows within probabilities or numbers of copies."""
+    if hparams.injections:
+        users, copies = hparams.injection_users, hparams.injection_users * hparams.injection_copies
+        return [Configuration(math.nan, math.nan, copies, (at, at), users) for at in hparams.injections]
     pairs: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
     pairs = pairs or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
     return [Configuration(*pair, (start, end)) for pair, (start, end) in product(pairs, hparams.windows)]
@@ -164,8 +227,8 @@ def configurations(hparams: CanaryHParams) -> list[Configuration]:
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:
     """Return the expected number of records that canaries replace, if none is claimed twice."""
-    planned = configurations(hparams)
-    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies, _ in planned)
+    planned = [one for one in configurations(hparams) if not one.users]  # pseudo-users replace no records
+    return sum(one.p_u * one.p_e * records if one.copies is None else one.copies for one in planned)
 
 
 def expected_insertions(canary: Canary, records: int) -> float:

@@ -28,7 +28,7 @@ def refuse_wrong(window: Window) -> None:
         )
 
 
-def label(window: Window) -> str:
+def window_label(window: Window) -> str:
     """Return a window in words; empty where it holds all rounds."""
     if window == ALWAYS:
         return ""
@@ -60,3 +60,29 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
     if rounds is not None and end > start >= rounds:
         raise InputError(f"windows {list(window)} begins after the last of {rounds:,} rounds; let it begin earlier")
     return start + 1 if start or end == start else None, None if window[1] == 1 and end > start else end
+
+
+def injection_label(at: float) -> str:
+    """Return the time of an injection in words."""
+    return f"after {100 * at:g}%" if at < 1 else f"in round {at + 1:,.0f}"
+
+
+def injection_bounds(at: float, rounds: int | None) -> Bounds:
+    """Return the round of an injection, from 1, as the first and the last round.
+
+    Args:
+        at: completed rounds, or a fraction of training where it is below 1.
+        rounds: number of rounds of the whole training; None where it is unknown.
+
+    Raises:
+        InputError: a fraction of an unknown number, or the round comes after the last one.
+    """
+    if rounds is None and 0 < at < 1:
+        raise InputError(
+            f"injections {at:g} is a fraction of training, whose length is unknown; give the number of rounds, or set "
+            f"the injection in rounds"
+        )
+    before = round(at * (rounds or 1)) if at < 1 else int(at)
+    if rounds is not None and before >= rounds:
+        raise InputError(f"injections {at:g} comes after the last of {rounds:,} rounds; let it come earlier")
+    return before + 1, before + 1

@@ -90,10 +90,12 @@ def groups_of(config: Config, users: Users) -> list[int]:
     In an IID twin the copies of a canary lie with about as many synthetic users.
     """
     groups = []
-    for p_u, p_e, copies, _ in configurations(config.canaries):
-        insertions = p_u * p_e * users.records if copies is None else float(copies)
-        is_sharers = config.unit == "user" and config.world != "iid" and copies is None
-        expected = p_u * users.users if is_sharers else insertions
+    for one in configurations(config.canaries):
+        insertions = one.p_u * one.p_e * users.records if one.copies is None else float(one.copies)
+        is_sharers = config.unit == "user" and config.world != "iid" and one.copies is None
+        expected = one.p_u * users.users if is_sharers else insertions
+        if one.users and config.unit == "user":
+            expected = one.users
         units = users.users if config.unit == "user" else users.records
         groups.append(min(max(1, round(expected)), units))
     return groups

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from flsim.canaries import windows
 from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
@@ -149,10 +148,12 @@ def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
     if not hparams.count:
         return ()
     return tuple(
-        Canaries(hparams.count, None, None, None, float(copies), windows.label(window))
-        if copies is not None
-        else Canaries(hparams.count, p_u, p_e, p_u * users.users, p_u * p_e * users.records, windows.label(window))
-        for p_u, p_e, copies, window in distinct_configurations(hparams)
+        Canaries(hparams.count, None, None, None, float(one.copies), one.when)
+        if one.copies is not None
+        else Canaries(
+            hparams.count, one.p_u, one.p_e, one.p_u * users.users, one.p_u * one.p_e * users.records, one.when
+        )
+        for one in distinct_configurations(hparams)
     )
 
 

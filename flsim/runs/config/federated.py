@@ -11,7 +11,7 @@ from flsim.algorithms.built_in import algorithm_named, label_of
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Flags, Meetings
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
@@ -270,6 +270,8 @@ class FederatedConfig(Config):
         user_states: UserStates | None = None,
         micro_cohorts: MicroCohorts | None = None,
     ) -> FederatedTraining:
+        if self.canaries.injections:  # a split has no pseudo-users yet
+            refuse_injections(self.training, self.privacy)
         return FederatedTraining(
             users,
             self.model,
