@@ -93,8 +93,9 @@ class Subject:
         references: R.
         control_ranks: float64 [controls], ranks of canaries that were never planted.
         coins: canaries that coins decided on; None where no coin did.
-        claim: what the ledger claims; None of a run without noise.
+        claim: what the ledger claims; None of a run without noise, and where it is not about those who hold canaries.
         canary_users: canary users with random updates; None where there are none.
+        note: what an epsilon of the run is not about; empty where it is about all who trained.
     """
 
     results: RunResults
@@ -109,6 +110,7 @@ class Subject:
     coins: Coins | None
     claim: Claim | None
     canary_users: CanaryUsers | None = None
+    note: str = ""
 
 
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
@@ -149,8 +151,9 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         int(references),
         np.asarray([] if controls is None else controls, dtype=np.float64),
         _coins(run, results, at),
-        claim_of(run, state, delta) if state else None,
+        claim_of(run, state, delta) if state and not run.config.canaries.about_injections else None,
         canary_users,
+        run.config.canaries.about_injections,
     )
 
 
@@ -164,7 +167,7 @@ def _groups(run: Run, results: RunResults) -> tuple[NDArray[np.int64], bool]:
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
     if run.config.unit == "record":
         return copies.clip(1), True
-    if results.world != "iid":
+    if results.world != "iid" or "pseudo_users" in planted:
         return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
     try:
         users = run.users

@@ -43,7 +43,7 @@ def to_text(subject: Subject, table: pd.DataFrame) -> str:
     ]
     if rates["allowed"].notna().any():
         columns.append(Column("Allowed %", formatted(rates["allowed"], "{:.1f}", 100), note=ALLOWED))
-    paragraphs = [sentence(subject, table), *_others(subject, table), _groups(subject)]
+    paragraphs = [sentence(subject, table), *_others(subject, table), _groups(subject), *filter(None, [subject.note])]
     return "\n".join([title, markdown(columns[:1], [columns[1:]]), *map(note, paragraphs)])
 
 

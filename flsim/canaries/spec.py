@@ -133,7 +133,7 @@ class CanaryHParams:
         if not self.injections or not self.count or self.arm == "out":
             return ""
         when = ", ".join(injection_label(at) for at in self.injections)
-        return f"Injected users take part with probability 1 ({when}); an epsilon of this run is not about them."
+        return f"Injected users take part with probability 1 ({when}): an epsilon of the ledger is not about them."
 
     def bounds(self, configuration: "Configuration", rounds: int | None) -> Bounds:
         """Return the first and the last round in which this arm plants canaries; see `bounds_of`.

@@ -29,6 +29,7 @@ class Provable:
         delta: delta of `coins`, and of `canary_users`.
         canary_users: bound from guesses of the coins of canary users; None where no coins decide on them.
         cost: a sentence on what canary users cost; empty without any.
+        note: a sentence on what an epsilon is not about; empty where it is about all who train.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Provable:
     delta: float
     canary_users: float | None = None
     cost: str = ""
+    note: str = ""
 
 
 def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], users: Users) -> tuple[Provable, ...]:
@@ -81,6 +83,7 @@ def _provable(name: str, config: Config, users: Users) -> Provable:
         delta,
         ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
         audit.cost(users.users) if audit.update_canaries else "",
+        config.canaries.about_injections,
     )
 
 

@@ -22,7 +22,8 @@ from flsim.training.central import CentralTraining
 from flsim.training.update import UpdateSum
 
 ROUNDS = 6
-INJECTED = {"injections": (3, 4), "injection_users": 2, "injection_copies": 5, "count": 3}
+GRID = "p_u = [0.2]\np_e = [0.5, 1.0]\n"
+INJECTED: dict[str, Any] = {"injections": (3, 4), "injection_users": 2, "injection_copies": 5, "count": 3}
 WORLDS = pytest.mark.parametrize("world", ["iid", "non-iid"])
 
 
@@ -156,7 +157,7 @@ def test_arms_are_equal_until_the_first_injection(
     ],
 )
 def test_what_pseudo_users_cannot_take_part_in(experiment: Experiment, overrides: list[str], message: str) -> None:
-    plain = experiment.config.read_text().replace("p_u = [0.2]\np_e = [0.5, 1.0]\n", "injections = [0.5]\n")
+    plain = experiment.config.read_text().replace(GRID, "injections = [0.5]\n")
     experiment.config.write_text(plain)
     with pytest.raises(InputError, match=message):
         Run.create(load(experiment.config, overrides), experiment.folder / "run")
@@ -165,7 +166,7 @@ def test_what_pseudo_users_cannot_take_part_in(experiment: Experiment, overrides
 
 @pytest.mark.parametrize("kind", ["federated", "central"])
 def test_an_injected_run_lists_its_pseudo_users_and_measures_its_canaries(experiment: Experiment, kind: str) -> None:
-    config = experiment.config.read_text().replace("p_u = [0.2]\np_e = [0.5, 1.0]\n", "injections = [1, 0.5]\n")
+    config = experiment.config.read_text().replace(GRID, "injections = [1, 0.5]\n")
     settings = ["canaries.injection_users=2", "canaries.injection_copies=3"]
     if kind == "central":
         config = config.replace("rounds = 4\ncohort = 6\n[local]", 'kind = "central"\nsteps = 4\nbatch_size = 20\n')
@@ -185,3 +186,19 @@ def test_an_injected_run_lists_its_pseudo_users_and_measures_its_canaries(experi
     roster = read_roster(run.path / "planted" / "roster.parquet")
     assert roster[["sharers", "insertions", "pseudo_users"]].to_numpy().tolist() == [[2, 6, 2]] * 4
     assert roster["first_round"].tolist() == roster["last_round"].tolist() == [2, 2, 3, 3]
+
+
+def test_an_epsilon_is_not_about_injected_users(experiment: Experiment) -> None:
+    """Audit, report and plan say so, and no bound of injected canaries is held against the ledger."""
+    experiment.config.write_text(experiment.config.read_text().replace(GRID, "injections = [0.5]\n"))
+    private = ["privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=0.8"]
+    run = train_here(experiment, [*private, "canaries.injection_users=3"])
+    sentence = "Injected users take part with probability 1 (after 50%): an epsilon of the ledger is not about them."
+    audited = " ".join(experiment.call("audit", run).stdout.split())
+    assert sentence in audited
+    assert "Each canary is shared by 3 users." in audited
+    assert "the ledger, which claims" not in audited
+    settings = [part for text in private for part in ("--set", text)]
+    assert sentence in " ".join(experiment.call("plan", experiment.config, *settings).stdout.split())
+    experiment.call("report", run, "--out", "report.html")
+    assert sentence in (experiment.folder / "report.html").read_text()
