@@ -108,8 +108,9 @@ class FedAvg:
         cohort: users per round; the expected number if the sampler is "poisson".
         algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
         sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
-            "with-replacement" draws `cohort` times from all users, and counts a user drawn twice twice; or one's own
-            as ``path/to/file.py:NAME``, see docs/privacy.md.
+            "with-replacement" draws `cohort` times from all users, and counts a user drawn twice twice;
+            "round-robin" takes the users in a fixed random order, cohort after cohort; or one's own as
+            ``path/to/file.py:NAME``, see docs/privacy.md.
         local: settings of local training.
         server: the server's optimizer; by default the average update is the step.
         privacy: clip norm and noise; by default neither.
