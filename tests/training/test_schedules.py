@@ -68,7 +68,7 @@ def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
 def test_milestones_that_are_none(kind: Callable[..., object], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         kind(**settings)
-    with pytest.raises(InputError, match="server_(schedule|milestone)"):
+    with pytest.raises(InputError, match=r"server_(schedule|milestone)"):
         FedAvgHParams(**{f"server_{name}": value for name, value in settings.items()})
 
 
