@@ -70,12 +70,11 @@ def of_extra(users: Population, rounds: int, is_by_copy: bool) -> Meetings:
     """Return (round from 1, canary, user), int64 [n] each, for every pseudo-user, or copy, in `rounds` rounds."""
     extra = users.extra
     canary = users.injected[extra.offsets[:-1]] if len(extra) else users.injected
-    pseudo = np.arange(len(extra))
     within = (extra.rounds >= 0) & (extra.rounds < rounds)
     times = np.diff(extra.offsets)[within] if is_by_copy else 1
-    found = extra.rounds[within] + 1, canary[within], len(users) + pseudo[within]
-    at, canaries, who = (np.repeat(values, times) for values in found)
-    return at, canaries, who
+    once = extra.rounds[within] + 1, canary[within], len(users) + np.flatnonzero(within)
+    at, canaries, pseudo_users = (np.repeat(values, times) for values in once)
+    return at, canaries, pseudo_users
 
 
 def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, local: LocalHParams, rounds: int) -> Flags:
