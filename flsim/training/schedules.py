@@ -46,6 +46,12 @@ SAMPLES = 1_000  # rates of a schedule that their sum is estimated from
 SCHEDULES: dict[str, Schedule] = {"constant": constant, "linear": linear, "cosine": cosine, "steps": steps}
 
 
+def label_of_steps(milestones: tuple[float, ...], factor: float, whose: str = "rate") -> str:
+    """Return the part of a run's name that tells milestones, e.g. ``"rate x0.1 at 60%"``; empty without any."""
+    times = ", ".join(f"{100 * one:g}%" if one < 1 else f"{one:g}" for one in milestones)
+    return f"{whose} x{factor:g} at {times}" if milestones else ""
+
+
 def refuse_wrong_milestones(schedule: str, milestones: tuple[float, ...], factor: float, prefix: str = "") -> None:
     """Raise InputError where milestones or their factor are wrong, or are set with another schedule than "steps".
 

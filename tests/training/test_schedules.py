@@ -54,6 +54,17 @@ def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
     assert LocalHParams(schedule="steps", milestones=(1,)).rate(1, 2) == pytest.approx(0.03)  # a tenth by default
 
 
+def test_names_of_runs_tell_milestones(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ncorpus = "."\n')
+    steps = ["local.schedule='steps'", "local.milestones=[0.6, 190]"]
+    server = ["training.server_schedule='steps'", "training.server_milestones=[5]"]
+    assert "local rate x0.1 at 60%, 190, server rate x0.1 at 5" in load(path, [*steps, *server]).label
+    central = ["training.kind='central'", "training.schedule='steps'", "training.milestones=[0.5]"]
+    assert load(path, [*central, "training.milestone_factor=0.5"]).label.endswith(", rate x0.5 at 50%")
+    assert "rate" not in load(path).label
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -25,7 +25,7 @@ from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
-from flsim.training.schedules import total_rate
+from flsim.training.schedules import label_of_steps, total_rate
 
 SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
 
@@ -165,6 +165,9 @@ class FederatedConfig(Config):
             parts.append(f"S={privacy.clip:g}")
         if privacy.noise_multiplier:
             parts.append(f"z={privacy.noise_multiplier:g}")
+        local = self.local
+        parts.append(label_of_steps(local.milestones, local.milestone_factor, "local rate"))
+        parts.append(label_of_steps(training.server_milestones, training.server_milestone_factor, "server rate"))
         parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampling.label_of(training.sampler)]
         if self.audit.update_canaries:
             parts.append(f"{self.audit.update_canaries:,} canary users" + " by coins" * self.audit.canary_coins)
