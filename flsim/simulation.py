@@ -24,9 +24,10 @@ from flsim.algorithms.training import Training
 from flsim.base.errors import InputError
 from flsim.base.extensions import by_content
 from flsim.canaries.in_corpus import planting_of, settled
-from flsim.canaries.population import Population, World, make_twin
+from flsim.canaries.population import Population, World
 from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
+from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus
 from flsim.data.kept import Shadow, kept
 from flsim.models.hparams import ModelHParams
@@ -75,6 +76,7 @@ def plant(
     seed: int = 0,
     user_holdout: float = 0.0,
     shadow: Shadow | None = None,
+    rounds: int | None = None,
 ) -> Planted:
     """Plant canaries in the training users of a corpus, in memory; the corpus on disk stays unchanged.
 
@@ -87,9 +89,11 @@ def plant(
         seed: seed of phrases, sharers and records, of the twin's order, and of the coins of `shadow`.
         user_holdout: share of each user's records that is left out, as `data.user_holdout`.
         shadow: whether coins leave out users or records, as `data.shadow`; None for no coins.
+        rounds: number of rounds of training, for windows of canaries that are fractions of it.
 
     Raises:
-        InputError: the path is no corpus, the corpus has too few users or words, or other canaries are planted in it.
+        InputError: the path is no corpus, the corpus has too few users or words, other canaries are planted in it, or a
+            window is a fraction and `rounds` is not set.
 
     Examples:
         >>> users = flsim.plant("corpora/demo", flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12))   # doctest: +SKIP
@@ -98,7 +102,7 @@ def plant(
     if world not in ("iid", "non-iid"):
         raise InputError(f'world must be "iid" or "non-iid", found {world!r}')
     split = kept(opened.split("train"), user_holdout, shadow, seed)
-    planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split)
+    planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split, rounds)
     overlay, twin = planting.overlay, None
     if world == "iid":
         twin, overlay = make_twin(split, planting, seed)
@@ -116,8 +120,9 @@ class FedAvg:
         cohort: users per round; the expected number if the sampler is "poisson".
         algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
         sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
-            "with-replacement" draws `cohort` times from all users, and counts a user drawn twice twice; or one's own
-            as ``path/to/file.py:NAME``, see docs/privacy.md.
+            "with-replacement" draws `cohort` times from all users, and counts a user drawn twice twice;
+            "round-robin" takes the users in a fixed random order, cohort after cohort; or one's own as
+            ``path/to/file.py:NAME``, see docs/privacy.md.
         local: settings of local training.
         server: the server's optimizer; by default the average update is the step.
         privacy: clip norm and noise; by default neither.

@@ -40,7 +40,8 @@ class FedAvgHParams(ServerOptimizerHParams):
         sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper's Algorithm 1. "poisson"
             takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
             from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
-            mechanism "dp" is refused. Your own: see docs/privacy.md.
+            mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
+            and again; "dp" is refused. Your own: see docs/privacy.md.
     """
 
     rounds: int = 8_000

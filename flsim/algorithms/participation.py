@@ -66,6 +66,17 @@ def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[
     return _rounds(met), _joined(met)
 
 
+def of_extra(users: Population, rounds: int, is_by_copy: bool) -> Meetings:
+    """Return (round from 1, canary, user), int64 [n] each, for every pseudo-user, or copy, in `rounds` rounds."""
+    extra = users.extra
+    canary = users.injected[extra.offsets[:-1]] if len(extra) else users.injected
+    within = (extra.rounds >= 0) & (extra.rounds < rounds)
+    times = np.diff(extra.offsets)[within] if is_by_copy else 1
+    once = extra.rounds[within] + 1, canary[within], len(users) + np.flatnonzero(within)
+    at, canaries, pseudo_users = (np.repeat(values, times) for values in once)
+    return at, canaries, pseudo_users
+
+
 def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, local: LocalHParams, rounds: int) -> Flags:
     """Return whether a user in some cohort read each record, bool [records] in the population's own order."""
     is_read = np.zeros(users.records, bool)

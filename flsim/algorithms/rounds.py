@@ -85,6 +85,21 @@ class Round:
     step: ServerStep
 
 
+def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None:
+    """Raise InputError where pseudo-users cannot take part in training."""
+    method = algorithm_named(algorithm.algorithm)
+    if method.user_slots:
+        raise InputError(
+            f"training.algorithm {method.label}: users keep states between rounds, and pseudo-users of "
+            f'canaries.injections have one round; take "fedavg", or plant with canaries.windows'
+        )
+    if privacy.target_quantile is not None:
+        raise InputError(
+            "privacy.target_quantile: pseudo-users of canaries.injections would move the adaptive clip; remove it, or "
+            "plant with canaries.windows"
+        )
+
+
 @dataclass(frozen=True)
 class FederatedTraining:
     """Federated training of a population: its settings, and the loop of rounds.
@@ -152,6 +167,8 @@ class FederatedTraining:
             raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to it")
         self._refuse_repeats()
         self._refuse_own_privacy()
+        if len(self.users.extra):
+            refuse_injections(self.algorithm, self.privacy)
 
     def _refuse_repeats(self) -> None:
         """Refuse a sampler that may draw a user twice where that cannot be accounted, or users keep states."""
@@ -187,16 +204,20 @@ class FederatedTraining:
         return fedavg.init(vocabulary_size, self.model, self.seed, self.algorithm, self.privacy)
 
     def cohort(self, round_: int) -> NDArray[np.int64]:
-        """Return the users of a round, counted from 0, in ascending order."""
-        return draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.algorithm.sampler)
+        """Return the users of a round, counted from 0, in ascending order; pseudo-users are the last."""
+        drawn = draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.algorithm.sampler)
+        return np.concatenate([drawn, len(self.users) + self.users.extra.users_in(round_)])
 
     def requests(self, state: State) -> list[RoundRequest]:
-        """Return one request per shard that has users in the cohort of the next round, in shard order."""
+        """Return one request per shard that has users in the cohort of the next round, in shard order.
+
+        Pseudo-users belong to the last shard.
+        """
         cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
         return [
             RoundRequest(state.round, shard, users, state.params, state.clip, sent)
             for shard, (first, last) in enumerate(shard_ranges(len(self.users), self.shards))
-            if len(users := cohort[(first <= cohort) & (cohort < last)])
+            if len(users := cohort[(first <= cohort) & ((cohort < last) | (shard == self.shards - 1))])
         ]
 
     def step(self, state: State, total: UpdateSum) -> tuple[State, ServerStep]:

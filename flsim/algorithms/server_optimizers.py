@@ -17,7 +17,7 @@ from flsim.base.extensions import Own, calling_own, is_own, naming_own_code, par
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.schedules import SCHEDULES, rate_at
+from flsim.training.schedules import SCHEDULES, rate_at, refuse_wrong_milestones
 from flsim.training.state import Moments
 
 
@@ -144,7 +144,11 @@ class ServerOptimizerHParams:
             above the entries of the mean update makes them plain averaging at a small rate; docs/optimizers.md has a
             rule. Unit: none.
         server_schedule: Schedule of the server's learning rate over the rounds of the run: it stays ("constant"), or
-            falls towards 0 along a line ("linear") or half a cosine ("cosine").
+            falls towards 0 along a line ("linear") or half a cosine ("cosine"), or is multiplied by
+            `server_milestone_factor` at each of the `server_milestones` ("steps").
+        server_milestones: With server_schedule "steps": when the server's learning rate changes, in completed rounds,
+            e.g. 120, or below 1 in fractions of training, e.g. 0.6. Unit: rounds.
+        server_milestone_factor: With server_schedule "steps": factor of the rate at each milestone. Unit: none.
 
     Examples:
         >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
@@ -156,10 +160,14 @@ class ServerOptimizerHParams:
     server_beta2: float = 0.99
     server_tau: float = 1e-3
     server_schedule: Annotated[str, Own("schedule")] = "constant"
+    server_milestones: tuple[float, ...] = ()
+    server_milestone_factor: float = 0.1
 
     def __post_init__(self) -> None:
         refuse_unknown(self.server_optimizer, SERVER_OPTIMIZERS, "server_optimizer")
         refuse_unknown(self.server_schedule, SCHEDULES, "server_schedule")
+        milestones, factor = self.server_milestones, self.server_milestone_factor
+        refuse_wrong_milestones(self.server_schedule, milestones, factor, "server_")
         for name in ("server_learning_rate", "server_tau"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be above 0, found {getattr(self, name)}")
@@ -169,7 +177,9 @@ class ServerOptimizerHParams:
 
     def server_rate(self, round_: int, rounds: int) -> float:
         """Return eta of a round, from 0, in a run of `rounds` rounds."""
-        return rate_at(self.server_learning_rate, self.server_schedule, round_, rounds)
+        milestones, factor = self.server_milestones, self.server_milestone_factor
+        rate, schedule = self.server_learning_rate, self.server_schedule
+        return rate_at(rate, schedule, round_, rounds, milestones=milestones, factor=factor)
 
     @property
     def server_label(self) -> str:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from flsim.audits.audit import audit as rows_of
 from flsim.audits.subject import Audited, subject_of
 from flsim.base.errors import InputError
+from flsim.canaries.spec import ABOUT_INJECTIONS
 from flsim.models.hparams import ModelHParams
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, refuse_two_points
@@ -95,6 +97,7 @@ def audit_simulation(
         world=planted.world,
     )
     users = planted.users
+    injected = np.unique(users.extra.rounds[users.extra.rounds >= 0]) + 1
     training = algorithm.training_of(planted, model, max(1, state.round), seed, "cpu")
     audited = Audited(
         algorithm.unit,
@@ -106,5 +109,6 @@ def audit_simulation(
         planted.canaries,
         lambda: users,
         lambda: (start or training.first_state()).params,
+        ABOUT_INJECTIONS.format(f"in rounds {', '.join(map(str, injected))}") if len(injected) else "",
     )
     return rows_of(audited.subject(results, state.round, state, delta), threshold)

@@ -99,8 +99,9 @@ class Subject:
         references: R; 0 where no canary was ranked.
         control_ranks: float64 [controls], ranks of canaries that were never planted.
         coins: canaries that coins decided on; None where no coin did.
-        claim: what the ledger claims; None of a run without noise.
+        claim: what the ledger claims; None of a run without noise, and where it is not about those who hold canaries.
         canary_users: canary users with random updates; None where there are none.
+        note: what an epsilon of the run is not about; empty where it is about all who trained.
     """
 
     results: RunResults
@@ -115,6 +116,7 @@ class Subject:
     coins: Coins | None
     claim: Claim | None
     canary_users: CanaryUsers | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Audited:
         canaries: the canaries, in the order in which an overlay numbers them.
         users: returns the training users; it raises InputError where their corpus is not there.
         first: returns the model's parameters before training.
+        note: what an epsilon of the training is not about; empty where it is about all who trained.
     """
 
     unit: Unit
@@ -142,6 +145,7 @@ class Audited:
     canaries: Sequence[Canary]
     users: Callable[[], Population]
     first: Callable[[], Params]
+    note: str = ""
 
     @property
     def needs_state(self) -> bool:
@@ -165,7 +169,8 @@ class Audited:
         users, claim = None, None
         if state is not None:
             delta = self.privacy.delta_for(self.protected) if delta is None else delta
-            claim = Claim.of_ledger(state.ledger, self.sampler, delta) if self.privacy.mechanism == "dp" else None
+            is_about_holders = self.privacy.mechanism == "dp" and not self.note
+            claim = Claim.of_ledger(state.ledger, self.sampler, delta) if is_about_holders else None
             if self.canary_users.update_canaries:
                 users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
         return Subject(
@@ -181,6 +186,7 @@ class Audited:
             _coins(self.unit, results, round_),
             claim,
             users,
+            self.note,
         )
 
 
@@ -209,6 +215,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         run.canaries,
         lambda: run.users,
         lambda: run.training().first_state().params,
+        config.canaries.about_injections,
     )
     return audited.subject(results, at, _state(run, at) if audited.needs_state else None, delta)
 
@@ -223,7 +230,7 @@ def _groups(audited: Audited, results: RunResults) -> tuple[NDArray[np.int64], b
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
     if audited.unit == "record":
         return copies.clip(1), True
-    if results.world != "iid":
+    if results.world != "iid" or "pseudo_users" in planted:
         return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
     try:
         users = audited.users()

@@ -30,7 +30,7 @@ def to_text(subject: Subject, table: pd.DataFrame) -> str:
     results = subject.results
     title = f"{results.setting} ({results.name}), after round {subject.round:,}\n"
     lacking = missing(subject, table)
-    last = [] if lacking is None else [lacking]
+    last = [text for text in (subject.note, lacking) if text]
     if not len(subject.ranks):
         return "\n".join([title, *map(note, [*_ledger_alone(subject, table), *_others(subject, table), *last])])
     rates = table[table["method"] == "tpr"]
@@ -74,7 +74,7 @@ def missing(subject: Subject, table: pd.DataFrame) -> str | None:
         needs.append("a bound from guesses of coins, of at least 10 canaries (canaries.coins)")
     if subject.unit == "user" and "epsilon, canary users" not in methods:
         needs.append("an estimate from canary users (audit.update_canaries)")
-    if subject.claim is None:
+    if subject.claim is None and not subject.note:
         needs.append('whether a ledger is contradicted (privacy.mechanism "dp")')
     return f"Missing, with what it needs: {'; '.join(needs)}." if needs else None
 

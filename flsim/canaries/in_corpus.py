@@ -25,6 +25,13 @@ from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Vocabulary
 
 FOLDER = "planted"
+BY_ROUND = (
+    "windows",
+    "arm",
+    "injections",
+    "injection_users",
+    "injection_copies",
+)  # settings that make records depend on the round
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,11 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
         InputError: `out` exists; the corpus has no train records, or canaries already; canaries do not suit it.
     """
     refuse_existing(out)
+    for name in BY_ROUND:
+        if getattr(hparams, name) != getattr(CanaryHParams, name):
+            raise InputError(
+                f"canaries.{name}: a corpus is the same in all rounds; remove it here, and set it in a run"
+            )
     if Planted.read(corpus):
         raise InputError(f"{corpus.path}: has canaries already; plant in the corpus that it came from")
     train = corpus.split("train")
@@ -137,7 +149,9 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
     return planted.hparams
 
 
-def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None) -> Planting:
+def planting_of(
+    corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
+) -> Planting:
     """Return the canaries that the corpus has in place, whatever the seed; else new ones.
 
     Args:
@@ -145,6 +159,7 @@ def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split 
         hparams: settings of new canaries.
         seed: the run's seed.
         train: the users and records to plant new ones in; by default all training users of the corpus.
+        rounds: number of rounds of training, for windows that are fractions of it.
 
     Raises:
         InputError: records are left out that the corpus' own canaries may have replaced, or see `drawn_and_planted`.
@@ -155,7 +170,7 @@ def planting_of(corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split 
             f"data.user_holdout and data.shadow leave records out, and {corpus.path} has canaries in some of them; "
             f"name the corpus that it came from, and let the run plant the canaries"
         )
-    return planted.planting if planted else drawn_and_planted(corpus, hparams, seed, train)
+    return planted.planting if planted else drawn_and_planted(corpus, hparams, seed, train, rounds)
 
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:
@@ -163,7 +178,7 @@ def _listed(hparams: CanaryHParams) -> dict[str, Any]:
     return {
         name: value
         for name, value in asdict(hparams).items()
-        if value != () and (value or name not in {"controls", "coins"})
+        if value != () and (value or name not in {"controls", "coins"}) and name not in BY_ROUND
     }
 
 

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
-from flsim.canaries.spec import Canary, CanaryHParams, configurations, draw_phrase, expected_copies, toss
+from flsim.canaries.spec import (
+    Canary,
+    CanaryHParams,
+    Configuration,
+    configurations,
+    draw_phrase,
+    expected_copies,
+    toss,
+)
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
 
@@ -118,14 +126,21 @@ def _counts(
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
 
 
-def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Canary, ...]:
+def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
     """Draw distinct phrases that occur nowhere in the corpus, in any split; a phrase that occurs is drawn again.
 
     Controls come last, and where two phrases are equal the later one is drawn again. So the planted canaries are the
     same with and without controls.
 
+    Args:
+        corpus: the corpus.
+        hparams: settings of the canaries.
+        seed: the run's seed.
+        rounds: number of rounds of training, for windows that are fractions of it.
+
     Raises:
-        InputError: canaries are longer than records can be, or the vocabulary is too small for that many.
+        InputError: canaries are longer than records can be, the vocabulary is too small for that many, or a window
+            does not fit the rounds.
     """
     layout = corpus.layout
     if hparams.length > layout.record_words:
@@ -134,7 +149,9 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
             f"set canaries.length to at most that"
         )
     planted = configurations(hparams)
-    planned = planted + [(math.nan, math.nan, 0)] * hparams.controls
+    control = Configuration(math.nan, math.nan, 0)
+    bounds = {one: hparams.bounds(one, rounds) for one in planted} | {control: (None, None)}
+    planned = planted + [control] * hparams.controls
     too_few = InputError(
         f"no {len(planned)} different phrases of {hparams.length} words found that the corpus does not contain; "
         f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
@@ -158,11 +175,16 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int) -> tuple[Ca
                 Canary(
                     f"c{index:0{digits}d}",
                     phrase,
-                    *configuration,
+                    one.p_u,
+                    one.p_e,
+                    one.copies,
                     is_planted=index < len(planted) and coin is not False,
                     coin=coin,
+                    first_round=bounds[one][0],
+                    last_round=bounds[one][1],
+                    pseudo_users=one.users or None,
                 )
-                for index, (phrase, configuration, coin) in enumerate(zip(phrases, planned, coins, strict=True))
+                for index, (phrase, one, coin) in enumerate(zip(phrases, planned, coins, strict=True))
             )
         for i in rejected:
             attempts[i] += 1
@@ -197,8 +219,17 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
     return present
 
 
-def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None) -> Planting:
+def drawn_and_planted(
+    corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
+) -> Planting:
     """Return new canaries, planted among the training users: all of the corpus, or those of `train`.
+
+    Args:
+        corpus: the corpus.
+        hparams: settings of the canaries.
+        seed: the run's seed.
+        train: the users and records to plant them in.
+        rounds: number of rounds of training, as in `draw_canaries`.
 
     Raises:
         InputError: there are more canaries than an overlay can tell apart, about more copies than records, or see
@@ -216,7 +247,7 @@ def drawn_and_planted(corpus: Corpus, hparams: CanaryHParams, seed: int, train: 
             f"{canaries:,} canaries would replace about {copies:,.0f} records, and the training users have "
             f"{train.records:,}; set a smaller canaries.count, or smaller canaries.p_u or canaries.p_e"
         )
-    return plant(train, draw_canaries(corpus, hparams, seed), seed)
+    return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
 
 
 def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
@@ -232,6 +263,8 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     Raises:
         InputError: there are more copies than records.
     """
+    if any(canary.pseudo_users for canary in canaries):
+        return _injected(canaries)
     if any(canary.copies for canary in canaries):  # controls have none
         return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
     claims: list[NDArray[np.int64]] = []
@@ -261,6 +294,15 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
         planned_insertions=np.array([len(claim) for claim in claims], np.int64),
         insertions=insertions,
     )
+
+
+def _injected(canaries: tuple[Canary, ...]) -> Planting:
+    """Return the planting of canaries that pseudo-users hold, and no record of the population."""
+    users = np.array([canary.pseudo_users or 0 for canary in canaries], np.int64)
+    copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
+    is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)
+    overlay = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
+    return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
 
 
 def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:

@@ -11,8 +11,9 @@ A population on disk is a small folder beside the corpus it overlays:
     population.json    world, digest of the corpus, counts, digests of the files above
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,33 +23,19 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
-from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.roster import read_canaries, write_roster
 from flsim.canaries.spec import Canary
+from flsim.canaries.twin import ORDER_FILES, Twin, make_twin, order_dtype
 from flsim.data.corpus import Corpus, Split
-from flsim.data.kept import Kept, position_type, record_words
+from flsim.data.extra import NOBODY, ExtraUsers
+from flsim.data.kept import Kept, position_type
 from flsim.data.records import Records, Tokens
-from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout
 
 World = Literal["iid", "non-iid"]
 ABOUT = "population.json"
 NEVER = np.iinfo(np.int64).max  # last round of a window without an end
-ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by the type of their values
-
-
-@dataclass(frozen=True)
-class Twin:
-    """An IID twin: all records in random order, dealt to as many synthetic users as there are real ones.
-
-    Attributes:
-        order: uint32 [records], a permutation; int64 where there are more than 2^32.
-        user_offsets: int64 [users + 1], where each synthetic user starts in `order`.
-    """
-
-    order: NDArray[np.integer[Any]]
-    user_offsets: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -62,6 +49,8 @@ class Population:
         twin: the population's own order and users; None where they are the corpus' own.
         windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None where
             all are planted in every round.
+        extra: pseudo-users, who inject a canary each in one round.
+        injected: int64 [records of pseudo-users], the canary that each of their records is.
     """
 
     split: Split
@@ -69,6 +58,8 @@ class Population:
     overlay: Overlay
     twin: Twin | None = None
     windows: NDArray[np.int64] | None = None
+    extra: ExtraUsers = NOBODY
+    injected: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
     def with_canaries(
@@ -78,18 +69,27 @@ class Population:
         phrases = tuple(np.array(canary.tokens, split.layout.token_type) for canary in canaries)
         ends = [NEVER if canary.last_round is None else canary.last_round for canary in canaries]
         windows = [(canary.first_round or 1, end) for canary, end in zip(canaries, ends, strict=True)]
-        return cls(split, phrases, overlay, twin, np.array(windows) if set(windows) - {(1, NEVER)} else None)
+        bounds = np.array(windows) if set(windows) - {(1, NEVER)} else None
+        return cls(split, phrases, overlay, twin, bounds, *_pseudo_users(canaries))
 
     def at(self, round_: int) -> "Population":
         """Return the users of a round, counted from 0; this object itself where no canary has a window.
 
-        In the rounds of its window a canary's copies are in place, in others the records that they replace.
+        In the rounds of its window a canary's copies are in place, in others the records that they replace. Rounds in
+        which the same canaries are planted have the same object.
         """
-        if self.windows is None:
+        if self.windows is None or not len(self.overlay.records):
             return self
-        canaries = self.overlay.canaries
-        active = self.is_planted_in(canaries, round_ + 1)
-        return replace(self, overlay=Overlay(self.overlay.records[active], canaries[active]), windows=None)
+        is_active = self.is_planted_in(np.arange(len(self.windows)), round_ + 1)
+        if (key := is_active.tobytes()) not in self._by_active:
+            active = is_active[self.overlay.canaries]
+            overlay = Overlay(self.overlay.records[active], self.overlay.canaries[active])
+            self._by_active[key] = replace(self, overlay=overlay, windows=None)
+        return self._by_active[key]
+
+    @cached_property
+    def _by_active(self) -> dict[bytes, "Population"]:
+        return {}
 
     def is_planted_in(self, canaries: NDArray[np.integer[Any]], rounds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
         """Return whether canaries are planted in rounds, bool [n].
@@ -117,7 +117,9 @@ class Population:
         return len(self.split)
 
     def name(self, user: int) -> str:
-        """Return the corpus' name of a user, or a name that tells that the user is synthetic."""
+        """Return the corpus' name of a user, or a name that tells that the user is synthetic or injected."""
+        if user >= len(self):
+            return "injected"
         return self.split.names[user] if self.twin is None else "of the IID twin"
 
     def copies_beyond(self, cap: int) -> tuple[int, float]:
@@ -129,6 +131,8 @@ class Population:
         return len(beyond), float((cap / beyond).sum())
 
     def __getitem__(self, user: int) -> Records:
+        if user >= len(self):
+            return self.records_at(self.records + self.extra.records_of(np.array([user - len(self)])))
         first, last = self.user_offsets[user : user + 2].tolist()
         records = self.split[user] if self.twin is None else self.split.records_at(self.twin.order[first:last])
         begin, end = self.overlay.records.searchsorted(np.array((first, last)))
@@ -141,14 +145,20 @@ class Population:
         return self.split.records
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
-        """Return the records at integer [n] positions in the population's own order, in the order of `positions`."""
+        """Return the records at integer [n] positions in the population's own order, in the order of `positions`.
+
+        Records of pseudo-users follow those of the population.
+        """
+        if (is_extra := positions >= self.records).any():
+            stand_ins, extra = self.records_at(np.where(is_extra, 0, positions)), positions[is_extra] - self.records
+            return self._planted(stand_ins, np.flatnonzero(is_extra), self.injected[extra])
         records = self.split.records_at(positions if self.twin is None else self.twin.order[positions])
         planted = self.overlay.records.searchsorted(positions)
         nearest = np.append(self.overlay.records, -1)[planted]
         places = np.flatnonzero(nearest == positions)
         return self._planted(records, places, self.overlay.canaries[planted[places]]) if len(places) else records
 
-    def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.uint16]) -> Records:
+    def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.integer[Any]]) -> Records:
         """Return records in which those at `places` are replaced by `canaries`."""
         phrases = [self.phrases[canary] for canary in canaries]
         kept = np.ones(len(records), bool)
@@ -163,65 +173,18 @@ class Population:
         return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overlay]:
-    """Shuffle all planted records and deal them in sequence to synthetic users as large as the real ones, in words.
-
-    Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
-    many words as the real user of its number has, canaries in place, up to a record. So both worlds have the same users
-    in a round and as much of each. No record is left over: the twin is a permutation. It needs 5 bytes of memory a
-    record, or 6 where records hold over 255 words.
-
-    Returns:
-        The twin, and the overlay, counted in the twin's order.
-    """
-    # The paper fills users of about 2,000 words, its real users' size. A fixed size would give another number of users
-    # once canaries shorten records, and a remainder to drop. Runs with twins of older versions, dealt in equal shares,
-    # continue with the twin in their folder.
-    longest = max([split.layout.record_words, *(len(canary.tokens) for canary in planting.canaries)])
-    lengths = np.empty(split.records, np.min_scalar_type(longest))
-    for start, words in record_words(split):
-        lengths[start : start + len(words)] = words
-    overlay = planting.overlay
-    phrase_lengths = np.array([len(canary.tokens) for canary in planting.canaries])
-    lengths[overlay.records] = phrase_lengths[overlay.canaries]
-
-    real = np.asarray(split.user_offsets[1:-1])
-    until = np.zeros(len(real), np.int64)  # words of each real user and of all users before
-    for start, words in _words_so_far(piece for _, piece in windows(lengths)):
-        ended = np.flatnonzero((start <= real) & (real < start + len(words)))
-        until[ended] = words[real[ended] - start]
-
-    order = np.arange(split.records, dtype=order_dtype(split.records))
-    stream(seed, "iid-twin").shuffle(order)
-    synthetic = np.zeros(len(real), np.int64)
-    for start, words in _words_so_far(lengths[piece] for _, piece in windows(order)):
-        ended = np.flatnonzero((words[0] < until) & (until <= words[-1]))
-        synthetic[ended] = start + words.searchsorted(until[ended])
-    return Twin(order, np.concatenate([[0], synthetic, [split.records]])), _reordered(overlay, order)
-
-
-def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield, for each piece of records' lengths, its start and the words before each record and up to its end."""
-    start = words = 0
-    for piece in pieces:
-        so_far = np.full(len(piece) + 1, words, np.int64)
-        so_far[1:] += np.cumsum(piece, dtype=np.int64)
-        yield start, so_far
-        start, words = start + len(piece), int(so_far[-1])
-
-
-def order_dtype(records: int) -> str:
-    """Return the smallest type, as named in files, that counts this many records."""
-    return "<u4" if records <= 2**32 else "<i8"
-
-
-def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
-    """Return an overlay of records as an overlay of their places in `order`."""
-    replaced = np.zeros(len(order), bool)
-    replaced[overlay.records] = True
-    places = [start + np.flatnonzero(replaced[piece]) for start, piece in windows(order)]
-    at = np.concatenate([np.empty(0, np.int64), *places])
-    return Overlay(at, overlay.canaries[np.searchsorted(overlay.records, order[at])])
+def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.int64]]:
+    """Return the pseudo-users of canaries, and the canary of each of their records; those of arm "out" never come."""
+    rounds, sizes, injected = list[int](), list[int](), list[int]()
+    for index, canary in enumerate(canaries):
+        users = canary.pseudo_users or 0
+        if users and canary.is_planted:
+            first, last = canary.first_round or 1, canary.last_round
+            rounds += [first - 1 if last is None or first <= last else -1] * users
+            sizes += [(canary.copies or 0) // users] * users
+            injected += [index] * sum(sizes[-users:])
+    extra = ExtraUsers(np.array(rounds, np.int64), np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]))
+    return (extra, np.array(injected, np.int64)) if rounds else (NOBODY, np.empty(0, np.int64))
 
 
 def write_population(

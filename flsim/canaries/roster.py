@@ -11,6 +11,7 @@ The columns of `LATER` are only in rosters that need them. Without them all cana
     is_planted                             false for a control, which is drawn and measured like the others
     coin                                   the coin that decided whether it is planted; missing where no coin did
     first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
+    pseudo_users                           pseudo-users who inject it in its first round; missing where users hold it
     template                               the text around the phrase; missing for none
 """
 
@@ -38,6 +39,7 @@ LATER = {  # pandas types
     "coin": "boolean",
     "first_round": "Int64",
     "last_round": "Int64",
+    "pseudo_users": "Int64",
     "template": "string",
 }
 SCHEMA = pa.schema(
@@ -52,6 +54,7 @@ SCHEMA = pa.schema(
         ("coin", pa.bool_()),
         ("first_round", pa.int64()),
         ("last_round", pa.int64()),
+        ("pseudo_users", pa.int64()),
         ("template", pa.string()),
     ]
 )

@@ -7,10 +7,26 @@ Thakkar et al. (2020), section 4.1, "Canary Construction" and "Canary Insertion"
 import math
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal, NamedTuple
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
+from flsim.canaries.windows import (
+    ALWAYS,
+    Bounds,
+    Window,
+    bounds_of,
+    injection_bounds,
+    injection_label,
+    is_share,
+    refuse_wrong,
+    window_label,
+)
 from flsim.data.vocabulary import Layout
+
+Arm = Literal["in", "out"]
+
+ABOUT_INJECTIONS = "Injected users take part with probability 1 ({}): an epsilon of the ledger is not about them."
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,18 @@ class CanaryHParams:
             test for memorization, e.g. 50. They change neither the other canaries nor their records. Unit: canaries.
         coins: Plant each canary only if a fair coin of its own says so, e.g. for `flsim audit`: the coins of all
             canaries are independent, so that guesses of them bound epsilon.
+        windows: When canaries are planted, [start, end] each: in fractions of training, such as [0.5, 0.6], or, where
+            the end is above 1, in completed rounds, such as [100, 120] for the rounds 101 to 120. Each window is a
+            configuration with each p_u and p_e, or number of insertions; in other rounds, users have the records that
+            the canary replaces. In an empty window, such as [0.5, 0.5], a canary is never planted.
+        arm: "out" draws and measures the same canaries, and plants them in no round: the twin of a run of arm "in",
+            equal to it before the first window.
+        injections: In place of p_u, p_e, insertions and windows: when canaries are injected, each once and in one
+            round, by pseudo-users who take part in that round only, beside its cohort. Each is a configuration: a
+            fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101. In central
+            training their records extend the batch of that step.
+        injection_users: With injections: number of pseudo-users of each canary. Unit: users.
+        injection_copies: With injections: records of each pseudo-user; all are the canary. Unit: records.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -42,6 +70,11 @@ class CanaryHParams:
     insertions: tuple[int, ...] = ()
     controls: int = 0
     coins: bool = False
+    windows: tuple[Window, ...] = (ALWAYS,)
+    arm: Arm = "in"
+    injections: tuple[float, ...] = ()
+    injection_users: int = 1
+    injection_copies: int = 1
 
     def __post_init__(self) -> None:
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
@@ -64,6 +97,53 @@ class CanaryHParams:
                 raise InputError(f"{name} must not be negative, found {getattr(self, name)}")
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
+        self._refuse_wrong_injections()
+        for window in self.windows:
+            refuse_wrong(window)
+        if not self.windows or len({tuple(window) for window in self.windows}) < len(self.windows):
+            raise InputError(f"windows must list at least one window, each once, found {list(self.windows)}")
+
+    def _refuse_wrong_injections(self) -> None:
+        at_least_one(injection_users=self.injection_users, injection_copies=self.injection_copies)
+        default = type(self)
+        if not self.injections:
+            for name in ("injection_users", "injection_copies"):
+                if getattr(self, name) != getattr(default, name):
+                    raise InputError(f"{name} is of injections; set canaries.injections, or remove it")
+            return
+        for name in ("p_u", "p_e", "insertions", "windows"):
+            if getattr(self, name) != getattr(default, name):
+                raise InputError(f"injections and {name} both say how canaries occur; remove one or the other")
+        for at in self.injections:
+            if not (0 <= at < 1 or (float(at).is_integer() and at >= 1)):
+                raise InputError(
+                    f"injections must be fractions of training below 1, or whole numbers of completed rounds, "
+                    f"found {at:g}"
+                )
+        if len(set(self.injections)) < len(self.injections):
+            raise InputError(f"injections must list different rounds, found {list(self.injections)}")
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Return whether rounds of windows or of injections follow from the length of training."""
+        is_injected = any(0 < at < 1 for at in self.injections)
+        return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
+
+    @property
+    def about_injections(self) -> str:
+        """Return a sentence on what an epsilon does not cover; empty where no pseudo-user takes part."""
+        if not self.injections or not self.count or self.arm == "out":
+            return ""
+        return ABOUT_INJECTIONS.format(", ".join(injection_label(at) for at in self.injections))
+
+    def bounds(self, configuration: "Configuration", rounds: int | None) -> Bounds:
+        """Return the first and the last round in which this arm plants canaries; see `bounds_of`.
+
+        Arm "out" has an empty window that begins where that of arm "in" does.
+        """
+        window = configuration.window
+        first, last = injection_bounds(window[0], rounds) if configuration.users else bounds_of(window, rounds)
+        return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
 
 
 @dataclass(frozen=True)
@@ -80,6 +160,8 @@ class Canary:
         coin: the coin that decided whether it is planted; None where no coin did.
         first_round: the first round in which it is planted, from 1; None for no bound.
         last_round: the last round in which it is planted; None for no bound.
+        pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
+            None where users of the population hold it.
         template: the text around the phrase; None for none.
     """
 
@@ -92,6 +174,7 @@ class Canary:
     coin: bool | None = None
     first_round: int | None = None
     last_round: int | None = None
+    pseudo_users: int | None = None
     template: str | None = None
 
 
@@ -106,17 +189,47 @@ def toss(seed: int, index: int) -> bool:
     return bool(stream(seed, "canary coin", index).random() < 0.5)
 
 
-def configurations(hparams: CanaryHParams) -> list[tuple[float, float, int | None]]:
-    """Return p_u, p_e and copies of every canary that is planted, in the order of their ids."""
-    distinct: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
-    distinct = distinct or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
-    return [configuration for configuration in distinct for _ in range(hparams.count)]
+class Configuration(NamedTuple):
+    """The configuration of a canary that is planted.
+
+    Attributes:
+        p_u, p_e: as of `Canary`.
+        copies: as of `Canary`.
+        window: the rounds in which it is planted, as in the settings; of an injection its time, twice.
+        users: number of pseudo-users who inject it; 0 where users hold it.
+    """
+
+    p_u: float
+    p_e: float
+    copies: int | None
+    window: Window = ALWAYS
+    users: int = 0
+
+    @property
+    def when(self) -> str:
+        """Return the rounds in which it is planted in words, as in the settings; empty for all."""
+        return injection_label(self.window[0]) if self.users else window_label(self.window)
+
+
+def distinct_configurations(hparams: CanaryHParams) -> list[Configuration]:
+    """Return each configuration once, windows within probabilities or numbers of copies."""
+    if hparams.injections:
+        users, copies = hparams.injection_users, hparams.injection_users * hparams.injection_copies
+        return [Configuration(math.nan, math.nan, copies, (at, at), users) for at in hparams.injections]
+    pairs: list[tuple[float, float, int | None]] = [(math.nan, math.nan, copies) for copies in hparams.insertions]
+    pairs = pairs or [(p_u, p_e, None) for p_u, p_e in product(hparams.p_u, hparams.p_e)]
+    return [Configuration(*pair, (start, end)) for pair, (start, end) in product(pairs, hparams.windows)]
+
+
+def configurations(hparams: CanaryHParams) -> list[Configuration]:
+    """Return the configuration of every canary that is planted, in the order of their ids."""
+    return [configuration for configuration in distinct_configurations(hparams) for _ in range(hparams.count)]
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:
     """Return the expected number of records that canaries replace, if none is claimed twice."""
-    planned = configurations(hparams)
-    return sum(p_u * p_e * records if copies is None else copies for p_u, p_e, copies in planned)
+    planned = [one for one in configurations(hparams) if not one.users]  # pseudo-users replace no records
+    return sum(one.p_u * one.p_e * records if one.copies is None else one.copies for one in planned)
 
 
 def expected_insertions(canary: Canary, records: int) -> float:

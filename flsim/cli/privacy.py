@@ -110,7 +110,7 @@ def _planned(
     from flsim.privacy.table import calibrated, report
 
     lines = []
-    accounted = [name for name, kind in SAMPLERS.items() if not kind.has_repeats]
+    accounted = [name for name, kind in SAMPLERS.items() if not kind.unaccounted]
     for name in accounted if sampler == BOTH else [sampler]:
         entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
         lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)

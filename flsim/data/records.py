@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.data.extra import NOBODY, ExtraUsers
 from flsim.data.vocabulary import Layout
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # of the layout's `token_type`
@@ -95,6 +96,11 @@ class UsersByRound(Users, Protocol):
         """
         ...
 
+    @property
+    def extra(self) -> ExtraUsers:
+        """Return the users beside the population; most populations have none."""
+        ...
+
 
 class RecordsByRound(RecordSource, Protocol):
     """Interface of records for central training, which may depend on the step."""
@@ -106,9 +112,19 @@ class RecordsByRound(RecordSource, Protocol):
         """
         ...
 
+    @property
+    def extra(self) -> ExtraUsers:
+        """Return the users beside the population, whose records extend batches; most populations have none."""
+        ...
+
 
 class Unchanging:
     """Base class of users and records that are the same in every round."""
+
+    @property
+    def extra(self) -> ExtraUsers:
+        """Return that nobody takes part beside the population."""
+        return NOBODY
 
     def at(self, round_: int) -> Self:  # noqa: ARG002 (others depend on it)
         """Return the object itself."""

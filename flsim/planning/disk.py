@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flsim.canaries.population import order_dtype
 from flsim.canaries.spec import configurations, expected_copies
+from flsim.canaries.twin import order_dtype
 from flsim.data.corpus import Corpus
 from flsim.models.architectures import build
 from flsim.runs.config import Config

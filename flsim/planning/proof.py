@@ -30,6 +30,7 @@ class Provable:
         delta: delta of `coins`, and of `canary_users`.
         canary_users: bound from guesses of the coins of canary users; None where no coins decide on them.
         cost: a sentence on what canary users cost; empty without any.
+        note: a sentence on what an epsilon is not about; empty where it is about all who train.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Provable:
     delta: float
     canary_users: float | None = None
     cost: str = ""
+    note: str = ""
 
 
 def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> tuple[Provable, ...]:
@@ -84,6 +86,7 @@ def _provable(name: str, config: Config, train: Split) -> Provable:
         delta,
         ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
         audit.cost(users.users) if audit.update_canaries else "",
+        config.canaries.about_injections,
     )
 
 
@@ -93,10 +96,12 @@ def groups_of(config: Config, users: Users) -> list[int]:
     In an IID twin the copies of a canary lie with about as many synthetic users.
     """
     groups = []
-    for p_u, p_e, copies in configurations(config.canaries):
-        insertions = p_u * p_e * users.records if copies is None else float(copies)
-        is_sharers = config.unit == "user" and config.world != "iid" and copies is None
-        expected = p_u * users.users if is_sharers else insertions
+    for one in configurations(config.canaries):
+        insertions = one.p_u * one.p_e * users.records if one.copies is None else float(one.copies)
+        is_sharers = config.unit == "user" and config.world != "iid" and one.copies is None
+        expected = one.p_u * users.users if is_sharers else insertions
+        if one.users and config.unit == "user":
+            expected = one.users
         units = users.users if config.unit == "user" else users.records
         groups.append(min(max(1, round(expected)), units))
     return groups

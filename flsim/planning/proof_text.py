@@ -49,6 +49,7 @@ def proof(rows: Sequence[Provable]) -> str:
     text += HALF * any(row.relation == "add-or-remove-one" for row in rows)
     text = text.format(unit=units.pop() if len(units) == 1 else "user, or record,")
     text += "".join(f" {cost}." for cost in dict.fromkeys(row.cost for row in rows) if cost)
+    text += "".join(f" {row_note}" for row_note in dict.fromkeys(row.note for row in rows) if row_note)
     names = Column("Rows", [_name(row, same) for row, same in alike.items()], is_number=False)
     return "## Largest provable epsilon\n\n" + markdown([names], [columns]) + note(text)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flsim.canaries.spec import CanaryHParams, configurations, expected_copies
+from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
 from flsim.data.corpus import Corpus, Split
 from flsim.data.kept import Shadow, kept
 from flsim.data.vocabulary import Layout
@@ -109,6 +109,7 @@ class Canaries:
         p_u, p_e: probabilities; None if `copies` is set.
         sharers: expected number of sharers of each canary; None if `copies` is set.
         copies: expected number of copies of each canary.
+        window: when it is planted, in words; empty for all rounds.
     """
 
     count: int
@@ -116,6 +117,7 @@ class Canaries:
     p_e: float | None
     sharers: float | None
     copies: float
+    window: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,15 @@ def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) ->
 
 def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
     """Return each configuration once, in its order."""
+    if not hparams.count:
+        return ()
     return tuple(
-        Canaries(hparams.count, None, None, None, float(copies))
-        if copies is not None
-        else Canaries(hparams.count, p_u, p_e, p_u * users.users, p_u * p_e * users.records)
-        for p_u, p_e, copies in configurations(hparams)[:: hparams.count or 1]
+        Canaries(hparams.count, None, None, None, float(one.copies), one.when)
+        if one.copies is not None
+        else Canaries(
+            hparams.count, one.p_u, one.p_e, one.p_u * users.users, one.p_u * one.p_e * users.records, one.when
+        )
+        for one in distinct_configurations(hparams)
     )
 
 

@@ -130,14 +130,16 @@ def _rows(ours: Scale, theirs: Scale | None) -> Iterator[list[Column]]:
 
 def _copies(ours: Scale, theirs: Scale | None) -> Iterator[list[Column]]:
     def columns(canaries: Sequence[Canaries], head: str) -> list[Column]:
-        copies = Column("copies", [_few(group.copies) for group in canaries])
+        copies = [Column("copies", [_few(group.copies) for group in canaries])]
+        if any(group.window for group in canaries):
+            copies.append(Column("planted", [group.window or "always" for group in canaries], is_number=False))
         if canaries[0].p_u is None:
-            return [copies]
+            return copies
         return [
             Column(f"{head}p_u", [f"{group.p_u:.3g}" for group in canaries]),
             Column("p_e", [f"{group.p_e:g}" for group in canaries]),
             Column("sharers", [_few(group.sharers or 0) for group in canaries]),
-            copies,
+            *copies,
         ]
 
     yield columns(ours.canaries, "")

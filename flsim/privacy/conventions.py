@@ -71,6 +71,7 @@ CONVENTIONS = (
 REFUSED = (  # asked of the accountants too, so that the reason comes from them
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
     Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
+    Convention("round-robin", "replace-one", "2S", "rdp", "tight", "round-robin-rdp"),
 )
 
 

@@ -32,12 +32,14 @@ class Sampler(ABC):
         relation: what neighbours differ in, for which `event` holds: one user's data ("replace-one"), or the presence
             of one user ("add-or-remove-one").
         has_repeats: whether a cohort may hold a user more than once. Each time counts as a user of its own in the sum.
+        unaccounted: of a built-in sampler, why no accountant supports it; empty where one does.
     """
 
     cohort: int
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"
     has_repeats: ClassVar[bool] = False
+    unaccounted: ClassVar[str] = ""
 
     @abstractmethod
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
@@ -106,6 +108,7 @@ class WithReplacement(Sampler):
     label = "with replacement"
     relation = "replace-one"
     has_repeats = True
+    unaccounted = "a user may be drawn several times in a round, which no accountant of dp_accounting supports"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return `cohort` users, with repeats."""
@@ -118,10 +121,28 @@ class WithReplacement(Sampler):
         return SampledWithReplacementDpEvent(population, self.cohort, mechanism)
 
 
+class RoundRobin(Sampler):
+    """Fixed cohorts in a fixed order: the users, in an order that is drawn once, cohort after cohort, again and again.
+
+    Where the cohort divides the population, there are population / cohort cohorts, and round r has cohort r modulo
+    their number. Where not, a cohort goes on with the first users of the order.
+    """
+
+    label = "round-robin"
+    relation = "replace-one"
+    unaccounted = "who takes part in a round is not drawn anew, so that no accountant of sampling applies"
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return the next `cohort` users of the order."""
+        order = stream(seed, "cohort-order").permutation(population)
+        return np.sort(order[(round_ * self.cohort + np.arange(self.cohort)) % population])
+
+
 SAMPLERS: dict[str, type[Sampler]] = {
     "fixed-size": FixedSize,
     "poisson": Poisson,
     "with-replacement": WithReplacement,
+    "round-robin": RoundRobin,
 }
 
 
@@ -194,17 +215,18 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     with calling_own(sampler, "event(population, mechanism)", InputError):
         event = kind(size).event(population, mechanism)
     if event is None:
+        if not is_own(sampler):
+            raise InputError(f'training.sampler "{sampler}": {kind.unaccounted}')
         raise InputError(f'{sampler}: states no privacy event; define event, or take privacy.mechanism "clip"')
     return event
 
 
 def refuse_unaccounted(sampler: str) -> None:
     """Raise InputError for a built-in sampler that no accountant supports, without executing a user's code."""
-    if not is_own(sampler) and SAMPLERS[sampler].has_repeats:
+    if not is_own(sampler) and (reason := SAMPLERS[sampler].unaccounted):
         raise InputError(
-            f'training.sampler "{sampler}": a user may be drawn several times in a round, which no accountant of '
-            f'dp_accounting supports, so that no epsilon could be stated; take "fixed-size" or "poisson", or set '
-            f'privacy.mechanism to "clip"'
+            f'training.sampler "{sampler}": {reason}, and no epsilon could be stated; take "fixed-size" or "poisson", '
+            f'or set privacy.mechanism to "clip"'
         )
 
 

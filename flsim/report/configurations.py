@@ -1,10 +1,11 @@
-"""Groups of canaries by their configuration (p_u, p_e), or by their number of copies."""
+"""Groups of canaries by configuration: (p_u, p_e) or a number of copies, and the rounds in which they are planted."""
 
 import math
 from dataclasses import dataclass
 
 import pandas as pd
 
+from flsim.results.formats import rounds_text
 from flsim.results.tables import user_share
 
 
@@ -16,15 +17,22 @@ class Configuration:
         order: the sort key.
         p_u, p_e: probabilities; NaN if a number of copies was set.
         copies: planned number of copies; None if probabilities were set, or if the number is not known.
+        window: the rounds in which canaries are planted, in words; empty for all rounds.
     """
 
     order: tuple[float, ...]
     p_u: float
     p_e: float
     copies: int | None
+    window: str = ""
 
     @property
     def label(self) -> str:
+        """Return the configuration in words."""
+        return ", ".join(filter(None, (self._often, self.window)))
+
+    @property
+    def _often(self) -> str:
         if not math.isnan(self.p_u):
             return f"p_u {user_share(self.p_u)}, p_e {percent(self.p_e)}"
         if self.copies == 0:
@@ -37,14 +45,18 @@ def by_configuration(rows: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
     places: dict[Configuration, list[int]] = {}
     for place, row in enumerate(rows.to_dict("records")):
         p_u, p_e = float(row["p_u"]), float(row["p_e"])
+        bounds = row.get("first_round"), row.get("last_round")
+        window = rounds_text(*bounds)
+        start = 0.0 if pd.isna(bounds[0]) else float(bounds[0])
         if math.isnan(p_u) or math.isnan(p_e):
             # NaN equals nothing, so that a key needs one NaN for all.
             copies = row.get("planned_insertions", row.get("insertions"))
             known = None if copies is None or pd.isna(copies) else int(copies)
-            key = Configuration((known or 0.0,), math.nan, math.nan, known)
-            key = next((other for other in places if other.order == key.order and math.isnan(other.p_u)), key)
+            key = Configuration((known or 0.0, start), math.nan, math.nan, known, window)
+            alike = (other for other in places if math.isnan(other.p_u))
+            key = next((other for other in alike if (other.order, other.window) == (key.order, window)), key)
         else:
-            key = Configuration((float(f"{p_u * p_e:.12g}"), p_u), p_u, p_e, None)
+            key = Configuration((float(f"{p_u * p_e:.12g}"), p_u, start), p_u, p_e, None, window)
         places.setdefault(key, []).append(place)
     return {key: rows.iloc[places[key]] for key in sorted(places, key=lambda configuration: configuration.order)}
 

@@ -47,6 +47,9 @@ def privacy(gathered: Gathered) -> list[Block]:
             "settings on the same data, and the noise of a simulation is a function of its seed."
         )
         blocks.append(Table("What was spent, by convention, at the last evaluation", headings, rows, note))
+    configs = [run.config for setting in gathered.settings for run, _ in setting.shown_runs if run.config]
+    notes = {config.canaries.about_injections for config in configs if config.privacy.mechanism == "dp"}
+    blocks += [Prose(note, is_note=True) for note in sorted(filter(None, notes))]
     if without and rows:
         blocks.append(Prose(f"Without noise, so that ε is infinite: {'; '.join(without)}.", is_note=True))
     if not rows:

@@ -24,7 +24,7 @@ def configurations(gathered: Gathered) -> list[Block]:
     groups = []
     measured = [quantity for quantity in gathered.quantities if quantity.of_canaries]
     for index, setting in enumerate(gathered.settings):
-        panels = [(_title(quantity), drawn) for quantity in measured if (drawn := _panel(setting, quantity, index))]
+        panels = [panel for quantity in measured for panel in _panels(setting, quantity, index)]
         if panels:
             groups.append(Group(panels, f"{setting.label} ({setting.seeds})"))
     has_grid = any(_is_grid(setting) for setting in gathered.settings)
@@ -48,19 +48,25 @@ def _title(quantity: Quantity) -> str:
     return f"mean {quantity.phrase[0].lower()}{quantity.phrase[1:]}"
 
 
-def _panel(setting: Setting, quantity: Quantity, index: int) -> Markup | None:
+def _panels(setting: Setting, quantity: Quantity, index: int) -> list[tuple[str, Markup]]:
+    """Return title and drawing for each window of canaries; most runs have one."""
     last = setting.last(quantity.name)
     if last.empty:
-        return None
+        return []
     values = {configuration: _value(rows, quantity) for configuration, rows in by_configuration(last).items()}
     highest = 100.0
     if not quantity.is_flag:
         highest = (ceiling_of(setting) if quantity.is_primary else None) or max(values.values()) or 1.0
     template = "{:.0f}" if quantity.is_flag else quantity.format
-    told = "; ".join(f"{configuration.label}: {template.format(value)}" for configuration, value in values.items())
     draw = _grid if _is_grid(setting) else _bars
-    id_ = f"map-{quantity.name}-{index}"
-    return draw(id_, f"{_title(quantity)}, {setting.label}", f"{told}.", values, template, highest)
+    panels = []
+    for place, window in enumerate(dict.fromkeys(configuration.window for configuration in values)):
+        within = {configuration: value for configuration, value in values.items() if configuration.window == window}
+        told = "; ".join(f"{configuration.label}: {template.format(value)}" for configuration, value in within.items())
+        id_ = f"map-{quantity.name}-{index}" + f"-{place}" * bool(place)
+        title = ", ".join(filter(None, (_title(quantity), window)))
+        panels.append((title, draw(id_, f"{title}, {setting.label}", f"{told}.", within, template, highest)))
+    return panels
 
 
 def _value(rows: pd.DataFrame, quantity: Quantity) -> float:

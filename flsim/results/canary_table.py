@@ -4,6 +4,7 @@
     p_u, p_e                 the probabilities by which it was planted; blank where it has a number of copies
     planned_insertions       records that were drawn for it
     sharers, insertions      users that have it, and records that are it; blank for runs that do not say
+    first_round, last_round  rounds in which it is planted, blank for no bound; only where canaries have windows
     round                    completed rounds of the evaluated model; of central training, steps
 
 Then come a column for each quantity of canaries, under its name, blank where it is unknown, and, where it was asked
@@ -19,12 +20,13 @@ from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity
 from flsim.results import layout
 from flsim.results.columns import described, quantities_in, quantities_of
-from flsim.results.formats import formatted
+from flsim.results.formats import formatted, rounds_text
 from flsim.results.layout import Column
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.tables import user_share
 
 PLANTED = ("p_u", "p_e", "planned_insertions", "sharers", "insertions")
+WINDOW = ("first_round", "last_round")
 WRITTEN = "written"
 TYPES = {
     "canary": "string",
@@ -34,6 +36,8 @@ TYPES = {
     "planned_insertions": "Int64",
     "sharers": "Int64",
     "insertions": "Int64",
+    "first_round": "Int64",
+    "last_round": "Int64",
     "round": "Int64",
 }
 KINDS = {"flag": "boolean", "count": "Int64", "number": "Float64"}
@@ -60,8 +64,11 @@ def canary_table(
     table = pd.DataFrame({"canary": roster["canary"], "phrase": words})
     for name in PLANTED:
         table[name] = roster.get(name, pd.NA)
+    for name in WINDOW:
+        if any(bound in roster for bound in WINDOW):
+            table[name] = roster.get(name, pd.NA)
     table["round"] = at
-    types = dict(TYPES)
+    types = {name: kind for name, kind in TYPES.items() if name in table}
     kept = []
     for quantity in quantities_of([run]):
         values = run.of_canaries(quantity.name, at, quantity.is_partial) if quantity.of_canaries else None
@@ -86,6 +93,7 @@ def to_latex(table: pd.DataFrame) -> str:
 def _columns_of(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
     labels = [Column("Canary", _texts(table["canary"]), is_number=False)]
     units = [[Column("Phrase", _texts(table["phrase"]), is_number=False)], _planted(table), _counts(table)]
+    units.append(_window(table))
     measured = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
     listed = [quantity for quantity in measured if quantity.is_listed]
     units += [[_column(table, quantity)] for quantity in sorted(listed, key=lambda quantity: quantity.is_flag)]
@@ -114,6 +122,14 @@ def _counts(table: pd.DataFrame) -> list[Column]:
         for name, heading in names.items()
         if table[name].notna().any()
     ]
+
+
+def _window(table: pd.DataFrame) -> list[Column]:
+    """Return the column of the rounds in which canaries are planted, where they have windows."""
+    if WINDOW[0] not in table:
+        return []
+    cells = [rounds_text(first, last) for first, last in zip(*(table[name] for name in WINDOW), strict=True)]
+    return [Column("Planted", cells, is_number=False, note="Planted: the rounds in which copies are in place.")]
 
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:

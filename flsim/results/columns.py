@@ -48,6 +48,7 @@ TAKEN = (
     *("series", "runs", "seeds", "given", "left_out", *OVER_SEEDS),
     *("folder", "sweep", "grid", "world", "seed", "is_final", "is_planted"),
     *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
+    *("first_round", "last_round"),
     *("participations", "sharer_rounds", "configuration", "copies", "n", "row", "setting_a", "setting_b", "unit"),
     *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
     *AT_CEILING,

@@ -2,7 +2,7 @@
 
 The frame has a row for all canaries and one for each configuration:
 
-    configuration                 "all", or (p_u, p_e) or a number of copies
+    configuration                 "all", or (p_u, p_e) or a number of copies, with the rounds where planted in some
     p_u, p_e, copies, n           the configuration's settings, and n, its number of canaries planted in either run
     mean_difference, ci_low, _high  exposure in a less that in b, bits, with its 95% interval (Student's t)
     p_wilcoxon, p_t               p of no difference; p_t_holm: p_t corrected for the number of configurations
@@ -38,7 +38,7 @@ from flsim.results.compare import (
     signed,
 )
 from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
-from flsim.results.formats import formatted, text_of
+from flsim.results.formats import formatted, rounds_text, text_of
 from flsim.results.inference import holm, t_interval
 from flsim.results.layout import Column
 from flsim.results.like_utility import PairAtLikeUtility, pair_at_like_utility
@@ -130,7 +130,7 @@ def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: 
     pair = paired_canaries(a, b, round, epoch)
     canaries, compared = pair.canaries, _of_canaries([a, b])
     rows = [{"configuration": "all", **_statistics(canaries, pair)}]
-    keys = [name for name in ("p_u", "p_e", "copies") if name in canaries]
+    keys = [name for name in ("p_u", "p_e", "copies", "first_round", "last_round") if name in canaries]
     for _, group in canaries.groupby(keys, dropna=False, sort=False):
         configuration = {name: group[name].iloc[0] for name in keys}
         rows.append({"configuration": _name(configuration)} | configuration | _statistics(group, pair))
@@ -162,9 +162,12 @@ def _at_like_utility(a: RunResults, b: RunResults) -> PairAtLikeUtility | str:
 
 def _name(configuration: Mapping[Any, Any]) -> str:
     p_u, p_e, number = (configuration.get(name) for name in ("p_u", "p_e", "copies"))
+    window = rounds_text(configuration.get("first_round"), configuration.get("last_round"))
     if not pd.isna(p_u) and not pd.isna(p_e):
-        return f"{user_share(p_u)}, {100 * p_e:.6g}%"
-    return "unknown" if pd.isna(number) else copies(number)
+        name = f"{user_share(p_u)}, {100 * p_e:.6g}%"
+    else:
+        name = "unknown" if pd.isna(number) else copies(number)
+    return ", ".join(filter(None, (name, window)))
 
 
 def _statistics(canaries: pd.DataFrame, pair: PairedCanaries) -> dict[str, Any]:

@@ -29,6 +29,23 @@ def formatted(values: "pd.Series[Any]", template: str, scale: float = 1) -> list
     return ["" if pd.isna(value) else template.format(value * scale) for value in values]
 
 
+def rounds_text(first: Any, last: Any) -> str:
+    """Return the rounds in which a canary is planted, in words; empty where it is planted in all.
+
+    Args:
+        first: the first round, from 1; missing for no bound.
+        last: the last round; missing for no bound, and before the first where there is no round.
+    """
+    if pd.isna(first) and pd.isna(last):
+        return ""
+    if pd.isna(last):
+        return f"from round {first:,} on"
+    start = 1 if pd.isna(first) else first
+    if last < start:
+        return f"in no round (from {start:,})"
+    return f"in round {start:,}" if start == last else f"in rounds {start:,} to {last:,}"
+
+
 def to_csv(table: pd.DataFrame) -> str:
     """Return all columns under their own names; numbers in full, accuracy as a fraction, blank if unknown."""
     return table.to_csv(index=False, lineterminator="\n")

@@ -21,6 +21,7 @@ A run that is not evaluated yet, or that diverged, has one row without measureme
     p_u, p_e                 the probabilities by which it was planted; blank if a number of copies was set
     is_planted               whether it was planted; others are the null control, and in no count of the frame of runs
     sharers, insertions      number of users that hold it, and number of records that do
+    first_round, last_round  rounds in which it is planted; blank for no bound
     log_perplexity           nats
     rank, exposure           rank among the references; bits
     rs, bs                   whether Random Sampling and Beam Search show it as memorized
@@ -78,6 +79,8 @@ CANARY = {
     "is_planted": "boolean",
     "sharers": "Int64",
     "insertions": "Int64",
+    "first_round": "Int64",
+    "last_round": "Int64",
     **{quantity.name: type_of(quantity) for quantity in QUANTITIES.values() if "canaries" in quantity.places},
 }
 

@@ -18,7 +18,8 @@ class PairedCanaries:
     Attributes:
         round_a, round_b: the evaluated rounds.
         canaries: a row per canary that was planted in either run, indexed by its id, with p_u, p_e and copies (the
-            planned number, if p_u is not set), and NAME_a and NAME_b of each compared quantity that was measured.
+            planned number, if p_u is not set), first_round and last_round if canaries have windows, and NAME_a and
+            NAME_b of each compared quantity that was measured.
         never_planted: number of canaries that were planted in neither run, and are in no statistic.
         quantities: the quantities that were measured in both runs, the primary one first.
         references: |R| of both.
@@ -61,6 +62,9 @@ def paired_canaries(
     canaries = roster[["p_u", "p_e"]].astype("float64")
     if "planned_insertions" in roster:
         canaries["copies"] = roster["planned_insertions"].astype("Int64").where(canaries["p_u"].isna())
+    for name in ("first_round", "last_round"):
+        if name in _windowed(a, b).columns:
+            canaries[name] = _windowed(a, b).set_index("canary")[name]
     compared = [quantity for quantity in compared_in([a, b]) if quantity.of_canaries]
     for name, run, at in (("a", a, round_a), ("b", b, round_b)):
         for quantity in compared:
@@ -79,6 +83,18 @@ def paired_canaries(
             f"than two have no spread; plant more, e.g. with a larger canaries.p_u"
         )
     return PairedCanaries(round_a, round_b, canaries[planted], int((~planted).sum()), in_both, references[0])
+
+
+def _windowed(a: RunResults, b: RunResults) -> pd.DataFrame:
+    """Return the roster of the run whose canaries have windows; of two, the one that plants canaries in some round."""
+    rosters = [run.roster for run in (a, b) if "last_round" in run.roster or "first_round" in run.roster]
+    planting = [
+        roster
+        for roster in rosters
+        if not {"first_round", "last_round"} <= {*roster}
+        or not (roster["last_round"] < roster["first_round"]).fillna(False).all()
+    ]
+    return [*planting, *rosters, a.roster][0]
 
 
 def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:

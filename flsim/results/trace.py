@@ -11,7 +11,7 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import described, quantities_in, quantities_of
-from flsim.results.formats import note
+from flsim.results.formats import note, rounds_text
 from flsim.results.store import RunResults
 from flsim.results.tables import user_share
 
@@ -111,7 +111,8 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
             if math.isnan(planted["p_u"])
             else f"p_u {user_share(planted['p_u'])}, p_e {100 * planted['p_e']:.6g}%"
         )
-        lines = [f"{canary}: {shares}{held}", heading]
+        window = rounds_text(planted.get("first_round"), planted.get("last_round"))
+        lines = [f"{canary}: {shares}{held}{window and f'; planted {window}'}", heading]
         for row in table[table["canary"] == canary].to_dict("records"):
             cells = [_cell(quantity, row[quantity.name]) for quantity in quantities]
             measured = "".join(f"{cell:>{width}}  " for cell, width in zip(cells, widths, strict=True))

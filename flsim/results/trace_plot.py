@@ -16,6 +16,7 @@ from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, select_for
 from flsim.results.columns import quantities_in
 from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
+from flsim.results.formats import rounds_text
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, user_share
 
@@ -52,7 +53,9 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     of_copies = ["number"] if traced["p_u"].isna().any() else []
     if of_copies:  # canaries of probabilities have none of their own, and can stand beside controls
         traced = traced.assign(number=traced["planned_insertions"].where(traced["p_u"].isna()))
-    groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(["p_u", "p_e", *of_copies], sort=False, dropna=False))
+    windows = [name for name in ("first_round", "last_round") if name in traced]
+    keys = ["p_u", "p_e", *windows, *of_copies]
+    groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(keys, sort=False, dropna=False))
     own = [
         quantity
         for quantity in select_for(quantities_in(table), "trace")
@@ -79,7 +82,10 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
                 panel.set_yticks([0, 1], ["no", "yes"])
             panels[quantity].append(panel)
         strip = _axes(figure, x, y, strip_height)
-        title = copies(int(number[0])) if math.isnan(p_u) else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
+        title = copies(int(number[-1])) if math.isnan(p_u) else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
+        about = group.iloc[0]
+        if window := rounds_text(about.get("first_round"), about.get("last_round")):
+            title += f", planted {window}"
         panels[PRIMARY][-1].set_title(title, loc="left", fontsize=10)
         for place, canary in enumerate(group["canary"]):
             rows_of_canary = table[table["canary"] == canary]

@@ -87,7 +87,7 @@ class Run:
             _foresee_training(settings, train)
             if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
-            planting = planting_of(corpus, settings.canaries, settings.seed, train)
+            planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
             dump(own_code.with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()

@@ -15,6 +15,7 @@ from scipy.special import ndtri
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.rng import stream
+from flsim.data.extra import NOBODY, ExtraUsers
 from flsim.data.records import Records
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
 from flsim.models.hparams import ModelHParams
@@ -51,6 +52,11 @@ class MeanUsers:
     def layout(self) -> Layout:
         """Return a layout in which a record fills its positions, so that no end of sequence is learnt."""
         return Layout(WORDS + SPECIAL_TOKENS, record_words=self.values.shape[1])
+
+    @property
+    def extra(self) -> ExtraUsers:
+        """Return that nobody takes part beside these users."""
+        return NOBODY
 
     def at(self, round_: int) -> "MeanUsers":
         """Return the users of a round."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import Own, refuse_unknown
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
-from flsim.training.schedules import SCHEDULES, rate_at
+from flsim.training.schedules import SCHEDULES, rate_at, refuse_wrong_milestones
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -38,7 +38,11 @@ class LocalHParams:
             float32 and products in bfloat16, on GPUs activations too; on a CPU the large products, where the processor
             has instructions for it (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
         schedule: Schedule of the learning rate over the rounds of the run: it stays ("constant"), or falls towards 0
-            along a line ("linear") or half a cosine ("cosine").
+            along a line ("linear") or half a cosine ("cosine"), or is multiplied by `milestone_factor` at each of the
+            `milestones` ("steps").
+        milestones: With schedule "steps": when the learning rate changes, in completed rounds, e.g. 120, or below 1 in
+            fractions of training, e.g. 0.6. Unit: rounds.
+        milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
 
     Examples:
         >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP
@@ -54,11 +58,14 @@ class LocalHParams:
     max_records: int | None = None
     precision: Precision = "float32"
     schedule: Annotated[str, Own("schedule")] = "constant"
+    milestones: tuple[float, ...] = ()
+    milestone_factor: float = 0.1
 
     def __post_init__(self) -> None:
         at_least_one(epochs=self.epochs, batch_size=self.batch_size)
         refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
         refuse_unknown(self.schedule, SCHEDULES, "schedule")
+        refuse_wrong_milestones(self.schedule, self.milestones, self.milestone_factor)
         if self.max_records is not None:
             at_least_one(max_records=self.max_records)
         for name in ("learning_rate", "gradient_clip"):
@@ -89,7 +96,8 @@ class LocalHParams:
             return self.learning_rate
         if rounds is None:
             raise ValueError(f"schedule {self.schedule!r} needs the number of rounds")
-        return rate_at(self.learning_rate, self.schedule, round_, rounds)
+        milestones, factor = self.milestones, self.milestone_factor
+        return rate_at(self.learning_rate, self.schedule, round_, rounds, milestones=milestones, factor=factor)
 
     def optimizer_over(self, parameters: list[Tensor], rate: float | None = None) -> torch.optim.Optimizer:
         """Return a new torch optimizer over parameters; a `rate` of None stands for `learning_rate`."""

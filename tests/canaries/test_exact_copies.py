@@ -18,8 +18,9 @@ from flsim import cli
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus, settled
 from flsim.canaries.planting import plant
-from flsim.canaries.population import Population, make_twin
+from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary, CanaryHParams, configurations, expected_insertions
+from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
@@ -191,9 +192,9 @@ def test_runs_without_them_keep_their_digests(tmp_path: Path, kind: str, digest:
 
 def test_each_number_is_a_configuration() -> None:
     wanted = configurations(CanaryHParams(count=3, insertions=(9, 1)))
-    assert Counter(copies for _, _, copies in wanted) == {9: 3, 1: 3}
-    assert [copies for _, _, copies in wanted] == [9, 9, 9, 1, 1, 1]
-    assert all(math.isnan(p_u) and math.isnan(p_e) for p_u, p_e, _ in wanted)
+    assert Counter(copies for _, _, copies, *_ in wanted) == {9: 3, 1: 3}
+    assert [copies for _, _, copies, *_ in wanted] == [9, 9, 9, 1, 1, 1]
+    assert all(math.isnan(p_u) and math.isnan(p_e) for p_u, p_e, *_ in wanted)
 
 
 @pytest.mark.parametrize(

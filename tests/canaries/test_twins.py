@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.canaries.planting import plant
-from flsim.canaries.population import Population, Twin, make_twin
+from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
+from flsim.canaries.twin import Twin, make_twin
 from flsim.data import streaming as windows_module
 from flsim.data.corpus import Split
 from flsim.data.records import Records, Users

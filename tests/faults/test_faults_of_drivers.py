@@ -9,8 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from faulty import OPTIONS, assert_equal_runs, begin, digests, ended, kill, resume
-from helpers import Experiment, finish, wait_for_round
+from faulty import (
+    FURTHER,
+    OPTIONS,
+    assert_equal_runs,
+    begin,
+    digests,
+    ended,
+    go_on,
+    kill,
+    resume,
+    sick_client,
+)
+from helpers import Experiment, Trained, assert_same, finish, start, wait_for_round
 from waiting import hear_ctrl_c
 
 from flsim.algorithms.checkpoint import all_in, round_of
@@ -29,6 +40,35 @@ def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undist
     resume(experiment, "broken")
     assert_equal_runs(broken, undisturbed)
     assert not list((broken / "checkpoints").glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("canaries", "until_round"),
+    [
+        ("windows = [[0.2, 0.8], [0.5, 0.9]]\np_u = [0.2]\np_e = [0.5]\n", 17),
+        ("injections = [0.2, 16, 0.9]\ninjection_users = 2\ninjection_copies = 3\n", 16),
+    ],
+    ids=["windows", "injections"],
+)
+def test_a_run_killed_within_a_window_resumes_to_the_same_bits(
+    experiment: Experiment, trained_here: Trained, canaries: str, until_round: int
+) -> None:
+    """Those of training in one process, without messages; the log is that of a run that nobody killed."""
+    experiment.config.write_text(experiment.config.read_text().replace("p_u = [0.2]\np_e = [0.5, 1.0]\n", canaries))
+    settings = ["training.rounds=30", "evaluation.every=10", "system.checkpoint_every=5", "system.shards=2"]
+    options = ["--out", "broken", *(part for text in settings for part in ("--set", text))]
+    sick_client(experiment, most=until_round + FURTHER)
+    process = start(experiment, *options)
+    wait_for_round(experiment.folder / "broken", until_round)
+    kill(process.pid)
+    process.wait()
+    go_on(experiment)
+    experiment.flsim("run", experiment.config, *options, "--resume")
+    assert_same(experiment.folder / "broken", trained_here(*settings))
+    assert [round_ for round_, _ in digests(experiment.folder / "broken")] == list(range(1, 31))
+    verified = experiment.call("verify", experiment.folder / "broken", "--round", str(until_round + 1)).stdout
+    assert f"round {until_round + 1}: trained again" in verified
 
 
 @pytest.mark.slow

@@ -96,7 +96,10 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sampler": "by-turns"}, "sampler must be one of fixed-size, poisson, with-replacement, found 'by-turns'"),
+        (
+            {"sampler": "by-turns"},
+            "sampler must be one of fixed-size, poisson, with-replacement, round-robin, found 'by-turns'",
+        ),
         ({"noise": "pink"}, "noise must be one of independent, found 'pink'"),
         ({"sampler": 3}, "sampler and noise must be names"),
         ({"population": 0}, "population must be at least 1"),

@@ -17,7 +17,7 @@ from scipy import stats
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.privacy.sampling import SAMPLERS, cohort_event, draw_cohort, shard_ranges
+from flsim.privacy.sampling import SAMPLERS, cohort_event, draw_cohort, refuse_unaccounted, shard_ranges
 from flsim.privacy.table import report
 
 
@@ -47,6 +47,25 @@ def test_every_user_is_as_likely() -> None:
 def test_rounds_and_seeds_draw_differently() -> None:
     draws = {tuple(draw_cohort(seed, round_, 1_000, 10, "fixed-size")) for seed in range(5) for round_ in range(5)}
     assert len(draws) == 25
+
+
+@pytest.mark.parametrize(("population", "size"), [(12, 4), (12, 12), (10, 4), (7, 1)])
+def test_round_robin_takes_all_users_in_one_order(population: int, size: int) -> None:
+    """Over rounds that together hold the population a whole number of times, each takes part equally often."""
+    period = population // math.gcd(population, size)
+    drawn = [draw_cohort(3, round_, population, size, "round-robin") for round_ in range(2 * period)]
+    counts = np.bincount(np.concatenate(drawn[:period]), minlength=population)
+    assert set(counts.tolist()) == {period * size // population}
+    assert all(np.array_equal(first, again) for first, again in zip(drawn[:period], drawn[period:], strict=True))
+    other = [draw_cohort(4, round_, population, size, "round-robin").tolist() for round_ in range(period)]
+    assert size == population or other != [cohort.tolist() for cohort in drawn[:period]]
+
+
+def test_round_robin_has_no_epsilon() -> None:
+    with pytest.raises(InputError, match="who takes part in a round is not drawn anew"):
+        refuse_unaccounted("round-robin")
+    with pytest.raises(InputError, match="who takes part in a round is not drawn anew"):
+        cohort_event("round-robin", 10, 5, GaussianDpEvent(1))
 
 
 @pytest.mark.parametrize("size", [0, 11, -1])
@@ -163,7 +182,7 @@ def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: str, size: 
 def test_an_unknown_sampler_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match="sampler must be one of fixed-size, poisson, with-replacement, found 'shuffled'; name your own",
+        match="one of fixed-size, poisson, with-replacement, round-robin, found 'shuffled'; name your own",
     ):
         draw_cohort(0, 0, 10, 5, "shuffled")
 

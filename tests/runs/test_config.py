@@ -158,7 +158,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         ),
         (
             MINIMAL + '[training]\nsampler = "random"\n',
-            "training: sampler must be one of fixed-size, poisson, with-replacement, found 'random'",
+            "training: sampler must be one of fixed-size, poisson, with-replacement, round-robin, found 'random'",
         ),
         (
             MINIMAL + '[training]\nserver_optimizer = "adams"\n',

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,52 @@ POPULATION = random_population(5, 6, LAYOUT)
 
 
 def test_all_have_a_closed_form_here() -> None:
-    assert CLOSED.keys() == SCHEDULES.keys()
+    assert CLOSED.keys() | {"steps"} == SCHEDULES.keys()
+
+
+def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
+    """Of 200: 0.6 is round 120, from 0; after two milestones the factor applies twice."""
+    expected = [1.0] * 120 + [0.5] * 30 + [0.25] * 50
+    both: dict[str, Any] = {"milestones": (0.6, 150.0), "milestone_factor": 0.5}
+    local = LocalHParams(learning_rate=1.0, schedule="steps", **both)
+    central = CentralHParams(learning_rate=1.0, schedule="steps", **both)
+    server = FedAvgHParams(
+        server_learning_rate=1.0, server_schedule="steps", server_milestones=(0.6, 150.0), server_milestone_factor=0.5
+    )
+    for rate in (local.rate, central.rate, server.server_rate):
+        assert [rate(at, 200) for at in range(200)] == expected
+    warm = replace(central, warmup=10)
+    assert [warm.rate(at, 200) for at in range(200)] == [(at + 1) / 10 for at in range(10)] + expected[10:]
+    assert LocalHParams(schedule="steps", milestones=(1,)).rate(1, 2) == pytest.approx(0.03)  # a tenth by default
+
+
+def test_names_of_runs_tell_milestones(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ncorpus = "."\n')
+    steps = ["local.schedule='steps'", "local.milestones=[0.6, 190]"]
+    server = ["training.server_schedule='steps'", "training.server_milestones=[5]"]
+    assert "local rate x0.1 at 60%, 190, server rate x0.1 at 5" in load(path, [*steps, *server]).label
+    central = ["training.kind='central'", "training.schedule='steps'", "training.milestones=[0.5]"]
+    assert load(path, [*central, "training.milestone_factor=0.5"]).label.endswith(", rate x0.5 at 50%")
+    assert "rate" not in load(path).label
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "steps"}, 'schedule "steps" needs milestones'),
+        ({"milestones": (3,)}, 'schedule "constant" has no milestones'),
+        ({"schedule": "steps", "milestones": (1.5,)}, "fractions of training below 1, or whole numbers from 1"),
+        ({"schedule": "steps", "milestones": (0,)}, "fractions of training below 1, or whole numbers from 1"),
+        ({"schedule": "steps", "milestones": (3,), "milestone_factor": 0.0}, "milestone_factor must be above 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LocalHParams, CentralHParams])
+def test_milestones_that_are_none(kind: Callable[..., object], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        kind(**settings)
+    with pytest.raises(InputError, match=r"server_(schedule|milestone)"):
+        FedAvgHParams(**{f"server_{name}": value for name, value in settings.items()})
 
 
 @given(st.sampled_from(sorted(CLOSED)), st.integers(1, 10_000), st.data(), st.floats(1e-6, 10))
@@ -132,7 +178,9 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
         rate_at(0.8, f"{path}:negative", 1, 3)
     with pytest.raises(InputError, match=r"my_schedules\.py:9: KeyError: 2"):
         rate_at(0.8, f"{path}:fails", 2, 3)
-    with pytest.raises(InputError, match="schedule must be one of constant, linear, cosine, found 'exponential'"):
+    with pytest.raises(
+        InputError, match="schedule must be one of constant, linear, cosine, steps, found 'exponential'"
+    ):
         LocalHParams(schedule="exponential")
 
 

@@ -31,13 +31,15 @@ from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
 from flsim.runs.trackers import Kind
 
+MILESTONES = ("milestones", "milestone_factor")
+INJECTED = ("injection_users", "injection_copies")
 # Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
     "data": ("user_holdout", "shadow"),
-    "canaries": ("insertions", "controls", "coins"),
+    "canaries": ("insertions", "controls", "coins", "windows", "arm", "injections", *INJECTED),
     "model": ("architecture", "layers", "heads", "options"),
-    "training": ("server_schedule", "algorithm"),
-    "local": ("schedule",),
+    "training": ("server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
+    "local": ("schedule", *MILESTONES),
     "privacy": ("noise",),
     "evaluation": ("utility_only",),
     "audit": ("update_canaries", "canary_coins"),
@@ -241,8 +243,8 @@ class Config(ABC):
     @property
     def label(self) -> str:
         """Return the name of the run's row, without the world."""
-        bits = self.evaluation.weight_bits
-        return self._label if bits is None else f"{self._label}, {bits}-bit weights"
+        bits, is_out = self.evaluation.weight_bits, self.canaries.arm == "out"
+        return self._label + (f", {bits}-bit weights" if bits is not None else "") + ", arm out" * is_out
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
 from flsim.training.optimizers import label_of, slots_of
-from flsim.training.schedules import total_rate
+from flsim.training.schedules import label_of_steps, total_rate
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ class CentralConfig(Config):
     @property
     def _without_digest(self) -> tuple[str, ...]:
         how_long = ("epochs", "steps", "words")
-        return (*how_long, "order") if self.training.schedule == "constant" else ("order",)  # others know the end
+        knows_end = self.training.schedule != "constant" or self.canaries.depends_on_length
+        return ("order",) if knows_end else (*how_long, "order")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +164,8 @@ class CentralConfig(Config):
         for name, setting in (("gradient_clip", "clip"), ("weight_decay", "decay"), ("dropout", "dropout")):
             if value := getattr(training, name):
                 parts.append(f"{setting} {value:g}")
-        return ", ".join(parts)
+        parts.append(label_of_steps(training.milestones, training.milestone_factor))
+        return ", ".join(filter(None, parts))
 
     def training_of(
         self,

@@ -11,7 +11,7 @@ from flsim.algorithms.built_in import algorithm_named, label_of
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Flags, Meetings
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
@@ -25,7 +25,7 @@ from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config.base import CommonSystemHParams, Config
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
-from flsim.training.schedules import total_rate
+from flsim.training.schedules import label_of_steps, total_rate
 
 SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
 
@@ -139,7 +139,8 @@ class FederatedConfig(Config):
     @property
     def _without_digest(self) -> tuple[str, ...]:
         is_constant = self.training.server_schedule == self.local.schedule == "constant"
-        return ("rounds", "epochs") if is_constant else ()  # other schedules know the end
+        knows_end = not is_constant or self.canaries.depends_on_length
+        return () if knows_end else ("rounds", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,6 +165,9 @@ class FederatedConfig(Config):
             parts.append(f"S={privacy.clip:g}")
         if privacy.noise_multiplier:
             parts.append(f"z={privacy.noise_multiplier:g}")
+        local = self.local
+        parts.append(label_of_steps(local.milestones, local.milestone_factor, "local rate"))
+        parts.append(label_of_steps(training.server_milestones, training.server_milestone_factor, "server rate"))
         parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampling.label_of(training.sampler)]
         if self.audit.update_canaries:
             parts.append(f"{self.audit.update_canaries:,} canary users" + " by coins" * self.audit.canary_coins)
@@ -269,6 +273,8 @@ class FederatedConfig(Config):
         user_states: UserStates | None = None,
         micro_cohorts: MicroCohorts | None = None,
     ) -> FederatedTraining:
+        if self.canaries.injections:  # a split has no pseudo-users yet
+            refuse_injections(self.training, self.privacy)
         return FederatedTraining(
             users,
             self.model,

@@ -194,5 +194,9 @@ def _type(hint: Any) -> tuple[str, str]:
         return "name", f"One of: {', '.join(names)}." if len(names) > 1 else ""
     if get_origin(hint) is tuple:
         kind, choices = _type(get_args(hint)[0])
-        return f"list of {kind}s", choices.replace("One of", "Any of")
+        return f"list of {_plural(kind)}", choices.replace("One of", "Any of")
     return TYPES.get(hint, "table of numbers"), ""
+
+
+def _plural(kind: str) -> str:
+    return f"lists of {kind.removeprefix('list of ')}" if kind.startswith("list of ") else f"{kind}s"

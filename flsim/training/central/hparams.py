@@ -13,7 +13,7 @@ from flsim.base.extensions import Own, refuse_unknown
 from flsim.training.central.records import steps_per_epoch
 from flsim.training.hparams import Precision
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
-from flsim.training.schedules import SCHEDULES, rate_at
+from flsim.training.schedules import SCHEDULES, rate_at, refuse_wrong_milestones
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,11 @@ class CentralHParams:
         tuned_at: Batch size that `learning_rate` is meant for. At another one the rate is multiplied by sqrt(batch_size
             / tuned_at), the rule of Thakkar et al. (2020), Table 4. When not set: the rate stays. Unit: records.
         schedule: Schedule of the learning rate after `warmup`: it stays ("constant"), or falls towards 0 along a line
-            ("linear") or half a cosine ("cosine").
+            ("linear") or half a cosine ("cosine"), or is multiplied by `milestone_factor` at each of the `milestones`
+            ("steps").
+        milestones: With schedule "steps": when the learning rate changes, in completed steps, e.g. 12000, or below 1 in
+            fractions of training, e.g. 0.6. Unit: steps.
+        milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
         warmup: Number of steps in which the learning rate rises along a line. Unit: steps.
         momentum: Momentum of optimizer "momentum". Unit: none.
         gradient_clip: Bound on the L2 norm of a step's whole gradient. When not set: no bound. Unit: L2 norm.
@@ -56,6 +60,8 @@ class CentralHParams:
     learning_rate: float = 0.005
     tuned_at: int | None = None
     schedule: Annotated[str, Own("schedule")] = "constant"
+    milestones: tuple[float, ...] = ()
+    milestone_factor: float = 0.1
     warmup: int = 0
     momentum: float = 0.9
     gradient_clip: float | None = None
@@ -67,6 +73,7 @@ class CentralHParams:
         at_least_one(batch_size=self.batch_size)
         refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
         refuse_unknown(self.schedule, SCHEDULES, "schedule")
+        refuse_wrong_milestones(self.schedule, self.milestones, self.milestone_factor)
         at_least_one(
             **{name: value for name in ("steps", "words", "tuned_at") if (value := getattr(self, name)) is not None}
         )
@@ -107,7 +114,7 @@ class CentralHParams:
         rate = self.learning_rate
         if self.tuned_at is not None:
             rate *= math.sqrt(self.batch_size / self.tuned_at)
-        return rate_at(rate, self.schedule, step, steps, self.warmup)
+        return rate_at(rate, self.schedule, step, steps, self.warmup, self.milestones, self.milestone_factor)
 
     @property
     def is_plain(self) -> bool:

@@ -138,12 +138,16 @@ class CentralTask:
         return self.hparams.rate(step, self.steps or self.hparams.steps_over(self.records.records))
 
     def chunk(self, first: int, end: int) -> Chunk:
-        """Return the records that the steps from `first` to `end` - 1 read, counted from 0."""
+        """Return the records that the steps from `first` to `end` - 1 read, counted from 0.
+
+        Records of pseudo-users of a step follow those that are drawn for it.
+        """
         size, records = self.hparams.batch_size, self.records.records
         if self.privacy.mechanism == "none":
             chosen = [positions_at(step, records, size, self.order, self.seed) for step in range(first, end)]
         else:
             chosen = [poisson_lot(step, records, size, self.seed) for step in range(first, end)]
+        chosen = [self._extended(positions, step) for step, positions in enumerate(chosen, start=first)]
         sources = [self.records.at(step) for step in range(first, end)]
         changes = [step for step, (old, new) in enumerate(pairwise(sources), start=1) if old is not new]
         parts = [
@@ -152,6 +156,17 @@ class CentralTask:
         ]
         read = Records.joined(parts) if changes else parts[0]
         return Chunk(first, read, np.array([len(positions) for positions in chosen]))
+
+    def _extended(self, positions: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+        extra = self.records.extra
+        if not len(users := extra.users_in(step)):
+            return positions
+        return np.concatenate([positions, self.records.records + extra.records_of(users)])
+
+    @property
+    def largest_batch(self) -> int:
+        """Return the most records of a step of fixed size."""
+        return self.hparams.batch_size + self.records.extra.most_records
 
     def released_by(self, steps: int) -> Entry:
         """Return the ledger's entry for this many steps.
