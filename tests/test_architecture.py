@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"audits", "data", "measures", "membership", "privacy", "results", "runs"},
     "audits": {"canaries", "models", "privacy", "results", "runs", "simulation", "training"},
     "membership": {"algorithms", "audits", "data", "models", "privacy", "results", "runs", "training"},
+    "forgetting": {"audits", "canaries", "results", "runs"},
     "sweeps": {"data", "measures", "results", "runs"},
     "theory": {"algorithms", "data", "models", "training"},
     "wire": {"algorithms", "models", "training"},
