@@ -1,7 +1,7 @@
 """Forgetting times: after how many rounds since its last use is a canary, or a group of them, forgotten for good.
 
-Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if attack A succeeds at most at rate alpha
-k steps after its last use. A time that training did not last to see is censored: it is known to be above some k.
+Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
+alpha k steps after the example's last use. A time that training did not last to see is censored: it is known to be above some k.
 """
 
 import math

@@ -102,7 +102,8 @@ def test_a_canary_is_forgotten_when_it_stays_unsurprising() -> None:
 
 
 def times(ended: list[int], censored: list[int]) -> list[CanaryTime]:
-    return [*(CanaryTime(time, is_censored=False) for time in ended), *(CanaryTime(t, is_censored=True) for t in censored)]
+    flags = [False] * len(ended) + [True] * len(censored)
+    return [CanaryTime(time, flag) for time, flag in zip([*ended, *censored], flags, strict=True)]
 
 
 ASTROCYTOMA = times([6, 13, 21, 30, 37, 38, 49, 50, 63, 79, 86, 98, 202, 219], [31, 47, 80, 82, 82, 149])
