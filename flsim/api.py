@@ -19,6 +19,7 @@ from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.evaluation.loading import load_model
+from flsim.forgetting.measure import Forgetting, measure_forgetting
 from flsim.membership.inference import infer_membership
 from flsim.membership.users import infer_users
 from flsim.models.architectures import restore
@@ -53,6 +54,7 @@ __all__ = [
     "Corpus",
     "Diverged",
     "FedAvg",
+    "Forgetting",
     "ImportSettings",
     "InputError",
     "LocalSGD",
@@ -73,6 +75,7 @@ __all__ = [
     "infer_users",
     "load_model",
     "make_corpus",
+    "measure_forgetting",
     "open_corpus",
     "open_run",
     "plant",

@@ -24,6 +24,8 @@ from flsim.cli.compare import compare
 from flsim.cli.data import data
 from flsim.cli.defences import add_defences
 from flsim.cli.evaluate import EPILOG, evaluate
+from flsim.cli.forgetting import EPILOG as FORGETTING_EPILOG
+from flsim.cli.forgetting import forgetting
 from flsim.cli.membership import EPILOG as MEMBERSHIP_EPILOG
 from flsim.cli.membership import membership
 from flsim.cli.options import (
@@ -197,6 +199,7 @@ app.command(rich_help_panel=MEASURE, epilog=EPILOG)(evaluate)
 app.command(rich_help_panel=MEASURE, epilog=QUANTIZE_EPILOG)(quantize)
 app.command(rich_help_panel=MEASURE, epilog=PRIVACY_EPILOG)(privacy)
 app.command(rich_help_panel=MEASURE, epilog=AUDIT_EPILOG)(audit)
+app.command(rich_help_panel=MEASURE, epilog=FORGETTING_EPILOG)(forgetting)
 app.command(rich_help_panel=MEASURE, epilog=MEMBERSHIP_EPILOG)(membership)
 app.command(rich_help_panel=TABLES, epilog=TABLE_EPILOG)(table)
 app.command(rich_help_panel=TABLES, epilog=PLOT_EPILOG)(plot)

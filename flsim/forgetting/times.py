@@ -1,7 +1,8 @@
 """Forgetting times: after how many rounds since its last use is a canary, or a group of them, forgotten for good.
 
 Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
-alpha k steps after the example's last use. A time that training did not last to see is censored: it is known to be above some k.
+alpha k steps after the example's last use. A time that training did not last to see is censored: it is known to be
+above some k.
 """
 
 import math
@@ -17,13 +18,13 @@ SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as remembere
 
 
 def grid(longest: int) -> list[int]:
-    """Return 0, 1, 2, 5, 10, 20, 50, ... up to `longest`, and `longest` itself.
+    """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself.
 
     >>> grid(30)
     [0, 1, 2, 5, 10, 20, 30]
     """
     steps = [digit * 10**power for power in range(len(str(longest))) for digit in (1, 2, 5)]
-    return sorted({0, longest, *(step for step in steps if step < longest)})
+    return sorted({0, longest, *(step for step in steps if step <= 0.75 * longest)})
 
 
 def reached(since: Floats, canaries: Ints) -> int | None:
@@ -109,10 +110,10 @@ def canary_time(since: Floats, p: Floats) -> CanaryTime | None:
 
     Args:
         since: rounds since last use of each evaluation, float64 [n], ascending; NaN before it.
-        p: exact p-values of its ranks, float64 [n]; see `flsim.audits.ranks.p_values`.
+        p: exact p-values of its ranks, float64 [n], NaN where it was not ranked; see `flsim.audits.ranks.p_values`.
     """
-    after = np.isfinite(since)
-    since, p = since[after], p[after]
+    is_known = np.isfinite(since) & np.isfinite(p)
+    since, p = since[is_known], p[is_known]
     if not len(since):
         return None
     remembered = np.flatnonzero(p <= SIGNIFICANCE)

@@ -1,0 +1,258 @@
+"""`flsim forgetting`: success of attacks on groups of canaries against the rounds since their last use, and times.
+
+A group is all canaries of one window and configuration in all seeds of a setting. Intervals over canaries treat them as
+independent, and those of one model are not.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flsim.base.errors import InputError
+from flsim.forgetting import success
+from flsim.forgetting.arms import arms_of
+from flsim.forgetting.observations import GROUP, observations
+from flsim.forgetting.times import (
+    CanaryTime,
+    canary_time,
+    evaluated_by,
+    forgetting_time,
+    grid,
+    log_rank_p,
+    median_time,
+    reached,
+)
+from flsim.results.inference import holm, t_interval
+from flsim.results.paths import expanded
+from flsim.runs.participation import participation
+
+ALPHA = 0.6
+HARDNESS = ("easy", "medium", "hard")
+KEYS = {**GROUP, "hardness": "string"}
+ENDS = ("_low", "_high", "_seeds_low", "_seeds_high")
+MEASURED = {
+    **dict.fromkeys((f"bits_{arm}{end}" for arm in ("in", "out") for end in ("", *ENDS)), "Float64"),
+    **dict.fromkeys(("success", "success_upper"), "Float64"),
+    "trials": "Int64",
+    **dict.fromkeys(("precision", "precision_low", "precision_high"), "Float64"),
+    **dict.fromkeys(("tpr", "tpr_low", "tpr_high", "fpr", "heuristic_epsilon"), "Float64"),
+}
+SUCCESS = {"group": "int64", **KEYS, "k": "int64", "canaries": "int64", "seeds": "int64", **MEASURED}
+TIMES = {
+    "group": "int64",
+    **KEYS,
+    "canaries": "int64",
+    "seeds": "int64",
+    "never_used": "int64",
+    "k_max": "Int64",
+    "alpha": "float64",
+    "time": "Int64",
+    "is_censored": "boolean",
+    "least_alpha": "Float64",
+    "median_time": "Int64",
+    "median_is_censored": "boolean",
+    "forgotten": "Int64",
+}
+TESTS = {"group_a": "int64", "group_b": "int64", "differs": "string", "n_a": "int64", "n_b": "int64"} | dict.fromkeys(
+    ("p", "p_holm"), "Float64"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Forgetting:
+    """The result of `flsim forgetting`.
+
+    Attributes:
+        observations: a row per planted canary and evaluated round; see `flsim.forgetting.observations`, with `group`.
+        success: a row per group and k, with the columns of `SUCCESS`.
+        times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
+            was not reached by ``k_max``, and both missing without arm OUT.
+        tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times.
+        notes: sentences on what cannot be said.
+    """
+
+    observations: pd.DataFrame
+    success: pd.DataFrame
+    times: pd.DataFrame
+    tests: pd.DataFrame
+    notes: tuple[str, ...]
+
+
+def measure_forgetting(*runs: Path | str, alpha: float = ALPHA, by_hardness: bool = False) -> Forgetting:
+    """Measure how fast runs forget canaries after their last use, as `flsim forgetting` does.
+
+    Args:
+        runs: run folders and folders of sweeps, of arms IN and OUT; or folders that hold some.
+        alpha: the accuracy that counts as forgotten, above one half.
+        by_hardness: whether to split canaries into thirds by their log-perplexity in arm OUT.
+
+    Raises:
+        InputError: alpha is not between 0.5 and 1, a folder is no run, or there is no evaluated run of arm IN.
+
+    Examples:
+        >>> flsim.measure_forgetting("runs/forgetting-smoke").times                    # doctest: +SKIP
+    """
+    if not 0.5 < alpha < 1:
+        raise InputError(f"alpha must be above 0.5, which is chance, and below 1, found {alpha:g}")
+    pairs, notes = arms_of(expanded([Path(run) for run in runs]))
+    tables = [
+        observations(arms.results, arms.twin, participation(arms.run, arms.results.evaluation())).assign(
+            run=str(arms.run.path)
+        )
+        for arms in pairs
+    ]
+    lonely = [arms.results.name for arms in pairs if arms.twin is None]
+    if lonely:
+        notes.append(
+            f'Without arm OUT (canaries.arm = "out") there is no accuracy, precision, T(alpha) or hardness of '
+            f"{', '.join(lonely)}: only exposure and ranks."
+        )
+    return measure(pd.concat(tables, ignore_index=True), alpha, by_hardness, notes)
+
+
+def measure(
+    observed: pd.DataFrame, alpha: float = ALPHA, by_hardness: bool = False, notes: Sequence[str] = ()
+) -> Forgetting:
+    """Return the measures of observations, which may be of several runs; see `measure_forgetting`.
+
+    Raises:
+        InputError: no canary was planted.
+    """
+    if observed.empty:
+        raise InputError("no canary was planted in these runs, so there is nothing to forget; plant some")
+    observed = observed.assign(hardness=_hardness(observed) if by_hardness else None).astype({"hardness": "string"})
+    observed = (
+        observed.iloc[np.argsort(observed["hardness"].map(HARDNESS.index), kind="stable")] if by_hardness else observed
+    )
+    observed["group"] = observed.groupby(list(KEYS), sort=False, dropna=False).ngroup()
+    rows, times, of_canaries = list[dict[str, Any]](), list[dict[str, Any]](), list[list[CanaryTime]]()
+    for group, table in observed.groupby("group"):
+        keys = {"group": group} | {name: table[name].iloc[0] for name in KEYS}
+        measured, about, of_group = _group(table, alpha)
+        rows += [keys | row for row in measured]
+        times.append(keys | about)
+        of_canaries.append(of_group)
+    summary = pd.DataFrame(times).reindex(columns=list(TIMES)).astype(TIMES)
+    return Forgetting(
+        observed,
+        pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
+        summary,
+        _tests(summary, of_canaries),
+        tuple(notes),
+    )
+
+
+def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":
+    """Return the third that each canary's log-perplexity in arm OUT is in, among the canaries of its window and seed.
+
+    Under arm IN it would be circular: what is remembered has a low log-perplexity there.
+    """
+    among = observed.groupby(["series", "seed", "first_round", "last_round"], dropna=False)["clean"]
+    share = among.rank(method="dense", pct=True)  # all rows of a canary have its value
+    names = np.array(HARDNESS, object)[np.ceil(share.fillna(1) * len(HARDNESS)).astype("int64").clip(1, None) - 1]
+    return pd.Series(names, index=observed.index).where(share.notna())
+
+
+def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dict[str, Any], list[CanaryTime]]:
+    """Return the rows of a group's k, its summary, and its canaries' times."""
+    at, longest = by_k(table)
+    rows = [{"k": k} | _success(of_k) for k, of_k in at]
+    total = table.groupby(["run", "canary"]).ngroups
+    has_twin = bool(table["score_out"].notna().any())
+    bounds = [row["success_upper"] for row in rows if 2 * row["canaries"] >= total]
+    evaluated = [row["k"] for row in rows if 2 * row["canaries"] >= total]
+    time = forgetting_time(evaluated, bounds, alpha)
+    every = [
+        canary_time(of_canary["since"].to_numpy("float64"), of_canary["p_in"].to_numpy("float64"))
+        for _, of_canary in table.groupby(["run", "canary"], sort=False)
+    ]
+    of_canaries = [known for known in every if known is not None]
+    middle = median_time(of_canaries)
+    about = {
+        "canaries": total,
+        "seeds": table["run"].nunique(),
+        "never_used": int(table[table["last_use"].isna()].groupby(["run", "canary"]).ngroups),
+        "k_max": longest,
+        "alpha": alpha,
+        "time": time,
+        "is_censored": time is None if has_twin and evaluated else None,
+        "least_alpha": success.least_alpha(2 * (total // 2)) if has_twin else None,
+        "median_time": None if middle is None else middle.rounds,
+        "median_is_censored": None if middle is None else middle.is_censored,
+        "forgotten": sum(not known.is_censored for known in of_canaries),
+    }
+    return rows, about, of_canaries
+
+
+def by_k(table: pd.DataFrame) -> tuple[list[tuple[int, pd.DataFrame]], int | None]:
+    """Return the observations of a group at each evaluated k, a row per canary, and the last k; see `evaluated_by`."""
+    table = table.sort_values(["seed", "run", "canary", "round"])
+    canaries = np.asarray(table.groupby(["run", "canary"], sort=False).ngroup(), np.int64)
+    since = table["since"].to_numpy("float64")
+    longest = reached(since, canaries)
+    if longest is None:
+        return [], None
+    ks = grid(longest)
+    at = evaluated_by(since, canaries, ks)
+    return [(k, table[at == k]) for k in ks if (at == k).any()], longest
+
+
+def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
+    """Return the median exposure of an arm with its intervals over canaries and over seeds, by the names in `ENDS`."""
+    values = table[["run", f"bits_{arm}"]].dropna()
+    medians = values.groupby("run")[f"bits_{arm}"].median().to_numpy("float64")
+    median, *ends = success.median_interval(values[f"bits_{arm}"].to_numpy("float64"))
+    return dict(zip(("", *ENDS), (median, *ends, *t_interval(medians)), strict=True))
+
+
+def _success(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the measures of a group at one k, of a row per canary."""
+    row: dict[str, Any] = {"canaries": len(table), "seeds": table["run"].nunique()}
+    for arm in ("in", "out"):
+        row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}
+    both = table.dropna(subset=["score_in", "score_out"])
+    members, others = both["score_in"].to_numpy("float64"), both["score_out"].to_numpy("float64")
+    named = success.accuracy(members, others)
+    row |= {"success": named.estimate, "success_upper": named.upper, "trials": named.trials}
+    if (at := success.at_level(members, others)) is not None:
+        precision = success.precision_at(at, len(others))
+        row |= dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True))
+        row |= {"tpr": at.tpr, "tpr_low": at.low, "tpr_high": at.high, "fpr": at.alarms / len(others)}
+        row["heuristic_epsilon"] = success.heuristic_epsilon(at, len(others))
+    return row
+
+
+def _tests(times: pd.DataFrame, of_canaries: Sequence[list[CanaryTime]]) -> pd.DataFrame:
+    """Return the log-rank tests of groups that differ in one thing, corrected by Holm."""
+    rows = [
+        {
+            "group_a": a,
+            "group_b": b,
+            "differs": differs,
+            "n_a": len(of_canaries[a]),
+            "n_b": len(of_canaries[b]),
+            "p": log_rank_p(of_canaries[a], of_canaries[b]),
+        }
+        for a, b, differs in _pairs(times)
+    ]
+    table = pd.DataFrame(rows).reindex(columns=list(TESTS))
+    return table.assign(p_holm=holm(table["p"].astype("float64").tolist())).astype(TESTS)
+
+
+def _pairs(times: pd.DataFrame) -> Iterator[tuple[int, int, str]]:
+    parts = {
+        "setting": ["series"],
+        "window": ["first_round", "last_round"],
+        "copies": ["p_u", "p_e", "copies"],
+        "hardness": ["hardness"],
+    }
+    texts = {name: times[columns].astype("string").fillna("").agg(" ".join, axis=1) for name, columns in parts.items()}
+    for a, b in combinations(range(len(times)), 2):
+        differing = [name for name, text in texts.items() if text[a] != text[b]]
+        if len(differing) == 1:
+            yield a, b, differing[0]

@@ -1,0 +1,110 @@
+"""Figure of exposure against rounds since last use, arm IN beside arm OUT, with a panel for each window."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from flsim.base.errors import InputError
+from flsim.forgetting.measure import Forgetting, by_k, exposure
+from flsim.forgetting.text import planted_text, window_text
+from flsim.forgetting.times import grid
+from flsim.results.figures import line_style, plain, write_figure
+
+OUT = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.4}
+COLUMNS = 3
+LINE = "Line: median exposure; band: its 95% interval over {}"
+
+
+def plot(measured: Forgetting, path: Path) -> None:
+    """Write the figure of `draw`, whole or not at all.
+
+    Raises:
+        InputError: the path has another ending, its folder does not exist, or no canary was used before an evaluation.
+    """
+    if measured.success.empty:
+        raise InputError("no canary was used before an evaluation, so there is nothing to draw; evaluate later rounds")
+    write_figure(lambda: draw(measured), path)
+
+
+def draw(measured: Forgetting) -> Figure:
+    """Return a figure with a panel for each setting and window, and a line for each group of canaries.
+
+    A line is the mean over seeds of the median exposure, with Student's t interval over seeds. Of one seed it is the
+    median, with its interval over canaries. The dotted line is arm OUT, of all canaries of the panel.
+    """
+    panels = list(measured.observations.groupby(["series", "first_round", "last_round"], sort=False, dropna=False))
+    several = measured.times["series"].nunique() > 1
+    names = list(dict.fromkeys(map(_name, measured.times.to_dict("records"))))
+    columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(
+        figsize=(max(5.0, 3.6 * columns), 3.1 * rows + 0.6 + 0.2 * math.ceil(len(names) / 4)),
+        layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
+    )
+    FigureCanvasAgg(figure)
+    grid_of_axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
+    for empty in grid_of_axes[len(panels) :]:
+        empty.set_axis_off()
+    for axes, (_, table) in zip(grid_of_axes, panels, strict=False):
+        about = table.iloc[0].to_dict()
+        window = "all rounds" if window_text(about) == "all" else f"planted in rounds {window_text(about)}"
+        axes.set_title(plain(f"{about['setting']}\n{window}" if several else window), fontsize=10)
+        _curve(axes, table, "out", **OUT, label="arm OUT")
+        for _, of_group in table.groupby("group", sort=False):
+            name = _name(of_group.iloc[0].to_dict())
+            style = line_style(names.index(name)) | {"markersize": 5, "label": plain(name)}
+            _curve(axes, of_group, "in", **style)
+    _scale(grid_of_axes[: len(panels)], columns, int(measured.success["k"].max()))
+    has_seeds = bool((measured.success["seeds"] > 1).any())
+    lines = {line.get_label(): line for axes in grid_of_axes for line in axes.get_lines()}
+    legend = figure.legend(
+        lines.values(), [str(label) for label in lines], loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
+    legend.set_title(LINE.format("seeds (t)" if has_seeds else "canaries"))
+    legend.get_title().set_fontsize(9)
+    return figure
+
+
+def _name(row: Mapping[Any, Any]) -> str:
+    return planted_text(row) + ("" if pd.isna(row["hardness"]) else f", {row['hardness']}")
+
+
+def _curve(axes: Axes, table: pd.DataFrame, arm: str, **style: object) -> None:
+    """Draw the exposure of an arm; nothing where it was not measured."""
+    points = []
+    for k, of_k in by_k(table)[0]:
+        values = exposure(of_k, arm)
+        over_seeds = values["_seeds_low"], values["_seeds_high"]
+        has_seeds = all(map(math.isfinite, over_seeds))
+        low, high = over_seeds if has_seeds else (values["_low"], values["_high"])
+        points.append((k, (low + high) / 2 if has_seeds else values[""], low, high))
+    x, y, lows, highs = np.array(points, dtype="float64").reshape(-1, 4).T
+    if np.isfinite(y).any():
+        (line,) = axes.plot(x, y, **style)  # type: ignore[arg-type]
+        axes.fill_between(x, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+def _scale(panels: Sequence[Axes], columns: int, last: int) -> None:
+    """Set scales on which first rounds are as wide as later ones, and that show lines whole; wide bands are cut."""
+    for index, axes in enumerate(panels):
+        axes.set_xscale("symlog", linthresh=1, linscale=0.5)
+        axes.set_xlim(-0.1, 1.1 * last + 1)
+        axes.xaxis.set_major_locator(FixedLocator([k for k in grid(last) if k < last / 1.5 or k == last]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        if index + columns >= len(panels):
+            axes.set_xlabel("rounds since last use")
+            axes.tick_params(labelbottom=True)
+        if index % columns == 0:
+            axes.set_ylabel("exposure (bits)")
+    heights = [np.asarray(line.get_ydata(), "float64") for axes in panels for line in axes.get_lines()]
+    panels[0].set_ylim(0, 1.15 * float(np.nanmax(np.concatenate(heights))))

@@ -1,0 +1,162 @@
+"""Measures of simulated observations: against their truth, against a recomputation, and in text, JSON and figures."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from forgetful import DECAY, START, simulated
+from scipy.stats import norm
+
+from flsim.base.errors import InputError
+from flsim.forgetting.measure import Forgetting, measure
+from flsim.forgetting.plot import draw, plot
+from flsim.forgetting.text import to_object, to_text
+from flsim.results.inference import t_interval
+
+
+@pytest.fixture(scope="module")
+def measured() -> Forgetting:
+    return measure(simulated())
+
+
+def test_copies_that_decay_slower_are_forgotten_later(measured: Forgetting) -> None:
+    """The accuracy Phi(d/2) reaches 0.6 after 12, 37 and 99 rounds, and 144 trials show 0.6 below 0.53."""
+    true = {copies: rate * math.log(START / (2 * norm.ppf(0.6))) for copies, rate in DECAY.items()}
+    times = measured.times.set_index("copies")
+    assert times["least_alpha"].tolist() == pytest.approx([0.5715] * 3, abs=1e-4)
+    for copies, about in times.iterrows():
+        assert pd.isna(about["time"]) == about["is_censored"]
+        assert about["is_censored"] or about["time"] >= true[int(str(copies))]
+    assert times["is_censored"].tolist() == [False, False, True]
+    assert times["median_time"].is_monotonic_increasing
+    assert times["canaries"].tolist() == [144] * 3
+
+
+def test_rows_are_those_of_a_recomputation(measured: Forgetting) -> None:
+    """At k = 20 of ten copies, with each canary's last evaluation 11 to 20 rounds after its last use."""
+    observed = measured.observations
+    of_ten = observed[(observed["copies"] == 10) & (observed["since"] > 10) & (observed["since"] <= 20)]
+    of_ten = of_ten.sort_values("since").groupby(["run", "canary"], sort=True).tail(1)
+    success = measured.success
+    (row,) = success[(success["copies"] == 10) & (success["k"] == 20)].to_dict("records")
+    assert (row["canaries"], row["seeds"]) == (len(of_ten), 3)
+    assert row["bits_in"] == of_ten["bits_in"].median()
+    over_seeds = of_ten.groupby("run")["bits_in"].median().to_numpy("float64")
+    assert (row["bits_in_seeds_low"], row["bits_in_seeds_high"]) == pytest.approx(t_interval(over_seeds))
+    others, members = of_ten["score_out"].sort_values(), of_ten["score_in"]
+    threshold = others.iloc[-int(0.1 * len(others))]
+    assert row["tpr"] == (members >= threshold).mean()
+    assert row["fpr"] == int(0.1 * len(others)) / len(others)
+    assert row["precision"] == row["tpr"] / (row["tpr"] + row["fpr"])
+    assert row["heuristic_epsilon"] == pytest.approx(math.log(row["tpr"] / row["fpr"]))
+
+
+def test_log_rank_tests_are_of_groups_that_differ_in_one_thing() -> None:
+    """Two windows by two numbers of copies: four pairs, of which none crosses."""
+    rates = {1: 5.0, 10: 40.0}
+    late = simulated(decay=rates, window=(20, 50), canaries=24)
+    tests = measure(pd.concat([simulated(decay=rates, canaries=24), late])).tests
+    assert tests["differs"].value_counts().to_dict() == {"copies": 2, "window": 2}
+    assert (tests.loc[tests["differs"] == "copies", "p_holm"] < 0.05).all()
+    assert (tests["p_holm"] >= tests["p"]).all()
+
+
+def test_hardness_is_a_third_of_canaries_by_arm_out() -> None:
+    """Whatever arm IN remembers: all rows of a canary are in one third, and thirds are as large as they can be."""
+    observed = measure(simulated(canaries=10, seeds=2), by_hardness=True).observations
+    of_canaries = observed.groupby(["seed", "canary"])[["clean", "hardness"]].agg(["first", "nunique"])
+    assert (of_canaries["hardness"]["nunique"] == 1).all()
+    for _, of_seed in of_canaries.groupby("seed"):
+        ordered = of_seed.sort_values(("clean", "first"))["hardness"]["first"].tolist()
+        assert ordered == ["easy"] * 10 + ["medium"] * 10 + ["hard"] * 10
+    assert measure(simulated(canaries=10), by_hardness=True).times["hardness"].tolist()[::3] == [
+        "easy",
+        "medium",
+        "hard",
+    ]
+
+
+def test_without_arm_out_there_is_exposure_alone() -> None:
+    measured = measure(simulated(has_twin=False), notes=["There is no arm OUT."])
+    assert measured.success["success"].isna().all()
+    assert measured.times[["time", "is_censored", "least_alpha"]].isna().all().all()
+    assert measured.times["median_time"].notna().all()
+    text = to_text(measured)
+    assert "There is no arm OUT." in text
+    assert "Acc." not in text
+    assert "Heuristic" not in text
+    assert " - |" in text
+
+
+def test_canaries_that_were_never_used_are_counted_and_in_no_row(measured: Forgetting) -> None:
+    observed = simulated()
+    unused = observed["canary"] == "c4-07"
+    observed.loc[unused, ["since", "last_use"]] = math.nan
+    without = measure(observed)
+    assert without.times["never_used"].tolist() == [0, 3, 0]
+    assert (without.success.groupby("group")["canaries"].max() == [144, 141, 144]).all()
+    assert "3 of 432 canaries were never used" in " ".join(to_text(without).split())
+    assert "never used" not in to_text(measured)
+
+
+def test_nothing_to_measure_is_refused() -> None:
+    with pytest.raises(InputError, match="no canary was planted"):
+        measure(simulated(seeds=0))
+    observed = simulated(seeds=1, canaries=4)
+    observed["since"] = math.nan
+    unused = measure(observed)
+    assert unused.success.empty
+    assert "No canary was used." in to_text(unused)
+    with pytest.raises(InputError, match="nothing to draw"):
+        plot(unused, Path("never.png"))
+
+
+@pytest.mark.parametrize("by_hardness", [False, True])
+def test_text_is_at_most_80_wide_and_says_what_is_heuristic(by_hardness: bool) -> None:
+    text = to_text(measure(simulated(seeds=2, rounds=90, decay={1: 5.0, 10: 90.0}), by_hardness=by_hardness))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Heuristic eps." in text
+    assert re.search(r"\| +> \d", text)
+    assert "treat canaries as independent" in text
+
+
+def test_small_groups_say_so() -> None:
+    assert "too few to show an alpha of 0.6" in " ".join(to_text(measure(simulated(seeds=1))).split())
+
+
+def test_json_holds_the_frames(measured: Forgetting) -> None:
+    told = json.loads(json.dumps(to_object(measured), allow_nan=False))
+    assert [group["copies"] for group in told["groups"]] == [1, 4, 10]
+    assert sum(len(group["by_k"]) for group in told["groups"]) == len(measured.success)
+    for group in told["groups"]:
+        rows = measured.success[measured.success["group"] == group["group"]]
+        assert [row["success"] for row in group["by_k"]] == pytest.approx(rows["success"].tolist())
+        assert [row["canaries"] for row in group["by_k"]] == rows["canaries"].tolist()
+    assert len(told["tests"]) == 3
+
+
+def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting, tmp_path: Path) -> None:
+    """A line for each group, the mean over seeds of their medians, and one of arm OUT."""
+    (axes,) = draw(measured).axes
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    assert list(lines) == ["arm OUT", "1 copy", "4 copies", "10 copies"]
+    of_four = measured.success[measured.success["copies"] == 4]
+    middles = (of_four["bits_in_seeds_low"] + of_four["bits_in_seeds_high"]) / 2
+    assert np.asarray(lines["4 copies"].get_xdata()).tolist() == of_four["k"].tolist()
+    assert np.asarray(lines["4 copies"].get_ydata()).tolist() == pytest.approx(middles.tolist())
+    assert max(np.asarray(lines["arm OUT"].get_ydata())[-3:]) < 1.6  # -log2 of a uniform has the median 1
+    for name in ("one.png", "two.png"):
+        plot(measured, tmp_path / name)
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+def test_panels_are_windows() -> None:
+    both = pd.concat([simulated(seeds=1), simulated(seeds=1, window=(20, 50), has_twin=False)])
+    first, second = draw(measure(both)).axes
+    assert (first.get_title(), second.get_title()) == ("planted in rounds 1-50", "planted in rounds 20-50")
+    assert len(first.get_lines()) == 4
+    assert len(second.get_lines()) == 3  # no arm OUT

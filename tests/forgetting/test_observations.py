@@ -1,0 +1,86 @@
+"""Observations of both arms, and the rounds since last use, against rows that were written by hand."""
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from flsim.forgetting.observations import TYPES, observations
+from flsim.results.rows import Row, frame
+from flsim.results.store import RunResults
+
+REFERENCES = 99.0
+USES = pd.DataFrame({"round": [2, 5, 5, 14], "canary": ["c0", "c0", "c1", "c1"], "user": [3, 3, 1, 8]})
+LOG_PERPLEXITY = {"in": {5: 20.0, 10: 22.0, 15: 24.0}, "out": {5: 30.0, 10: 28.0, 15: 26.0}}
+
+
+def run(arm: str) -> RunResults:
+    """Three planted canaries, of which nobody used c2, and a control; canary i has i nats more and rank i + 1."""
+    names = ["c0", "c1", "c2", "c3"]
+    roster = pd.DataFrame(
+        {
+            "canary": names,
+            "tokens": [[1, 2]] * 4,
+            "p_u": [math.nan] * 4,
+            "p_e": [math.nan] * 4,
+            "planned_insertions": [2, 2, 1, 0],
+            "first_round": pd.array([1, 4, 4, None], "Int64"),
+            "last_round": pd.array([8, None, 14, None], "Int64"),
+            "is_planted": [True, True, True, False],
+        }
+    )
+    rows = []
+    for round_, nats in LOG_PERPLEXITY[arm].items():
+        rows.append(Row("r", round_, "references", "", REFERENCES))
+        for index, name in enumerate(names):
+            rows.append(Row("r", round_, "log_perplexity", name, nats + index))
+            rows.append(Row("r", round_, "rank", name, index + 1.0))
+            rows.append(Row("r", round_, "exposure", name, math.log2(100 / (index + 1))))
+    about = ("completed", None, 15, 15, frame(rows), roster)
+    return RunResults(arm, "FedAvg", *about, seed=3, series="s")
+
+
+def test_rows_have_both_arms_side_by_side() -> None:
+    table = observations(run("in"), run("out"), USES)
+    assert list(table.columns) == list(TYPES)
+    assert list(table[["round", "canary"]].itertuples(index=False, name=None)) == [
+        (round_, canary) for round_ in (5, 10, 15) for canary in ("c0", "c1", "c2")
+    ]
+    at_15 = table[table["round"] == 15].set_index("canary")
+    assert at_15["nats_in"].tolist() == [24, 25, 26]
+    assert at_15["nats_out"].tolist() == [26, 27, 28]
+    assert at_15["p_in"].tolist() == [0.01, 0.02, 0.03]
+    assert at_15["bits_out"].tolist() == pytest.approx([-math.log2(p) for p in (0.01, 0.02, 0.03)])
+    assert at_15["copies"].tolist() == [2, 2, 1]
+    assert set(table["seed"]) == {3}
+
+
+def test_rounds_since_last_use_are_missing_before_it() -> None:
+    """The last use of all training counts: c1 is used in rounds 5 and 14, so that only round 15 is after it."""
+    table = observations(run("in"), run("out"), USES)
+    since = {canary: of_canary.tolist() for canary, of_canary in table["since"].fillna(-1).groupby(table["canary"])}
+    assert since == {"c0": [0, 5, 10], "c1": [-1, -1, 1], "c2": [-1, -1, -1]}
+    assert table.groupby("canary")["uses"].first().to_dict() == {"c0": 2, "c1": 2, "c2": 0}
+
+
+def test_scores_are_calibrated_by_arm_out_at_the_windows_end() -> None:
+    """The nearest evaluations: of round 8 round 10, of round 14 round 15, and round 15 where there is no end."""
+    table = observations(run("in"), run("out"), USES)
+    about = table[table["round"] == 5]
+    assert about["clean_round"].tolist() == [10, 15, 15]
+    assert about["clean"].tolist() == [28, 27, 28]
+    of_c0 = table[table["canary"] == "c0"]
+    assert of_c0["score_in"].tolist() == [8, 6, 4]
+    assert of_c0["score_out"].tolist() == [-2, 0, 2]
+
+
+def test_without_arm_out_its_columns_are_missing() -> None:
+    table = observations(run("in"), None, USES)
+    missing = ["clean", "clean_round", "score_in", "score_out", "nats_out", "bits_out", "p_out"]
+    assert table[missing].isna().all().all()
+    assert table["bits_in"].notna().all()
+
+
+def test_a_run_without_evaluations_has_no_rows() -> None:
+    assert observations(replace(run("in"), rows=frame([])), None, USES).empty
