@@ -26,6 +26,7 @@ def forgetting(
     by_hardness: Annotated[
         bool, typer.Option("--by-hardness", help="Split canaries into thirds by their log-perplexity in arm OUT.")
     ] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="Make one group of all numbers of copies.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -53,7 +54,7 @@ def forgetting(
 
     if out is not None:
         refuse_other_than_figure(out)
-    measured = measure_forgetting(*runs, alpha=alpha, by_hardness=by_hardness)
+    measured = measure_forgetting(*runs, alpha=alpha, by_hardness=by_hardness, pool=pool)
     if out is not None:
         from flsim.forgetting.plot import plot
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.results.store import RunResults
@@ -45,7 +44,7 @@ def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
         if results.status == "diverged" or not results.evaluated:
             why = "diverged" if results.status == "diverged" else "was not evaluated yet"
             notes.append(f"Run {results.name} {why} and is left out.")
-        elif getattr(run.config.canaries, "arm", "in") == "out":
+        elif run.config.canaries.arm == "out":
             others[_key(run)] = results
         else:
             members[_key(run)] = run, results
@@ -62,6 +61,4 @@ def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
 
 def _key(run: Run) -> str:
     """Return a digest that both arms of a seed share."""
-    canaries: Any = run.config.canaries
-    canaries = replace(canaries, arm="in") if hasattr(canaries, "arm") else canaries
-    return replace(run.config, canaries=canaries).digest + run.corpus.digest
+    return replace(run.config, canaries=replace(run.config.canaries, arm="in")).digest + run.corpus.digest

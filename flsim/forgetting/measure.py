@@ -16,7 +16,7 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.forgetting import success
 from flsim.forgetting.arms import arms_of
-from flsim.forgetting.observations import GROUP, observations
+from flsim.forgetting.observations import CONFIGURATION, GROUP, observations
 from flsim.forgetting.times import (
     CanaryTime,
     canary_time,
@@ -83,13 +83,16 @@ class Forgetting:
     notes: tuple[str, ...]
 
 
-def measure_forgetting(*runs: Path | str, alpha: float = ALPHA, by_hardness: bool = False) -> Forgetting:
+def measure_forgetting(
+    *runs: Path | str, alpha: float = ALPHA, by_hardness: bool = False, pool: bool = False
+) -> Forgetting:
     """Measure how fast runs forget canaries after their last use, as `flsim forgetting` does.
 
     Args:
         runs: run folders and folders of sweeps, of arms IN and OUT; or folders that hold some.
         alpha: the accuracy that counts as forgotten, above one half.
         by_hardness: whether to split canaries into thirds by their log-perplexity in arm OUT.
+        pool: whether canaries of all numbers of copies are one group.
 
     Raises:
         InputError: alpha is not between 0.5 and 1, a folder is no run, or there is no evaluated run of arm IN.
@@ -112,11 +115,15 @@ def measure_forgetting(*runs: Path | str, alpha: float = ALPHA, by_hardness: boo
             f'Without arm OUT (canaries.arm = "out") there is no accuracy, precision, T(alpha) or hardness of '
             f"{', '.join(lonely)}: only exposure and ranks."
         )
-    return measure(pd.concat(tables, ignore_index=True), alpha, by_hardness, notes)
+    return measure(pd.concat(tables, ignore_index=True), alpha, by_hardness, pool, notes)
 
 
 def measure(
-    observed: pd.DataFrame, alpha: float = ALPHA, by_hardness: bool = False, notes: Sequence[str] = ()
+    observed: pd.DataFrame,
+    alpha: float = ALPHA,
+    by_hardness: bool = False,
+    pool: bool = False,
+    notes: Sequence[str] = (),
 ) -> Forgetting:
     """Return the measures of observations, which may be of several runs; see `measure_forgetting`.
 
@@ -129,6 +136,8 @@ def measure(
     observed = (
         observed.iloc[np.argsort(observed["hardness"].map(HARDNESS.index), kind="stable")] if by_hardness else observed
     )
+    if pool:
+        observed = observed.assign(p_u=None, p_e=None, copies=None).astype(CONFIGURATION)
     observed["group"] = observed.groupby(list(KEYS), sort=False, dropna=False).ngroup()
     rows, times, of_canaries = list[dict[str, Any]](), list[dict[str, Any]](), list[list[CanaryTime]]()
     for group, table in observed.groupby("group"):

@@ -75,7 +75,8 @@ def draw(measured: Forgetting) -> Figure:
 
 
 def _name(row: Mapping[Any, Any]) -> str:
-    return planted_text(row) + ("" if pd.isna(row["hardness"]) else f", {row['hardness']}")
+    planted = planted_text(row)
+    return ("arm IN" if planted == "all" else planted) + ("" if pd.isna(row["hardness"]) else f", {row['hardness']}")
 
 
 def _curve(axes: Axes, table: pd.DataFrame, arm: str, **style: object) -> None:

@@ -39,16 +39,17 @@ def window_text(row: Mapping[Any, Any]) -> str:
 
 
 def planted_text(row: Mapping[Any, Any]) -> str:
-    """Return how a group's canaries were planted, e.g. ``"10 copies"`` or ``"1/20, 50%"``."""
+    """Return how a group's canaries were planted, e.g. ``"10 copies"``, ``"1/20, 50%"``, or ``"all"`` if pooled."""
     if pd.isna(row["p_u"]):
-        return "?" if pd.isna(row["copies"]) else f"{row['copies']:,} cop{'y' if row['copies'] == 1 else 'ies'}"
+        return "all" if pd.isna(row["copies"]) else f"{row['copies']:,} cop{'y' if row['copies'] == 1 else 'ies'}"
     return f"{user_share(row['p_u'])}, {100 * row['p_e']:.6g}%"
 
 
 def group_text(row: Mapping[Any, Any]) -> str:
     """Return a group's name within its setting, e.g. ``"rounds 1-50, 10 copies, hard"``."""
     hardness = "" if pd.isna(row["hardness"]) else f", {row['hardness']}"
-    return f"rounds {window_text(row)}, {planted_text(row)}{hardness}"
+    planted = planted_text(row)
+    return f"rounds {window_text(row)}, {'all canaries' if planted == 'all' else planted}{hardness}"
 
 
 def time_text(rounds: Any, is_censored: Any) -> str:
@@ -79,11 +80,11 @@ def _limits(times: pd.DataFrame, alpha: float) -> list[str]:
     if few:
         sentences.append(
             f"In {few} of {len(times)} groups canaries are too few to show an alpha of {alpha:g} at an accuracy of one "
-            f"half: plant more, train more seeds, or give a larger --alpha."
+            f"half: plant more, train more seeds, pool all numbers of copies, or name a larger alpha."
         )
     if never := int(times["never_used"].sum()):
         sentences.append(
-            f"{never:,} of {int(times['canaries'].sum()):,} canaries were never used: no sharer took part. They are in "
+            f"Never used, as no sharer took part: {never:,} of {int(times['canaries'].sum()):,} canaries, which are in "
             f"no row."
         )
     return sentences

@@ -99,8 +99,16 @@ def test_canaries_that_were_never_used_are_counted_and_in_no_row(measured: Forge
     without = measure(observed)
     assert without.times["never_used"].tolist() == [0, 3, 0]
     assert (without.success.groupby("group")["canaries"].max() == [144, 141, 144]).all()
-    assert "3 of 432 canaries were never used" in " ".join(to_text(without).split())
-    assert "never used" not in to_text(measured)
+    assert "Never used, as no sharer took part: 3 of 432 canaries" in " ".join(to_text(without).split())
+    assert "Never used" not in to_text(measured)
+
+
+def test_pooled_canaries_are_one_group_of_a_window() -> None:
+    pooled = measure(simulated(seeds=1), pool=True)
+    assert pooled.times["canaries"].tolist() == [3 * 48]
+    assert len(pooled.tests) == 0
+    assert "rounds 1-50, all canaries" in to_text(pooled)
+    assert [line.get_label() for line in draw(pooled).axes[0].get_lines()] == ["arm OUT", "arm IN"]
 
 
 def test_nothing_to_measure_is_refused() -> None:
