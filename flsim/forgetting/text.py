@@ -31,10 +31,12 @@ INDEPENDENT = "Intervals and tests treat canaries as independent, and those of o
 
 
 def window_text(row: Mapping[Any, Any]) -> str:
-    """Return the rounds of a group's window, e.g. ``"1-50"``."""
+    """Return the rounds of a group's window, e.g. ``"1-50"``; ``"51"`` for one round, ``"all"`` without a bound."""
     first, last = (None if pd.isna(row[name]) else int(row[name]) for name in ("first_round", "last_round"))
     if first is None and last is None:
         return "all"
+    if first == last:
+        return f"{first}"
     return f"{first or 1}-{'' if last is None else last}"
 
 
@@ -48,8 +50,9 @@ def planted_text(row: Mapping[Any, Any]) -> str:
 def group_text(row: Mapping[Any, Any]) -> str:
     """Return a group's name within its setting, e.g. ``"rounds 1-50, 10 copies, hard"``."""
     hardness = "" if pd.isna(row["hardness"]) else f", {row['hardness']}"
-    planted = planted_text(row)
-    return f"rounds {window_text(row)}, {'all canaries' if planted == 'all' else planted}{hardness}"
+    planted, window = planted_text(row), window_text(row)
+    rounds = f"round {window}" if window.isdecimal() else f"{window} rounds" if window == "all" else f"rounds {window}"
+    return f"{rounds}, {'all canaries' if planted == 'all' else planted}{hardness}"
 
 
 def time_text(rounds: Any, is_censored: Any) -> str:

@@ -18,6 +18,7 @@ from flsim.results.tables import user_share
 WIDTH = 80  # characters of a line
 LEGEND = """sharers: number of different sharers that took part since the last evaluation
 so far: how often a sharer took part since the start of training
+since: rounds since a sharer last took part
 in rounds: rounds in which a sharer took part since the last evaluation
 In central training: rounds are steps; a sharer takes part when a copy is read.
 """
@@ -35,8 +36,9 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
     Returns:
         Columns canary and round; exposure (bits), rs and bs (1 if memorized), and a user's own quantities of canaries,
         NaN if the model had diverged; sharers, the number of different sharers that took part since the last
-        evaluation; participations, how often a sharer took part since the start; sharer_rounds, a tuple of the rounds
-        since the last evaluation in which a sharer took part.
+        evaluation; participations, how often a sharer took part since the start; rounds_since_use, the rounds since a
+        sharer last took part, NaN if none has; sharer_rounds, a tuple of the rounds since the last evaluation in which
+        a sharer took part.
 
     Raises:
         InputError: there is no such canary, or none, nothing was evaluated, or some canaries' results are missing.
@@ -70,6 +72,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
                     **{metric: measured[metric].get(round_, {canary: math.nan})[canary] for metric in measured},
                     "sharers": len(np.unique(users[first:end])),
                     "participations": end,
+                    "rounds_since_use": float(round_ - at[end - 1]) if end else math.nan,
                     "sharer_rounds": tuple(np.unique(at[first:end]).tolist()),
                 }
             )
@@ -99,7 +102,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     about: dict[Any, Any] = run.roster.set_index("canary").to_dict("index")
     blocks = [f"{run.setting} [{run.name}]"]
     quantities = [quantity for quantity in _traced(quantities_in(table)) if quantity.name in table]
-    counts = f"{'sharers':>7}  {'so far':>6}  in rounds"
+    counts = f"{'sharers':>7}  {'so far':>6}  {'since':>5}  in rounds"
     widths = [_width(quantity, table[quantity.name]) for quantity in quantities]
     names = "".join(f"{quantity.short:>{width}}  " for quantity, width in zip(quantities, widths, strict=True))
     heading = f"{'round':>9}  {names}{counts}"
@@ -162,5 +165,6 @@ def _line(row: Mapping[Any, Any], measured: str, room: int) -> str:
     room = max(room, len("in rounds"))
     if len(rounds) > room:
         rounds = rounds[: room - 4].rsplit(" ", 1)[0] + " ..."
-    counts = f"{row['sharers']:>7,}  {row['participations']:>6,}"
+    since = "" if math.isnan(row["rounds_since_use"]) else f"{row['rounds_since_use']:,.0f}"
+    counts = f"{row['sharers']:>7,}  {row['participations']:>6,}  {since:>5}"
     return f"{row['round']:>9,}  {measured}{counts}  {rounds}".rstrip()

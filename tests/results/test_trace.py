@@ -56,12 +56,12 @@ def test_the_rows(run: RunResults) -> None:
     table = trace(run, frame(EVENTS), ["c01", "c00"])
     kept = table.drop(columns=["rs", "bs"]).itertuples(index=False, name=None)
     assert [tuple("-" if value != value else value for value in row) for row in kept] == [
-        ("c00", 10, 0.0, 2, 4, (1, 3, 10)),
-        ("c00", 20, 8.0, 1, 5, (15,)),
-        ("c00", 30, "-", 1, 6, (21,)),
-        ("c01", 10, 1.0, 0, 0, ()),
-        ("c01", 20, 7.0, 1, 2, (11, 15)),
-        ("c01", 30, "-", 0, 2, ()),
+        ("c00", 10, 0.0, 2, 4, 0, (1, 3, 10)),
+        ("c00", 20, 8.0, 1, 5, 5, (15,)),
+        ("c00", 30, "-", 1, 6, 9, (21,)),
+        ("c01", 10, 1.0, 0, 0, "-", ()),
+        ("c01", 20, 7.0, 1, 2, 5, (11, 15)),
+        ("c01", 30, "-", 0, 2, 15, ()),
     ]
     of_c02 = trace(run, frame(EVENTS), ["c02"])
     assert of_c02[["rs", "bs"]].fillna(-1).to_numpy().tolist() == [[0, 0], [1, 1], [-1, -1]]
@@ -82,6 +82,8 @@ def test_windows_part_the_events(events: list[tuple[int, str, int]]) -> None:
         assert row["sharer_rounds"] == tuple(sorted({round_ for round_, _ in window}))
         assert row["sharers"] == len({user for _, user in window})
         assert row["participations"] == len(own)
+        uses = [round_ for round_, _ in own]
+        assert (row["rounds_since_use"] == row["round"] - max(uses)) if uses else math.isnan(row["rounds_since_use"])
 
 
 def _shared() -> RunResults:
@@ -106,6 +108,7 @@ def test_json_and_csv_hold_all(run: RunResults) -> None:
         "bs": 0.0,
         "sharers": 2,
         "participations": 4,
+        "rounds_since_use": 0.0,
         "sharer_rounds": [1, 3, 10],
     }
     assert rows[2]["exposure"] is None
@@ -115,15 +118,15 @@ def test_json_and_csv_hold_all(run: RunResults) -> None:
 
 
 def test_text_fits_a_terminal(run: RunResults) -> None:
-    many = [(round_, "c02", round_ % 5) for round_ in range(11, 21)]
+    many = [(round_, "c02", round_ % 5) for round_ in range(12, 20)]
     text = to_text(trace(run, frame([*EVENTS, *many])), run)
     assert max(map(len, text.splitlines())) <= 80
     block = text.split("\n\n")[3].splitlines()
     assert block[0] == "c02: p_u 1/5K, p_e 100%; copies 3"
     assert [line.split() for line in block[2:]] == [
         ["10", "2.0", "no", "no", "0", "0"],
-        ["20", "6.0", "yes", "yes", "5", "10", *map(str, range(11, 21))],
-        ["30", "0", "10"],
+        ["20", "6.0", "yes", "yes", "5", "8", "1", *map(str, range(12, 20))],
+        ["30", "0", "8", "11"],
     ]
     assert "of at most 10.0" in text
     longer = [(round_, "c00", 1) for round_ in range(1, 10)] + [(10_000_000 + i, "c00", 1) for i in range(9)]
