@@ -133,9 +133,9 @@ def measure(
     if observed.empty:
         raise InputError("no canary was planted in these runs, so there is nothing to forget; plant some")
     observed = observed.assign(hardness=_hardness(observed) if by_hardness else None).astype({"hardness": "string"})
-    observed = (
-        observed.iloc[np.argsort(observed["hardness"].map(HARDNESS.index), kind="stable")] if by_hardness else observed
-    )
+    if by_hardness:
+        place = observed["hardness"].map({name: index for index, name in enumerate(HARDNESS)})
+        observed = observed.iloc[np.argsort(place.fillna(len(HARDNESS)), kind="stable")]
     if pool:
         observed = observed.assign(p_u=None, p_e=None, copies=None).astype(CONFIGURATION)
     observed["group"] = observed.groupby(list(KEYS), sort=False, dropna=False).ngroup()
@@ -217,6 +217,23 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
     medians = values.groupby("run")[f"bits_{arm}"].median().to_numpy("float64")
     median, *ends = success.median_interval(values[f"bits_{arm}"].to_numpy("float64"))
     return dict(zip(("", *ENDS), (median, *ends, *t_interval(medians)), strict=True))
+
+
+def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
+    """Return k, exposure and the ends of its 95% interval for a figure; empty where the arm was not measured.
+
+    Exposure is the mean over seeds of their medians, with its interval over seeds. Of one seed it is the median, with
+    its interval over canaries, which is NaN below six canaries.
+    """
+    points = []
+    for k, of_k in by_k(table)[0]:
+        values = exposure(of_k, arm)
+        low, high = values["_seeds_low"], values["_seeds_high"]
+        has_seeds = np.isfinite(low)
+        middle = (low + high) / 2 if has_seeds else values[""]
+        if np.isfinite(middle):
+            points.append((float(k), middle, *((low, high) if has_seeds else (values["_low"], values["_high"]))))
+    return points
 
 
 def _success(table: pd.DataFrame) -> dict[str, Any]:

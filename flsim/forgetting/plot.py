@@ -14,8 +14,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.base.errors import InputError
-from flsim.forgetting.measure import Forgetting, by_k, exposure
-from flsim.forgetting.text import planted_text, window_text
+from flsim.forgetting.measure import Forgetting, curve
+from flsim.forgetting.text import name_text, rounds_text
 from flsim.forgetting.times import grid
 from flsim.results.figures import line_style, plain, write_figure
 
@@ -56,13 +56,13 @@ def draw(measured: Forgetting) -> Figure:
         empty.set_axis_off()
     for axes, (_, table) in zip(grid_of_axes, panels, strict=False):
         about = table.iloc[0].to_dict()
-        window = "all rounds" if window_text(about) == "all" else f"planted in rounds {window_text(about)}"
+        window = f"planted in {rounds_text(about)}"
         axes.set_title(plain(f"{about['setting']}\n{window}" if several else window), fontsize=10)
-        _curve(axes, table, "out", **OUT, label="arm OUT")
+        _draw(axes, table, "out", **OUT, label="arm OUT")
         for _, of_group in table.groupby("group", sort=False):
             name = _name(of_group.iloc[0].to_dict())
             style = line_style(names.index(name)) | {"markersize": 5, "label": plain(name)}
-            _curve(axes, of_group, "in", **style)
+            _draw(axes, of_group, "in", **style)
     _scale(grid_of_axes[: len(panels)], columns, int(measured.success["k"].max()))
     has_seeds = bool((measured.success["seeds"] > 1).any())
     lines = {line.get_label(): line for axes in grid_of_axes for line in axes.get_lines()}
@@ -75,21 +75,13 @@ def draw(measured: Forgetting) -> Figure:
 
 
 def _name(row: Mapping[Any, Any]) -> str:
-    planted = planted_text(row)
-    return ("arm IN" if planted == "all" else planted) + ("" if pd.isna(row["hardness"]) else f", {row['hardness']}")
+    return name_text(row, pooled="arm IN")
 
 
-def _curve(axes: Axes, table: pd.DataFrame, arm: str, **style: object) -> None:
+def _draw(axes: Axes, table: pd.DataFrame, arm: str, **style: object) -> None:
     """Draw the exposure of an arm; nothing where it was not measured."""
-    points = []
-    for k, of_k in by_k(table)[0]:
-        values = exposure(of_k, arm)
-        over_seeds = values["_seeds_low"], values["_seeds_high"]
-        has_seeds = all(map(math.isfinite, over_seeds))
-        low, high = over_seeds if has_seeds else (values["_low"], values["_high"])
-        points.append((k, (low + high) / 2 if has_seeds else values[""], low, high))
-    x, y, lows, highs = np.array(points, dtype="float64").reshape(-1, 4).T
-    if np.isfinite(y).any():
+    x, y, lows, highs = np.array(curve(table, arm), dtype="float64").reshape(-1, 4).T
+    if len(x):
         (line,) = axes.plot(x, y, **style)  # type: ignore[arg-type]
         axes.fill_between(x, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
 

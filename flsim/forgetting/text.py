@@ -47,12 +47,22 @@ def planted_text(row: Mapping[Any, Any]) -> str:
     return f"{user_share(row['p_u'])}, {100 * row['p_e']:.6g}%"
 
 
+def rounds_text(row: Mapping[Any, Any]) -> str:
+    """Return a group's window in words, e.g. ``"rounds 1-50"``, ``"round 51"`` or ``"all rounds"``."""
+    window = window_text(row)
+    return "all rounds" if window == "all" else f"round{'s' * (not window.isdecimal())} {window}"
+
+
+def name_text(row: Mapping[Any, Any], pooled: str = "all canaries") -> str:
+    """Return a group's name among those of its window, e.g. ``"10 copies, hard"``; `pooled` for all numbers."""
+    planted = planted_text(row)
+    hardness = "" if pd.isna(row["hardness"]) else f", {row['hardness']}"
+    return f"{pooled if planted == 'all' else planted}{hardness}"
+
+
 def group_text(row: Mapping[Any, Any]) -> str:
     """Return a group's name within its setting, e.g. ``"rounds 1-50, 10 copies, hard"``."""
-    hardness = "" if pd.isna(row["hardness"]) else f", {row['hardness']}"
-    planted, window = planted_text(row), window_text(row)
-    rounds = f"round {window}" if window.isdecimal() else f"{window} rounds" if window == "all" else f"rounds {window}"
-    return f"{rounds}, {'all canaries' if planted == 'all' else planted}{hardness}"
+    return f"{rounds_text(row)}, {name_text(row)}"
 
 
 def time_text(rounds: Any, is_censored: Any) -> str:

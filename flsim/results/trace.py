@@ -102,7 +102,8 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
     about: dict[Any, Any] = run.roster.set_index("canary").to_dict("index")
     blocks = [f"{run.setting} [{run.name}]"]
     quantities = [quantity for quantity in _traced(quantities_in(table)) if quantity.name in table]
-    counts = f"{'sharers':>7}  {'so far':>6}  {'since':>5}  in rounds"
+    width = max(len("since"), *(len(_since(value)) for value in table["rounds_since_use"]))
+    counts = f"{'sharers':>7}  {'so far':>6}  {'since':>{width}}  in rounds"
     widths = [_width(quantity, table[quantity.name]) for quantity in quantities]
     names = "".join(f"{quantity.short:>{width}}  " for quantity, width in zip(quantities, widths, strict=True))
     heading = f"{'round':>9}  {names}{counts}"
@@ -119,7 +120,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
         for row in table[table["canary"] == canary].to_dict("records"):
             cells = [_cell(quantity, row[quantity.name]) for quantity in quantities]
             measured = "".join(f"{cell:>{width}}  " for cell, width in zip(cells, widths, strict=True))
-            lines.append(_line(row, measured, WIDTH - len(heading) + len("in rounds")))
+            lines.append(_line(row, measured, width, WIDTH - len(heading) + len("in rounds")))
         blocks.append("\n".join(lines))
     legend = "".join(
         _explained(quantity, run) for quantity in quantities if not quantity.is_standard or quantity.is_primary
@@ -159,12 +160,15 @@ def _cell(quantity: Quantity, value: float) -> str:
     return quantity.format.format(value)
 
 
-def _line(row: Mapping[Any, Any], measured: str, room: int) -> str:
+def _since(rounds: float) -> str:
+    return "" if math.isnan(rounds) else f"{rounds:,.0f}"
+
+
+def _line(row: Mapping[Any, Any], measured: str, width: int, room: int) -> str:
     """Return the line of one round; lists of rounds that are longer than `room` characters are cut."""
     rounds = " ".join(map(str, row["sharer_rounds"]))
     room = max(room, len("in rounds"))
     if len(rounds) > room:
         rounds = rounds[: room - 4].rsplit(" ", 1)[0] + " ..."
-    since = "" if math.isnan(row["rounds_since_use"]) else f"{row['rounds_since_use']:,.0f}"
-    counts = f"{row['sharers']:>7,}  {row['participations']:>6,}  {since:>5}"
+    counts = f"{row['sharers']:>7,}  {row['participations']:>6,}  {_since(row['rounds_since_use']):>{width}}"
     return f"{row['round']:>9,}  {measured}{counts}  {rounds}".rstrip()

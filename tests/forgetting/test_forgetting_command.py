@@ -1,7 +1,9 @@
 """`flsim forgetting` of real runs of both arms: what it prints, and what it says without arm OUT."""
 
+import html
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from helpers import Flsim, Trained
 
 import flsim as api
 from flsim.base.errors import InputError
+from flsim.forgetting.text import time_text
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation
@@ -77,6 +80,22 @@ def test_text_csv_and_figure(arms: tuple[Path, Path], flsim: Flsim, tmp_path: Pa
     code, out, _ = flsim("forgetting", *arms, "--csv")
     table = pd.read_csv(io.StringIO(out))
     assert len(table) == len(api.measure_forgetting(*arms).success)
+
+
+def test_a_report_of_windowed_runs_has_a_section(
+    arms: tuple[Path, Path], trained_here: Trained, flsim: Flsim, tmp_path: Path
+) -> None:
+    """With the same times as the command, and a figure; runs without windows have none."""
+    page = tmp_path / "report.html"
+    assert flsim("report", *arms, "--out", page)[0] == 0
+    (section,) = re.findall(r'<section aria-labelledby="forgetting".*?</section>', page.read_text(), re.DOTALL)
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", section.split("</thead>")[1].split("</table>")[0])
+    (about,) = api.measure_forgetting(*arms).times.to_dict("records")
+    assert cells[1:5] == ["1-4", "1/10, 50%", str(about["canaries"] - about["never_used"]), str(about["k_max"])]
+    assert html.unescape(cells[7]) == time_text(about["median_time"], about["median_is_censored"])
+    assert "<svg" in section
+    assert flsim("report", trained_here(), "--out", page)[0] == 0
+    assert 'id="forgetting"' not in page.read_text()
 
 
 def test_without_arm_out_it_says_what_is_missing(arms: tuple[Path, Path], flsim: Flsim) -> None:

@@ -85,6 +85,7 @@ def test_without_arm_out_there_is_exposure_alone() -> None:
     assert measured.success["success"].isna().all()
     assert measured.times[["time", "is_censored", "least_alpha"]].isna().all().all()
     assert measured.times["median_time"].notna().all()
+    assert measure(simulated(has_twin=False, seeds=1), by_hardness=True).times["hardness"].isna().all()
     text = to_text(measured)
     assert "There is no arm OUT." in text
     assert "Acc." not in text
