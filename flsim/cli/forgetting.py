@@ -39,7 +39,7 @@ def forgetting(
         bool, typer.Option("--csv", help="Print a row for each group and number of rounds as CSV instead of text.")
     ] = False,
 ) -> None:
-    """Measure how fast canaries are forgotten after their last use.
+    """Measure how fast canaries are forgotten.
 
     Runs that plant canaries (arm IN) are compared with their twins that never do (arm OUT, canaries.arm = "out"). For
     each group of canaries it prints exposure, accuracy and precision against the rounds since last use, and T(alpha),
