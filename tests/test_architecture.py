@@ -43,8 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("report", "results", "runs", "simulation", "training", "server"),
     },
     "planning": {
-        *("audits", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "runs", "sweeps"),
-        "server",
+        *("audits", "canaries", "data", "evaluation", "forgetting", "measures", "models", "privacy", "results", "runs"),
+        *("sweeps", "server"),
     },
     "bench": {
         *("algorithms", "audits", "canaries", "data", "memorization", "models", "privacy", "results", "runs"),

@@ -91,7 +91,7 @@ def options(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the versions of flsim and its main packages, and exit.",
+            help="Print versions of main packages, and exit.",
         ),
     ] = False,
 ) -> None:

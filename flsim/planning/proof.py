@@ -1,11 +1,14 @@
 """The largest epsilon that `flsim audit` of a run can prove, whatever the run memorizes: all guesses are right."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flsim.audits.audit import ceiling, ceiling_of_coins
-from flsim.canaries.spec import configurations
+from flsim.canaries.spec import CanaryHParams, configurations
+from flsim.canaries.windows import ALWAYS
 from flsim.data.corpus import Split
+from flsim.forgetting.success import least_alpha
 from flsim.planning.scale import Users, trained_on
 from flsim.privacy.allowed import sound_convention
 from flsim.privacy.report import Unit
@@ -31,6 +34,7 @@ class Provable:
         canary_users: bound from guesses of the coins of canary users; None where no coins decide on them.
         cost: a sentence on what canary users cost; empty without any.
         note: a sentence on what an epsilon is not about; empty where it is about all who train.
+        forgetting: a sentence on the least alpha that `flsim forgetting` can show; empty without windows.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Provable:
     canary_users: float | None = None
     cost: str = ""
     note: str = ""
+    forgetting: str = ""
 
 
 def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> tuple[Provable, ...]:
@@ -59,7 +64,27 @@ def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], tra
         name = " ".join(filter(None, (names(run), str(run.axes.get(WORLD, "")))))
         if name not in rows and not run.config.evaluation.utility_only and configurations(run.config.canaries):
             rows[name] = _provable(name, run.config, train)
+            seeds = len({other.config.seed for other in planned if names(other) == names(run)})
+            rows[name] = replace(rows[name], forgetting=least_alphas(run.config.canaries, seeds))
     return tuple(rows.values())
+
+
+def least_alphas(canaries: CanaryHParams, seeds: int) -> str:
+    """Return a sentence on the least alpha that groups of canaries with windows can show; empty for other canaries.
+
+    Args:
+        canaries: the settings.
+        seeds: number of runs of arm "in" that differ only in their seed.
+    """
+    windows = Counter(one.window for one in configurations(canaries))
+    if canaries.arm == "out" or not windows or set(windows) == {ALWAYS}:
+        return ""
+    group, window = 2 * (canaries.count * seeds // 2), 2 * (min(windows.values()) * seeds // 2)
+    pooled = f", and below {least_alpha(window):.2f} for the {window:,} of a window (--pool)" if window > group else ""
+    return (
+        f"`flsim forgetting` cannot show an alpha below {least_alpha(group):.2f} for the {group:,} canaries of a group "
+        f"in {seeds} seed{'s' * (seeds != 1)}{pooled}."
+    )
 
 
 def _provable(name: str, config: Config, train: Split) -> Provable:

@@ -51,7 +51,8 @@ def proof(rows: Sequence[Provable]) -> str:
     text += "".join(f" {cost}." for cost in dict.fromkeys(row.cost for row in rows) if cost)
     text += "".join(f" {row_note}" for row_note in dict.fromkeys(row.note for row in rows) if row_note)
     names = Column("Rows", [_name(row, same) for row, same in alike.items()], is_number=False)
-    return "## Largest provable epsilon\n\n" + markdown([names], [columns]) + note(text)
+    forgetting = "".join(f"\n{note(text)}" for text in dict.fromkeys(row.forgetting for row in rows) if text)
+    return "## Largest provable epsilon\n\n" + markdown([names], [columns]) + note(text) + forgetting
 
 
 def _name(row: Provable, same: Sequence[Provable]) -> str:

@@ -12,7 +12,7 @@ from flsim.audits import coins
 from flsim.audits.audit import audit
 from flsim.audits.subject import Coins, Subject, subject_of
 from flsim.canaries.spec import CanaryHParams
-from flsim.planning.proof import groups_of, provable_of
+from flsim.planning.proof import groups_of, least_alphas, provable_of
 from flsim.planning.proof_text import proof
 from flsim.planning.scale import Users
 from flsim.runs.config import load
@@ -88,3 +88,13 @@ def test_a_group_of_any_size_has_a_bound() -> None:
     few, many = (coins.epsilon_of_coins(100, 20, 20, 0.0, users=users) for users in (1, 500))
     assert many == pytest.approx(few / 500, rel=1e-5), "pure DP of a group is so many times one's"
     assert coins.epsilon_of_coins(100, 20, 20, 1e-5, users=500) < many
+
+
+def test_a_plan_says_which_alpha_forgetting_can_show() -> None:
+    """Beta quantiles: 0.626 for 48 canaries, 0.572 for 144. Arm OUT and canaries without windows say nothing."""
+    windowed = CanaryHParams(insertions=(1, 4, 10), count=16, windows=((0.0, 0.5), (0.5, 0.6)))
+    text = least_alphas(windowed, seeds=3)
+    assert "below 0.63 for the 48 canaries of a group in 3 seeds, and below 0.57 for the 144 of a window" in text
+    assert "(--pool)" not in least_alphas(CanaryHParams(injections=(0.5,), count=10), seeds=1)
+    assert not least_alphas(replace(windowed, arm="out"), seeds=3)
+    assert not least_alphas(CanaryHParams(), seeds=3)
