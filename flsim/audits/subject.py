@@ -162,9 +162,11 @@ class Audited:
             delta: delta of the claim and of estimates; the reported one if not given.
         """
         ranks, references = results.of_planted("rank", round_), results.references(round_)
-        if ranks is None or references is None:
+        # Natural text ranks high among random words, whoever trained on it. Guesses of its coins hold all the same.
+        is_natural = any(canary.is_natural for canary in self.canaries)
+        if ranks is None or references is None or is_natural:
             ranks, references = pd.Series(dtype="float64"), 0
-        controls = results.of_controls("rank", round_)
+        controls = None if is_natural else results.of_controls("rank", round_)
         groups, is_exact = _groups(self, results) if len(ranks) else (np.empty(0, np.int64), True)
         users, claim = None, None
         if state is not None:

@@ -69,7 +69,8 @@ def missing(subject: Subject, table: pd.DataFrame) -> str | None:
     """Return one sentence on what cannot be said of a run, and on the settings that it needs; None without such."""
     methods, needs = set(table["method"]), []
     if "epsilon" not in methods:
-        needs.append("a bound from ranks (canaries.count)")
+        source = ' with canaries.source "words"' if "is_natural" in subject.results.roster else ""
+        needs.append(f"a bound from ranks (canaries.count{source})")
     if not methods & {"epsilon, coins", "epsilon, canary users by coins"}:
         needs.append("a bound from guesses of coins, of at least 10 canaries (canaries.coins)")
     if subject.unit == "user" and "epsilon, canary users" not in methods:

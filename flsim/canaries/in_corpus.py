@@ -178,7 +178,10 @@ def _listed(hparams: CanaryHParams) -> dict[str, Any]:
     return {
         name: value
         for name, value in asdict(hparams).items()
-        if value != () and (value or name not in {"controls", "coins"}) and name not in BY_ROUND
+        if value != ()
+        and (value or name not in {"controls", "coins"})
+        and name not in BY_ROUND
+        and (name, value) != ("source", "words")
     }
 
 

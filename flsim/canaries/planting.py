@@ -16,15 +16,8 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
-from flsim.canaries.spec import (
-    Canary,
-    CanaryHParams,
-    Configuration,
-    configurations,
-    draw_phrase,
-    expected_copies,
-    toss,
-)
+from flsim.canaries.phrases import HELDOUT, natural_phrases, random_phrases
+from flsim.canaries.spec import Canary, CanaryHParams, Configuration, configurations, expected_copies, toss
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
 
@@ -129,8 +122,8 @@ def _counts(
 def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
     """Draw distinct phrases that occur nowhere in the corpus, in any split; a phrase that occurs is drawn again.
 
-    Controls come last, and where two phrases are equal the later one is drawn again. So the planted canaries are the
-    same with and without controls.
+    Text of held-out users occurs with held-out users only. Controls come last, and where two phrases are equal the
+    later one is drawn again. So the planted canaries are the same with and without controls.
 
     Args:
         corpus: the corpus.
@@ -139,8 +132,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
         rounds: number of rounds of training, for windows that are fractions of it.
 
     Raises:
-        InputError: canaries are longer than records can be, the vocabulary is too small for that many, or a window
-            does not fit the rounds.
+        InputError: canaries are longer than records can be, the vocabulary is too small for that many, a window does
+            not fit the rounds, or held-out users have too few records of so many words.
     """
     layout = corpus.layout
     if hparams.length > layout.record_words:
@@ -152,15 +145,19 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     control = Configuration(math.nan, math.nan, 0)
     bounds = {one: hparams.bounds(one, rounds) for one in planted} | {control: (None, None)}
     planned = planted + [control] * hparams.controls
+    is_natural = hparams.source == "heldout"
+    source = "text of held-out users" if is_natural else f"vocabulary of {layout.words} words"
     too_few = InputError(
         f"no {len(planned)} different phrases of {hparams.length} words found that the corpus does not contain; "
-        f"its vocabulary of {layout.words} words is too small, or canaries.length too short"
+        f"its {source} is too small, or canaries.length too short"
     )
     if len(planned) > layout.words**hparams.length:
         raise too_few
     attempts = [0] * len(planned)
-    phrases = [draw_phrase(seed, index, 0, hparams.length, layout) for index in range(len(planned))]
-    splits = [corpus.split(name) for name in corpus.splits]
+    length = hparams.length
+    draw = natural_phrases(corpus, length, seed) if is_natural else random_phrases(length, seed, layout)
+    phrases = [draw(index, 0) for index in range(len(planned))]
+    splits = [corpus.split(name) for name in corpus.splits if not (is_natural and name.startswith(HELDOUT))]
     known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(REDRAWS):
         taken.update(*(occurring(split, set(phrases) - known) for split in splits))
@@ -183,12 +180,13 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
                     first_round=bounds[one][0],
                     last_round=bounds[one][1],
                     pseudo_users=one.users or None,
+                    is_natural=is_natural,
                 )
                 for index, (phrase, one, coin) in enumerate(zip(phrases, planned, coins, strict=True))
             )
         for i in rejected:
             attempts[i] += 1
-            phrases[i] = draw_phrase(seed, i, attempts[i], hparams.length, layout)
+            phrases[i] = draw(i, attempts[i])
     raise too_few
 
 

@@ -13,6 +13,7 @@ The columns of `LATER` are only in rosters that need them. Without them all cana
     first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
     pseudo_users                           pseudo-users who inject it in its first round; missing where users hold it
     template                               the text around the phrase; missing for none
+    is_natural                             true for text of a held-out user, which is no random phrase
 """
 
 import math
@@ -41,6 +42,7 @@ LATER = {  # pandas types
     "last_round": "Int64",
     "pseudo_users": "Int64",
     "template": "string",
+    "is_natural": "boolean",
 }
 SCHEMA = pa.schema(
     [
@@ -56,6 +58,7 @@ SCHEMA = pa.schema(
         ("last_round", pa.int64()),
         ("pseudo_users", pa.int64()),
         ("template", pa.string()),
+        pa.field("is_natural", pa.bool_(), nullable=False),
     ]
 )
 OLDER_LACK = ("words", *COUNTS)  # columns that rosters of the first versions do not have

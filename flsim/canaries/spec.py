@@ -25,6 +25,7 @@ from flsim.canaries.windows import (
 from flsim.data.vocabulary import Layout
 
 Arm = Literal["in", "out"]
+Source = Literal["words", "heldout"]
 
 ABOUT_INJECTIONS = "Injected users take part with probability 1 ({}): an epsilon of the ledger is not about them."
 
@@ -52,6 +53,9 @@ class CanaryHParams:
             the canary replaces. In an empty window, such as [0.5, 0.5], a canary is never planted.
         arm: "out" draws and measures the same canaries, and plants them in no round: the twin of a run of arm "in",
             equal to it before the first window.
+        source: "words" draws the words of a canary at random; "heldout" takes the first words of a record of a held-out
+            user: natural text, which users then hold in place of their own. Its ranks among random words prove nothing,
+            so that it is for arms, see `flsim forgetting`.
         injections: In place of p_u, p_e, insertions and windows: when canaries are injected, each once and in one
             round, by pseudo-users who take part in that round only, beside its cohort. Each is a configuration: a
             fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101. In central
@@ -72,6 +76,7 @@ class CanaryHParams:
     coins: bool = False
     windows: tuple[Window, ...] = (ALWAYS,)
     arm: Arm = "in"
+    source: Source = "words"
     injections: tuple[float, ...] = ()
     injection_users: int = 1
     injection_copies: int = 1
@@ -163,6 +168,7 @@ class Canary:
         pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
             None where users of the population hold it.
         template: the text around the phrase; None for none.
+        is_natural: whether the phrase is text of a held-out user, and not random words.
     """
 
     id: str
@@ -176,6 +182,7 @@ class Canary:
     last_round: int | None = None
     pseudo_users: int | None = None
     template: str | None = None
+    is_natural: bool = False
 
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:

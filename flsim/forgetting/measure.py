@@ -115,6 +115,11 @@ def measure_forgetting(
             f'Without arm OUT (canaries.arm = "out") there is no accuracy, precision, T(alpha) or hardness of '
             f"{', '.join(lonely)}: only exposure and ranks."
         )
+    if any(arms.run.config.canaries.source == "heldout" for arms in pairs):
+        notes.append(
+            "Text of held-out users is likelier than random words, whoever trained on it: bits of arm IN count against "
+            "those of arm OUT, and there are no times by rank."
+        )
     return measure(pd.concat(tables, ignore_index=True), alpha, by_hardness, pool, notes)
 
 

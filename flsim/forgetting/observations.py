@@ -13,7 +13,7 @@ The columns are:
     nats_in, nats_out                    log-perplexities in both arms
     score_in, score_out                  calibrated scores: clean less log-perplexity, larger for a member
     bits_in, bits_out                    exposure in bits
-    p_in, p_out                          exact p-values of the ranks
+    p_in, p_out                          exact p-values of the ranks; missing for text of held-out users
 """
 
 import numpy as np
@@ -76,6 +76,7 @@ def _configured(results: RunResults) -> pd.DataFrame:
     planted = roster.reindex(columns=["canary", "p_u", "p_e", "first_round", "last_round"])
     planned = roster.get("planned_insertions")
     planted["copies"] = None if planned is None else planned.astype("Int64").where(planted["p_u"].isna())
+    planted["is_natural"] = roster["is_natural"].astype(bool) if "is_natural" in roster else False
     return planted.assign(run=results.name, setting=results.setting, series=results.series, seed=results.seed)
 
 
@@ -106,7 +107,8 @@ def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResult
         ranks, nats = (_measured(run, quantity.name, round_, planted) for quantity in (RANK, LOG_PERPLEXITY))
         references = None if run is None else run.references(round_)
         p = p_values(ranks, int(references)) if references else np.full(len(planted), np.nan)
-        table[f"p_{arm}"], table[f"bits_{arm}"], table[f"nats_{arm}"] = p, -np.log2(p), nats
+        table[f"p_{arm}"] = np.where(planted["is_natural"], np.nan, p)  # natural text is likelier than random words
+        table[f"bits_{arm}"], table[f"nats_{arm}"] = -np.log2(p), nats
         table[f"score_{arm}"] = scores(nats, table["clean"].to_numpy("float64"))
     return table
 

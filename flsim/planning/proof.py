@@ -62,7 +62,8 @@ def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], tra
     rows: dict[str, Provable] = {}
     for run in planned:
         name = " ".join(filter(None, (names(run), str(run.axes.get(WORLD, "")))))
-        if name not in rows and not run.config.evaluation.utility_only and configurations(run.config.canaries):
+        canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
+        if name not in rows and is_ranked and canaries.source == "words" and configurations(canaries):
             rows[name] = _provable(name, run.config, train)
             seeds = len({other.config.seed for other in planned if names(other) == names(run)})
             rows[name] = replace(rows[name], forgetting=least_alphas(run.config.canaries, seeds))

@@ -36,7 +36,7 @@ INJECTED = ("injection_users", "injection_copies")
 # Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
     "data": ("user_holdout", "shadow"),
-    "canaries": ("insertions", "controls", "coins", "windows", "arm", "injections", *INJECTED),
+    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED),
     "model": ("architecture", "layers", "heads", "options"),
     "training": ("server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES),
