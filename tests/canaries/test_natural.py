@@ -17,12 +17,12 @@ NATURAL = api.Canaries(insertions=(2,), count=20, length=4, controls=10, source=
 
 @pytest.fixture
 def corpus(make_corpus: MakeCorpus, random_users: Users) -> Corpus:
-    """Users as of `Experiment`, with five held-out users, whose words may be unknown (id 37, out of vocabulary)."""
-    heldout = random_users(5, 30, 36, seed=2)
-    heldout[0][0] = [1, 2, 37, 4, 5]
-    return make_corpus(
-        random_users(24, 8, 36), test=random_users(4, 8, 36, seed=1), heldout=heldout, vocabulary_size=40
-    )
+    """Users as of `Experiment`, with nine held-out users: one quotes a user, and one has a word that is not known."""
+    train, heldout = random_users(24, 8, 36), random_users(9, 30, 36, seed=2)
+    train[5][2] = [9, 1, 2, 3, 4, 9]
+    heldout[0] = [[1, 2, 3, 4, word] for word in range(1, 31)]
+    heldout[1] = [[1, 2, 37, 4, word] for word in range(1, 31)]
+    return make_corpus(train, test=random_users(4, 8, 36, seed=1), heldout=heldout, vocabulary_size=40)
 
 
 def records_of(corpus: Corpus, name: str) -> list[list[int]]:
