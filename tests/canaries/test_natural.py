@@ -55,7 +55,7 @@ def test_too_little_text_is_refused(corpus: Corpus, make_corpus: MakeCorpus, ran
 
 
 def test_arms_of_natural_text(corpus: Corpus, flsim: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attack by scores works as on random words; ranks prove nothing, so that there are neither times nor bounds by them."""
+    """The attack by scores works as on random words. Ranks prove nothing: there are no times and no bounds by them."""
     folder = corpus.path.parent
     monkeypatch.chdir(folder)
     Path("tiny.toml").write_text(TINY.replace("p_u = [0.2]\np_e = [0.5, 1.0]\ncount = 2", ""))
