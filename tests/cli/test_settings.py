@@ -36,6 +36,8 @@ def test_every_setting_has_whole_sentences_and_every_number_a_unit() -> None:
     assert without == {
         *("seed", "options", "clip_learning_rate", "learning_rate", "momentum", "proximal", "weight_decay"),
         *("server_learning_rate", "server_momentum", "server_beta2", "server_tau"),
+        *("milestone_factor", "server_milestone_factor"),
+        *("windows", "injections"),  # fractions of training, or rounds
     }
 
 
