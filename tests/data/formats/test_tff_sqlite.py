@@ -234,7 +234,8 @@ def test_a_record_of_50_megabytes_is_not_read(tmp_path: Path) -> None:
     small = database(tmp_path / "small.sqlite", [("train", "a", tf_example("a"))])
     path = database(tmp_path / "so.sqlite", [("train", "a", tf_example("a")), ("train", "a", b"x" * 50_000_000)])
     assert read(path, FORMAT) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
-    assert peak_kilobytes(READ, path) < peak_kilobytes(READ, small) + 10_000
+    # Read, the record would add 48,828; a peak is sampled, and that of a short process on a busy machine misses imports.
+    assert peak_kilobytes(READ, path) < peak_kilobytes(READ, small) + 40_000
 
 
 def test_the_schema_is_the_published_one(tmp_path: Path) -> None:
