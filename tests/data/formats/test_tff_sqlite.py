@@ -234,7 +234,7 @@ def test_a_record_of_50_megabytes_is_not_read(tmp_path: Path) -> None:
     small = database(tmp_path / "small.sqlite", [("train", "a", tf_example("a"))])
     path = database(tmp_path / "so.sqlite", [("train", "a", tf_example("a")), ("train", "a", b"x" * 50_000_000)])
     assert read(path, FORMAT) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
-    # Read, the record would add 48,828; a peak is sampled, and that of a short process on a busy machine misses imports.
+    # Read, the record would add 48,828. A peak is sampled, and misses parts of a short process on a busy machine.
     assert peak_kilobytes(READ, path) < peak_kilobytes(READ, small) + 40_000
 
 
