@@ -46,7 +46,7 @@ def test_the_simulated_attacker_sees_what_there_is_to_see(mu: float) -> None:
 
 
 def test_canary_users_are_seen_under_little_noise_and_not_where_they_are_absent() -> None:
-    """Of 20 guesses 10 are right by chance; what the bound exceeds is the epsilon of one unit vector in the noise."""
+    """Little noise lets more than 10 of 20 guesses be right; without canary users 10 are right, by chance."""
     simulations = SIMULATIONS // 10
     assert right_guesses_of_users(1.0, simulations).mean() > 13
     standard_error = (20 / 4 / simulations) ** 0.5

@@ -140,7 +140,7 @@ def test_log_rank_of_one_law_finds_a_difference_in_five_percent() -> None:
 
 
 def test_median_times() -> None:
-    """Of 0, 5, 5, 10 and a censored 10 half are forgotten by 5; of 0 and two censored ones it is not known."""
+    """The median is the time by which half of the canaries are forgotten, and censored where fewer than half are."""
     assert median_time(times([0, 5, 5, 10], [10])) == CanaryTime(5, is_censored=False)
     assert median_time(times([0], [10, 20])) == CanaryTime(20, is_censored=True)
     assert median_time(times([], [10])) == CanaryTime(10, is_censored=True)

@@ -25,8 +25,8 @@ def test_a_comparison_has_the_bounds_and_the_stored_attacks(both: tuple[Path, Pa
     section = out.partition("## What an attacker can prove\n")[2]
     lines = {cells[0]: cells[1:] for line in section.splitlines() if len(cells := _cells(line)) == 3}
     loss = rows.to_dict("records")[0]
-    shown = f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f}-{loss['auroc_high']:.3f})"
-    assert lines["records: loss"][0].startswith(shown)
+    area = f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f}-{loss['auroc_high']:.3f})"
+    assert lines["records: loss"][0].startswith(area)
     assert lines["records: loss"][1] == ""
     audited = api.audit(*both)
     first, second = (part.set_index("method") for _, part in audited.groupby("run", sort=False))

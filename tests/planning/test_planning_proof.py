@@ -43,19 +43,19 @@ def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
     """Half of the coins' canaries are planted; an epsilon of replacing is twice one of adding or removing."""
     run = trained_here(*settings)
     config = Run.open(run).config
-    (said,) = provable_of([Planned("run", "run", 0, {}, None, config)], lambda run: run.name, USERS.split())
+    (bound,) = provable_of([Planned("run", "run", 0, {}, None, config)], lambda run: run.name, USERS.split())
     groups = groups_of(config, USERS)
     subject = certain(subject_of(run), groups, groups[::2] if config.canaries.coins else groups)
     rows = {row["method"]: row for row in audit(subject).to_dict("records")}
-    assert rows["epsilon"]["detected"] == rows["epsilon"]["n_in"] == said.canaries
-    assert said.epsilon == pytest.approx(rows["epsilon"]["low"] / steps, rel=1e-9)
-    assert said.epsilon > 0
-    assert said.group == rows["epsilon"]["group"]
-    assert said.relation == ("add-or-remove-one" if steps == 2 else "replace-one")
+    assert rows["epsilon"]["detected"] == rows["epsilon"]["n_in"] == bound.canaries
+    assert bound.epsilon == pytest.approx(rows["epsilon"]["low"] / steps, rel=1e-9)
+    assert bound.epsilon > 0
+    assert bound.group == rows["epsilon"]["group"]
+    assert bound.relation == ("add-or-remove-one" if steps == 2 else "replace-one")
     if config.canaries.coins:
-        assert said.coins == pytest.approx(rows["epsilon, coins"]["low"] / steps, rel=1e-9)
+        assert bound.coins == pytest.approx(rows["epsilon, coins"]["low"] / steps, rel=1e-9)
     else:
-        assert said.coins is None
+        assert bound.coins is None
         assert "epsilon, coins" not in rows
 
 

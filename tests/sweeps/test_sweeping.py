@@ -107,12 +107,12 @@ def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_
     assert "good-iid-seed0" not in over
 
     second = flsim(tmp_path)
-    table, said = second.communicate(timeout=DEADLINE)
-    assert second.returncode == 1, said
+    table, messages = second.communicate(timeout=DEADLINE)
+    assert second.returncode == 1, messages
     assert completed(folder) == {"good-iid-seed0", "good-non-iid-seed0"}
     why = (folder.path / "logs" / "bad-seed0.log").read_text().strip().removeprefix("flsim: ")
     assert "13" in why
-    assert f"1 of 3 runs failed, the first bad-seed0: {why}" in said
+    assert f"1 of 3 runs failed, the first bad-seed0: {why}" in messages
     assert "IID, SGD, b_r=4" in table
     assert "<html" in (folder.path / "report.html").read_text()
     [session] = read_sweep(folder.path).sessions  # the killed one could not say anything
@@ -124,18 +124,18 @@ def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_
 
     changed = (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns
     third = flsim(tmp_path)
-    _, said = third.communicate(timeout=DEADLINE)
-    assert third.returncode == 1, said
-    assert "2 of 3 runs are finished" in said
+    _, messages = third.communicate(timeout=DEADLINE)
+    assert third.returncode == 1, messages
+    assert "2 of 3 runs are finished" in messages
     assert (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns == changed
 
     (tmp_path / "sweep.toml").write_text(SWEEP.replace("users = 12", "users = 13"))
     assert "its corpus was made by other settings than sweep.toml has now" in flsim(tmp_path).communicate()[1]
     (tmp_path / "sweep.toml").write_text(SWEEP.replace("0.1", "0.2"))
     fourth = flsim(tmp_path)
-    _, said = fourth.communicate(timeout=DEADLINE)
+    _, messages = fourth.communicate(timeout=DEADLINE)
     assert fourth.returncode == 2
-    assert "its run good-iid-seed0 has other settings than sweep.toml gives now; name another --out" in said
+    assert "its run good-iid-seed0 has other settings than sweep.toml gives now; name another --out" in messages
     assert json.loads((folder.path / "sweep.json").read_text())["runs"][0]["name"] == "good-iid-seed0"
 
 
@@ -165,8 +165,8 @@ def test_shadow_runs_that_were_killed_go_on_and_attack_each_other(tmp_path: Path
     assert completed(folder) < set(names)
 
     second = flsim(tmp_path)
-    _, said = second.communicate(timeout=DEADLINE)
-    assert second.returncode == 0, said
+    _, messages = second.communicate(timeout=DEADLINE)
+    assert second.returncode == 0, messages
     assert completed(folder) == set(names)
     lengths = set()
     for name in names:
@@ -179,8 +179,8 @@ def test_shadow_runs_that_were_killed_go_on_and_attack_each_other(tmp_path: Path
     assert len(lengths) > 1, "coins leave runs of unlike numbers of users"
 
     third = flsim(tmp_path)
-    _, said = third.communicate(timeout=DEADLINE)
-    assert (third.returncode, f"{SEEDS} of {SEEDS} runs are finished" in said) == (0, True)
+    _, messages = third.communicate(timeout=DEADLINE)
+    assert (third.returncode, f"{SEEDS} of {SEEDS} runs are finished" in messages) == (0, True)
     command = [sys.executable, "-m", "flsim", "membership", "out", "--shadows", "--json"]
     attacked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     (shadows,) = json.loads(attacked.stdout)["shadows"]

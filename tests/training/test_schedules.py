@@ -39,7 +39,7 @@ def test_all_have_a_closed_form_here() -> None:
 
 
 def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
-    """Of 200: 0.6 is round 120, from 0; after two milestones the factor applies twice."""
+    """A fraction of 0.6 is round 120 of 200, and the factor applies once more after the second milestone."""
     expected = [1.0] * 120 + [0.5] * 30 + [0.25] * 50
     both: dict[str, Any] = {"milestones": (0.6, 150.0), "milestone_factor": 0.5}
     local = LocalHParams(learning_rate=1.0, schedule="steps", **both)
