@@ -51,7 +51,9 @@ def test_canary_users_are_seen_under_little_noise_and_not_where_they_are_absent(
     assert right_guesses_of_users(1.0, simulations).mean() > 13
     standard_error = (20 / 4 / simulations) ** 0.5
     assert abs(right_guesses_of_users(None, simulations).mean() - 10) < 4 * standard_error
-    assert epsilon_of_noise(1.0) == pytest.approx(4.377, abs=1e-3)
+    epsilon, normal = epsilon_of_noise(1.0), scipy.stats.norm.cdf
+    delta = normal(0.5 - epsilon) - np.exp(epsilon) * normal(-0.5 - epsilon)  # Balle and Wang (2018), theorem 8
+    assert delta == pytest.approx(1e-5, rel=1e-6)
     assert epsilon_of_noise(None) == 0
 
 
