@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.forgetting import success
+from flsim.forgetting import advantage, success
 from flsim.forgetting.arms import arms_of
 from flsim.forgetting.observations import CONFIGURATION, GROUP, observations
 from flsim.forgetting.times import (
@@ -57,9 +57,10 @@ TIMES = {
     "median_time": "Int64",
     "median_is_censored": "boolean",
     "forgotten": "Int64",
+    **dict.fromkeys(advantage.OF_GROUP, "Float64"),
 }
 TESTS = {"group_a": "int64", "group_b": "int64", "differs": "string", "n_a": "int64", "n_b": "int64"} | dict.fromkeys(
-    ("p", "p_holm"), "Float64"
+    ("p", "p_holm", *advantage.OF_PAIR), "Float64"
 )
 
 
@@ -71,8 +72,10 @@ class Forgetting:
         observations: a row per planted canary and evaluated round; see `flsim.forgetting.observations`, with `group`.
         success: a row per group and k, with the columns of `SUCCESS`.
         times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
-            was not reached by ``k_max``, and both missing without arm OUT.
-        tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times.
+            was not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it
+            are those of `flsim.forgetting.advantage`.
+        tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
+            what is left in a less what is left in b.
         notes: sentences on what cannot be said.
     """
 
@@ -145,18 +148,20 @@ def measure(
         observed = observed.assign(p_u=None, p_e=None, copies=None).astype(CONFIGURATION)
     observed["group"] = observed.groupby(list(KEYS), sort=False, dropna=False).ngroup()
     rows, times, of_canaries = list[dict[str, Any]](), list[dict[str, Any]](), list[list[CanaryTime]]()
+    advantages = []
     for group, table in observed.groupby("group"):
         keys = {"group": group} | {name: table[name].iloc[0] for name in KEYS}
         measured, about, of_group = _group(table, alpha)
         rows += [keys | row for row in measured]
-        times.append(keys | about)
+        advantages.append(advantage.by_seed(table))
+        times.append(keys | about | advantage.of_group(advantages[-1]))
         of_canaries.append(of_group)
     summary = pd.DataFrame(times).reindex(columns=list(TIMES)).astype(TIMES)
     return Forgetting(
         observed,
         pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
         summary,
-        _tests(summary, of_canaries),
+        _tests(summary, of_canaries, advantages),
         tuple(notes),
     )
 
@@ -258,8 +263,10 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def _tests(times: pd.DataFrame, of_canaries: Sequence[list[CanaryTime]]) -> pd.DataFrame:
-    """Return the log-rank tests of groups that differ in one thing, corrected by Holm."""
+def _tests(
+    times: pd.DataFrame, of_canaries: Sequence[list[CanaryTime]], advantages: Sequence[pd.DataFrame]
+) -> pd.DataFrame:
+    """Return the log-rank tests of groups that differ in one thing, corrected by Holm, and what each has left."""
     rows = [
         {
             "group_a": a,
@@ -268,6 +275,7 @@ def _tests(times: pd.DataFrame, of_canaries: Sequence[list[CanaryTime]]) -> pd.D
             "n_a": len(of_canaries[a]),
             "n_b": len(of_canaries[b]),
             "p": log_rank_p(of_canaries[a], of_canaries[b]),
+            **advantage.of_pair(advantages[a], advantages[b]),
         }
         for a, b, differs in _pairs(times)
     ]

@@ -18,6 +18,10 @@ SUMMARY = (
     "canaries can show. Half by: rounds after which half of the canaries rank as canaries that were never planted do "
     "(p > 0.05), and stay so."
 )
+ADVANTAGE = (
+    "Nats: log-perplexity in arm OUT less that in arm IN, mean over canaries, when the window ends. Left %: its share "
+    "at the end of training. 95%: Student's t over seeds."
+)
 K = (
     "k: rounds since last use; a row is of each canary's last evaluation up to k, after the row before. Bits: median "
     "exposure of arms IN and OUT, with a 95% interval over canaries."
@@ -76,6 +80,8 @@ def to_text(measured: Forgetting) -> str:
     """Return the summary, a table for each group, the tests that find a difference, and notes; 80 characters wide."""
     times, alpha = measured.times, float(measured.times["alpha"].iloc[0])
     parts = [_summary(times, alpha) + note(SUMMARY.format(alpha=alpha))]
+    if times["left"].notna().any():
+        parts.append(_advantage(times) + note(ADVANTAGE) + _differences(measured))
     for about in times.to_dict("records"):
         setting = f"{about['setting']}: " if times["series"].nunique() > 1 else ""
         table = measured.success[measured.success["group"] == about["group"]]
@@ -105,13 +111,6 @@ def _limits(times: pd.DataFrame, alpha: float) -> list[str]:
 
 def _summary(times: pd.DataFrame, alpha: float) -> str:
     rows = times.to_dict("records")
-    labels = [
-        Column("Setting", times["setting"].tolist(), is_number=False),
-        Column("Rounds", [window_text(row) for row in rows], is_number=False),
-        Column("Planted", [planted_text(row) for row in rows], is_number=False),
-        Column("Hardness", times["hardness"].fillna("").tolist(), is_number=False),
-    ]
-    kept = [label for label in labels if len(set(label.cells)) > 1] or labels[1:3]
     used = times["canaries"] - times["never_used"]
     columns = [
         Column("Canaries", [f"{count:,}" for count in used]),
@@ -121,7 +120,43 @@ def _summary(times: pd.DataFrame, alpha: float) -> str:
         Column("At best", formatted(times["least_alpha"], "{:.2f}")),
         Column("Half by", [time_text(row["median_time"], row["median_is_censored"]) for row in rows]),
     ]
-    return markdown(kept, [columns])
+    return markdown(_labels(times), [columns])
+
+
+def _labels(times: pd.DataFrame) -> list[Column]:
+    """Return the columns that tell groups apart."""
+    rows = times.to_dict("records")
+    labels = [
+        Column("Setting", times["setting"].tolist(), is_number=False),
+        Column("Rounds", [window_text(row) for row in rows], is_number=False),
+        Column("Planted", [planted_text(row) for row in rows], is_number=False),
+        Column("Hardness", times["hardness"].fillna("").tolist(), is_number=False),
+    ]
+    return [label for label in labels if len(set(label.cells)) > 1] or labels[1:3]
+
+
+def _advantage(times: pd.DataFrame) -> str:
+    columns = [
+        Column("Nats", formatted(times["advantage"], "{:.2f}")),
+        Column("95%", _interval(times, "advantage", "{:.2f}")),
+        Column("Left %", formatted(times["left"], "{:.0f}", 100)),
+        Column("95%", _interval(times, "left", "{:.0f}", 100)),
+    ]
+    return markdown(_labels(times), [columns])
+
+
+def _differences(measured: Forgetting) -> str:
+    """Return a sentence on what is left in each setting less another, paired by seed; empty without an interval."""
+    rows, lines = measured.times.set_index("group").to_dict("index"), []
+    known = measured.tests[(measured.tests["differs"] == "setting") & measured.tests["left_difference_low"].notna()]
+    for test in known.to_dict("records"):
+        a, b = rows[test["group_a"]], rows[test["group_b"]]
+        difference, *ends = (100 * test[f"left_difference{end}"] for end in ("", "_low", "_high"))
+        lines.append(
+            f"{group_text(a)}: {a['setting']} against {b['setting']}: {difference:+.0f} points of what is left "
+            f"({ends[0]:+.0f} to {ends[1]:+.0f}), paired by seed."
+        )
+    return "".join(map(note, lines))
 
 
 def _first(value: Any, other: Any) -> Any:
@@ -149,8 +184,8 @@ def _table(table: pd.DataFrame) -> str:
     return markdown([Column("k", [f"{k:,}" for k in table["k"]])], [columns]).rstrip("\n") + "\n"
 
 
-def _interval(table: pd.DataFrame, name: str, template: str) -> list[str]:
-    ends = (formatted(table[f"{name}_{end}"], template) for end in ("low", "high"))
+def _interval(table: pd.DataFrame, name: str, template: str, factor: float = 1) -> list[str]:
+    ends = (formatted(table[f"{name}_{end}"], template, factor) for end in ("low", "high"))
     return [f"{low}-{high}" if low else "" for low, high in zip(*ends, strict=True)]
 
 

@@ -20,8 +20,10 @@ CAPTION = (
 NOTE = (
     "T: rounds since last use from which on the upper bound of the accuracy of telling the arms apart is at most "
     "{alpha:g}; > is censored. At best: the least such accuracy that so many canaries can show. Half by: rounds after "
-    "which half of the canaries rank as others do. Heuristic epsilon: ln(TPR / FPR) at a false-positive rate of 10% at "
-    "the last k, which bounds nothing. Canaries are treated as independent. `flsim forgetting` has every k."
+    "which half of the canaries rank as others do. Left: share, at the end of training, of the nats by which training "
+    "on canaries had lowered their log-perplexity when the window ended. Heuristic epsilon: ln(TPR / FPR) at a "
+    "false-positive rate of 10% at the last k, which bounds nothing. Canaries are treated as independent. "
+    "`flsim forgetting` has every k."
 )
 
 
@@ -42,7 +44,7 @@ def forgetting(gathered: Gathered) -> list[Block]:
 
 def _table(measured: Forgetting) -> Table:
     headings = [left("Setting"), left("Rounds"), left("Planted"), Column("Canaries"), Column("Last k"), Column("T")]
-    headings += [Column("At best"), Column("Half by"), Column("Precision"), Column("Heuristic epsilon")]
+    headings += [Column("At best"), Column("Half by"), Column("Left"), Column("Precision"), Column("Heuristic epsilon")]
     last = measured.success.groupby("group").last()
     rows: list[list[Cell]] = []
     for about in measured.times.to_dict("records"):
@@ -58,6 +60,7 @@ def _table(measured: Forgetting) -> Table:
                 time_text(k_max if about["is_censored"] is True else about["time"], about["is_censored"]),
                 number(about["least_alpha"], "{:.2f}"),
                 time_text(about["median_time"], about["median_is_censored"]),
+                number(about["left"], "{:.0%}"),
                 number(at_last.get("precision"), "{:.0%}"),
                 number(at_last.get("heuristic_epsilon"), "{:.1f}"),
             ]

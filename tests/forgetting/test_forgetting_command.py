@@ -92,6 +92,7 @@ def test_a_report_of_windowed_runs_has_a_section(
     cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", section.split("</thead>")[1].split("</table>")[0])
     (about,) = api.measure_forgetting(*arms).times.to_dict("records")
     assert cells[1:5] == ["1-4", "1/10, 50%", str(about["canaries"] - about["never_used"]), str(about["k_max"])]
+    assert cells[8] == ("" if pd.isna(about["left"]) else f"{about['left']:.0%}")
     assert html.unescape(cells[7]) == time_text(about["median_time"], about["median_is_censored"])
     assert "<svg" in section
     assert flsim("report", trained_here(), "--out", page)[0] == 0

@@ -13,6 +13,7 @@ from scipy.stats import norm
 
 from flsim.base.errors import InputError
 from flsim.forgetting.measure import Forgetting, measure
+from flsim.forgetting.observations import TYPES
 from flsim.forgetting.plot import draw, plot
 from flsim.forgetting.text import to_object, to_text
 from flsim.results.inference import t_interval
@@ -169,3 +170,47 @@ def test_panels_are_windows() -> None:
     assert (first.get_title(), second.get_title()) == ("planted in rounds 1-50", "planted in rounds 20-50")
     assert len(first.get_lines()) == 4
     assert len(second.get_lines()) == 3  # no arm OUT
+
+
+NATS = {  # of arm IN by seed, canary and round, where arm OUT has 40; the window ends with round 50
+    0: {"a": {40: 30.0, 60: 38.0, 150: 39.0}, "b": {40: 30.0, 60: 34.0, 150: 39.0}},
+    1: {"a": {40: 30.0, 60: 36.0, 150: 38.0}, "b": {40: 30.0, 60: 36.0, 150: 39.0}},
+}
+
+
+def of_nats(series: str, left: float) -> pd.DataFrame:
+    """Observations with the log-perplexities of `NATS`, whose advantage at the end is multiplied by `left`."""
+    rows = [
+        {"run": f"{series}-{seed}", "seed": seed, "series": series, "setting": series, "canary": name, "round": at}
+        | {"copies": 1, "last_round": 50, "last_use": 50, "uses": 1, "since": at - 50 if at >= 50 else math.nan}
+        | {"nats_out": 40.0, "nats_in": 40 - (40 - nats) * (left if at == 150 else 1), "p_in": 0.5, "bits_in": 1.0}
+        for seed, canaries in NATS.items()
+        for name, rounds in canaries.items()
+        for at, nats in rounds.items()
+    ]
+    never = {**rows[0], "canary": "never", "last_use": None, "uses": 0, "nats_in": 0.0, "since": math.nan}
+    table = pd.DataFrame([*rows, *({**never, "round": at} for at in (40, 60, 150))])
+    return table.reindex(columns=list(TYPES)).astype(TYPES)
+
+
+def test_what_is_left_of_the_advantage_by_seed_from_the_windows_end_to_the_last_round() -> None:
+    """Seed 0: (2 + 6) / 2 nats at round 60, (1 + 1) / 2 in the end. Seed 1: 4 and 1.5."""
+    measured = measure(pd.concat([of_nats("one", 1), of_nats("other", 0.5)], ignore_index=True))
+    one, other = measured.times.to_dict("records")
+    assert (one["advantage"], one["left"]) == pytest.approx((4, (1 / 4 + 1.5 / 4) / 2))
+    assert (one["left_low"], one["left_high"]) == pytest.approx(t_interval(np.array([1 / 4, 1.5 / 4])))
+    assert other["left"] == pytest.approx(one["left"] / 2)
+    (test,) = measured.tests.to_dict("records")
+    assert test["left_difference"] == pytest.approx(one["left"] / 2)
+    low, high = t_interval(np.array([1 / 8, 1.5 / 8]))
+    assert (test["left_difference_low"], test["left_difference_high"]) == pytest.approx((low, high))
+    text = " ".join(to_text(measured).split())
+    assert f"one against other: {100 * test['left_difference']:+.0f} points" in text
+    alone = measure(of_nats("one", 1).query("seed == 0")).times.iloc[0]
+    assert (alone["left"], pd.isna(alone["left_low"])) == (0.25, True)
+
+
+def test_nothing_is_left_of_what_was_not_gained_or_is_measured_once() -> None:
+    observed = of_nats("one", 1)
+    for table in (observed.assign(nats_in=41.0), observed.query("round <= 60"), observed.assign(nats_out=math.nan)):
+        assert measure(table).times["left"].isna().all()
