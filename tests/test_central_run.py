@@ -99,7 +99,11 @@ def train_in_this_process(run: Run) -> State:
     ("overrides", "setting"),
     [
         (("data.world=iid",), "IID, Adam, b_r=9"),
-        (("model.architecture=lstm", "model.layers=2"), "Non-IID, Adam, LSTM 2 layers, b_r=9"),
+        pytest.param(
+            ("model.architecture=lstm", "model.layers=2"),
+            "Non-IID, Adam, LSTM 2 layers, b_r=9",
+            marks=pytest.mark.nightly,
+        ),
         (PRIVATE, "DP-RMSProp, C=0.5, z=0.8, b_r=9"),
     ],
     ids=["iid", "lstm", "private"],

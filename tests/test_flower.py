@@ -39,7 +39,7 @@ def train_without_flower(run: Run, rounds: int) -> State:
     return state
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
     """The demo itself, cut short."""
     short = ["training.rounds=2", "canaries.count=2", "evaluation.references=100"]

@@ -235,7 +235,9 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [TINY_OWN, CENTRAL], ids=["federated", "central"])
+@pytest.mark.parametrize(
+    "kind", [TINY_OWN, pytest.param(CENTRAL, marks=pytest.mark.nightly)], ids=["federated", "central"]
+)
 def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) -> None:
     """Exit code 1: what is tried before training are records of four words, and there are longer ones."""
     own.config.write_text(kind + SECTION)

@@ -37,7 +37,7 @@ def test_any_round_of_a_private_run_is_trained_again_to_the_same_state(
     assert "cannot verify round 31; it logged 1 to 30" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rounds_of_users_who_train_stacked_too(experiment: Experiment, flsim: Flsim) -> None:
     """With a size that is recorded for one shard from round 2 on, as where memory ran out there."""
     run = Run.create(load(experiment.config, ["system.micro_cohort=4", "system.shards=2"]), experiment.folder / "run")

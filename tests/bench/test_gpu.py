@@ -43,7 +43,7 @@ def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_part_on_a_cpu(tmp_path: Path) -> None:
     done = run("--device", "cpu", "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

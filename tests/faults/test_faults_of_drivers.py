@@ -47,7 +47,9 @@ def test_a_killed_driver_resumes_to_the_same_bits(experiment: Experiment, undist
     ("canaries", "until_round"),
     [
         ("windows = [[0.2, 0.8], [0.5, 0.9]]\np_u = [0.2]\np_e = [0.5]\n", 17),
-        ("injections = [0.2, 16, 0.9]\ninjection_users = 2\ninjection_copies = 3\n", 16),
+        pytest.param(
+            "injections = [0.2, 16, 0.9]\ninjection_users = 2\ninjection_copies = 3\n", 16, marks=pytest.mark.nightly
+        ),
     ],
     ids=["windows", "injections"],
 )

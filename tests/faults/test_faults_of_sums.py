@@ -144,7 +144,7 @@ def test_a_process_that_ends_or_hangs_while_it_adds_changes_nothing(
     assert set(events(experiment.folder / "hurt")) >= {"client process ended", "completed"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_killed_while_a_branch_is_added_goes_on(experiment: Experiment, slow_sums: Path) -> None:
     whole = experiment.run("whole", *SETTINGS, *TREE[1::2])
     process, _ = during_a_sum(experiment, slow_sums)

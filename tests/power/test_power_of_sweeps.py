@@ -51,7 +51,7 @@ def outcome(sweep: Path) -> dict[str, object]:
     return {"runs": runs, "definition": (sweep / "sweep.toml").read_text(), **kept}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_that_lost_power_goes_on(tmp_path: Path) -> None:
     definition, folder = tmp_path / "sweep.toml", tmp_path / "recorded"
     definition.write_text(SWEEP)

@@ -159,7 +159,7 @@ def test_a_private_run_in_a_real_process_is_told_to_all_three_and_quietly(experi
     assert b"| `training.cohort` | 6 |" in text.tensor_proto.string_val[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_that_goes_on_longer_is_told_once(make: Callable[..., Run]) -> None:
     from mlflow import MlflowClient
 
