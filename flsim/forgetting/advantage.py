@@ -28,15 +28,20 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
         evaluation at or after the window's end, and ``left``, the advantage at the last evaluation as a share of it.
         ``left`` is NaN where nothing was gained, or where these evaluations are one.
     """
-    known = observed.assign(advantage=observed["nats_out"] - observed["nats_in"]).dropna(subset=["advantage"])
-    used = known[known["uses"] > 0]
-    ended = used[used["round"] >= used["last_round"].astype("float64")]
+    known = _known(observed)
+    ended = known[known["round"] >= known["last_round"].astype("float64")]
     rows = {}
     for seed, of_seed in ended.groupby("seed"):
         means = of_seed.groupby("round")["advantage"].mean()
         first, last = means.iloc[0], means.iloc[-1]
         rows[seed] = {"advantage": first, "left": last / first if len(means) > 1 and first > 0 else np.nan}
     return pd.DataFrame.from_dict(rows, orient="index", columns=["advantage", "left"], dtype="float64")
+
+
+def curve(observed: pd.DataFrame) -> list[tuple[float, float, float, float]]:
+    """Return each evaluated round with the mean advantage after it and the ends of its 95% interval over seeds."""
+    means = _known(observed).groupby(["round", "seed"])["advantage"].mean()
+    return [(float(str(at)), *_mean(of_round)) for at, of_round in means.groupby("round")]
 
 
 def of_group(seeds: pd.DataFrame) -> dict[str, float]:
@@ -51,6 +56,12 @@ def of_group(seeds: pd.DataFrame) -> dict[str, float]:
 def of_pair(a: pd.DataFrame, b: pd.DataFrame) -> Mapping[str, Any]:
     """Return what is left in group a less that in group b, paired by seed, by the names in `OF_PAIR`."""
     return dict(zip(OF_PAIR, _mean(a["left"] - b["left"]), strict=True))
+
+
+def _known(observed: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of canaries that were used and are measured in both arms, with their ``advantage``."""
+    advantages = observed.assign(advantage=observed["nats_out"] - observed["nats_in"])
+    return advantages[advantages["uses"] > 0].dropna(subset=["advantage"])
 
 
 def _mean(values: "pd.Series[float]") -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Figure of exposure against rounds since last use, arm IN beside arm OUT, with a panel for each window."""
+"""Figure of exposure against rounds since last use, and of the advantage against rounds, by window."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.base.errors import InputError
+from flsim.forgetting import advantage
 from flsim.forgetting.measure import Forgetting, curve
 from flsim.forgetting.text import name_text, rounds_text
 from flsim.forgetting.times import grid
@@ -21,7 +22,7 @@ from flsim.results.figures import line_style, plain, write_figure
 
 OUT = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.4}
 COLUMNS = 3
-LINE = "Line: median exposure; band: its 95% interval over {}"
+LINE = "Line: median exposure{}; band: its 95% interval over {}"
 
 
 def plot(measured: Forgetting, path: Path) -> None:
@@ -39,37 +40,48 @@ def draw(measured: Forgetting) -> Figure:
     """Return a figure with a panel for each setting and window, and a line for each group of canaries.
 
     A line is the mean over seeds of the median exposure, with Student's t interval over seeds. Of one seed it is the
-    median, with its interval over canaries. The dotted line is arm OUT, of all canaries of the panel.
+    median, with its interval over canaries. The dotted line is arm OUT, of all canaries of the panel. Where there is an
+    arm OUT, the panel below has the advantage (`flsim.forgetting.advantage`) against rounds, with the window in gray.
     """
     panels = list(measured.observations.groupby(["series", "first_round", "last_round"], sort=False, dropna=False))
     several = measured.times["series"].nunique() > 1
     names = list(dict.fromkeys(map(_name, measured.times.to_dict("records"))))
     columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
+    has_twin = bool(measured.times["advantage"].notna().any())
+    each = 1 + has_twin
     rows = math.ceil(len(panels) / columns)
     figure = Figure(
-        figsize=(max(5.0, 3.6 * columns), 3.1 * rows + 0.6 + 0.2 * math.ceil(len(names) / 4)),
+        figsize=(max(5.0, 3.6 * columns), 3.1 * rows * each + 0.6 + 0.2 * math.ceil(len(names) / 4)),
         layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
     )
     FigureCanvasAgg(figure)
-    grid_of_axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
-    for empty in grid_of_axes[len(panels) :]:
+    all_axes = figure.subplots(rows * each, columns, sharex="row", sharey="row", squeeze=False)
+    exposures = all_axes[::each].ravel().tolist()
+    advantages = all_axes[1::each].ravel().tolist() if has_twin else []
+    for empty in (*exposures[len(panels) :], *advantages[len(panels) :]):
         empty.set_axis_off()
-    for axes, (_, table) in zip(grid_of_axes, panels, strict=False):
+    for index, (axes, (_, table)) in enumerate(zip(exposures, panels, strict=False)):
         about = table.iloc[0].to_dict()
         window = f"planted in {rounds_text(about)}"
         axes.set_title(plain(f"{about['setting']}\n{window}" if several else window), fontsize=10)
-        _draw(axes, table, "out", **OUT, label="arm OUT")
+        _draw(axes, curve(table, "out"), **OUT, label="arm OUT")
         for _, of_group in table.groupby("group", sort=False):
             name = _name(of_group.iloc[0].to_dict())
             style = line_style(names.index(name)) | {"markersize": 5, "label": plain(name)}
-            _draw(axes, of_group, "in", **style)
-    _scale(grid_of_axes[: len(panels)], columns, int(measured.success["k"].max()))
+            _draw(axes, curve(of_group, "in"), **style)
+            if has_twin:
+                _draw(advantages[index], advantage.curve(of_group), **style | {"markersize": 3})
+        if has_twin:
+            _mark_window(advantages[index], about)
+    _scale(exposures[: len(panels)], columns, int(measured.success["k"].max()))
+    for axes in advantages[::columns]:
+        axes.set_ylabel("nats that training added")
     has_seeds = bool((measured.success["seeds"] > 1).any())
-    lines = {line.get_label(): line for axes in grid_of_axes for line in axes.get_lines()}
+    lines = {line.get_label(): line for axes in exposures for line in axes.get_lines()}
     legend = figure.legend(
         lines.values(), [str(label) for label in lines], loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
-    legend.set_title(LINE.format("seeds (t)" if has_seeds else "canaries"))
+    legend.set_title(LINE.format(" and mean advantage" * has_twin, "seeds (t)" if has_seeds else "canaries"))
     legend.get_title().set_fontsize(9)
     return figure
 
@@ -78,12 +90,21 @@ def _name(row: Mapping[Any, Any]) -> str:
     return name_text(row, pooled="arm IN")
 
 
-def _draw(axes: Axes, table: pd.DataFrame, arm: str, **style: object) -> None:
-    """Draw the exposure of an arm; nothing where it was not measured."""
-    x, y, lows, highs = np.array(curve(table, arm), dtype="float64").reshape(-1, 4).T
+def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **style: object) -> None:
+    """Draw points with their intervals; nothing where there are none."""
+    x, y, lows, highs = np.array(points, dtype="float64").reshape(-1, 4).T
     if len(x):
         (line,) = axes.plot(x, y, **style)  # type: ignore[arg-type]
         axes.fill_between(x, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+def _mark_window(axes: Axes, row: Mapping[Any, Any]) -> None:
+    """Shade the rounds in which canaries are planted, and draw where nothing was added."""
+    first, last = row["first_round"], row["last_round"]
+    if not pd.isna(last):
+        axes.axvspan(0 if pd.isna(first) else float(first) - 1, float(last), color="#eeeeee", zorder=-2)
+    axes.axhline(0, color="#555555", linewidth=0.8, zorder=-1)
+    axes.set_xlabel("rounds")
 
 
 def _scale(panels: Sequence[Axes], columns: int, last: int) -> None:
@@ -100,4 +121,5 @@ def _scale(panels: Sequence[Axes], columns: int, last: int) -> None:
         if index % columns == 0:
             axes.set_ylabel("exposure (bits)")
     heights = [np.asarray(line.get_ydata(), "float64") for axes in panels for line in axes.get_lines()]
-    panels[0].set_ylim(0, 1.15 * float(np.nanmax(np.concatenate(heights))))
+    for axes in panels:
+        axes.set_ylim(0, 1.15 * float(np.nanmax(np.concatenate(heights))))

@@ -151,7 +151,10 @@ def test_json_holds_the_frames(measured: Forgetting) -> None:
 
 def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting, tmp_path: Path) -> None:
     """A line for each group, the mean over seeds of their medians, and one of arm OUT."""
-    (axes,) = draw(measured).axes
+    axes, below = draw(measured).axes
+    of_one, observed = below.get_lines()[0], measured.observations.query("copies == 1 and round == 150")
+    differences = (observed["nats_out"] - observed["nats_in"]).groupby(observed["seed"]).mean()
+    assert np.asarray(of_one.get_ydata())[-1] == pytest.approx(differences.mean())
     lines = {str(line.get_label()): line for line in axes.get_lines()}
     assert list(lines) == ["arm OUT", "1 copy", "4 copies", "10 copies"]
     of_four = measured.success[measured.success["copies"] == 4]
@@ -166,7 +169,7 @@ def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting, tmp_path:
 
 def test_panels_are_windows() -> None:
     both = pd.concat([simulated(seeds=1), simulated(seeds=1, window=(20, 50), has_twin=False)])
-    first, second = draw(measure(both)).axes
+    first, second, *_ = draw(measure(both)).axes
     assert (first.get_title(), second.get_title()) == ("planted in rounds 1-50", "planted in rounds 20-50")
     assert len(first.get_lines()) == 4
     assert len(second.get_lines()) == 3  # no arm OUT
