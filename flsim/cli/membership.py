@@ -129,6 +129,8 @@ def membership(
 
 
 def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
+    from flsim.membership.attacked import AttackHParams
+    from flsim.membership.shadow_rows import store
     from flsim.membership.shadows import collect, counterfactual, success
     from flsim.membership.text import shadows_to_objects, shadows_to_text
     from flsim.runs.folder import Run
@@ -139,6 +141,7 @@ def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as
     results = []
     for paths in series.values():
         shadows = collect(paths, count, round, device)
+        store(paths, shadows, AttackHParams(count, round, device=device))
         results.append((Run.open(paths[0]).setting, success(shadows), counterfactual(shadows)))
     if as_json:
         objects = [shadows_to_objects(*result) for result in results]

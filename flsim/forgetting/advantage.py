@@ -1,4 +1,4 @@
-"""What is left, at the end of training, of what a model knew of canaries when their window ended.
+"""The advantage that training on canaries has given, and its share that is left at the end of training.
 
 The advantage of a canary is its log-perplexity under the model of arm OUT less that under the model of arm IN after the
 same round, in nats: the log-likelihood that training on it has added. Each seed has the mean over a group's canaries,

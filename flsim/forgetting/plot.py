@@ -48,16 +48,16 @@ def draw(measured: Forgetting) -> Figure:
     names = list(dict.fromkeys(map(_name, measured.times.to_dict("records"))))
     columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
     has_twin = bool(measured.times["advantage"].notna().any())
-    each = 1 + has_twin
+    kinds = 1 + has_twin
     rows = math.ceil(len(panels) / columns)
     figure = Figure(
-        figsize=(max(5.0, 3.6 * columns), 3.1 * rows * each + 0.6 + 0.2 * math.ceil(len(names) / 4)),
+        figsize=(max(5.0, 3.6 * columns), 3.1 * rows * kinds + 0.6 + 0.2 * math.ceil(len(names) / 4)),
         layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
     )
     FigureCanvasAgg(figure)
-    all_axes = figure.subplots(rows * each, columns, sharex="row", sharey="row", squeeze=False)
-    exposures = all_axes[::each].ravel().tolist()
-    advantages = all_axes[1::each].ravel().tolist() if has_twin else []
+    all_axes = figure.subplots(rows * kinds, columns, sharex="row", sharey="row", squeeze=False)
+    exposures = all_axes[::kinds].ravel().tolist()
+    advantages = all_axes[1::kinds].ravel().tolist() if has_twin else []
     for empty in (*exposures[len(panels) :], *advantages[len(panels) :]):
         empty.set_axis_off()
     for index, (axes, (_, table)) in enumerate(zip(exposures, panels, strict=False)):

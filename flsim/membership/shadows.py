@@ -32,6 +32,7 @@ from flsim.training.threads import threads as threads_of_torch
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+LOSS = "loss"  # the attack without shadow models
 FEWEST = 4  # runs: a target and three shadow models
 
 
@@ -106,7 +107,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
 
 def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
     """Return the scores of each attack, float64 [S, N] by its name; NaN where other runs lack one side of a target."""
-    attacks = ("loss", "LiRA online", "LiRA offline", "RMIA online", "RMIA offline")
+    attacks = (LOSS, "LiRA online", "LiRA offline", "RMIA online", "RMIA offline")
     scores = {name: np.full(shadows.phi.shape, np.nan) for name in attacks}
     for run in range(len(shadows.phi)):
         others = np.arange(len(shadows.phi)) != run

@@ -16,6 +16,7 @@ from flsim.data.kept import held_out, included
 from flsim.membership import lira, rmia
 from flsim.membership.candidates import log_probabilities
 from flsim.membership.shadows import Shadows, collect, counterfactual, leave_one_out, success
+from flsim.membership.stored import newest_rows
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
@@ -151,7 +152,7 @@ def test_runs_score_the_same_targets(shadow_runs: Callable[..., list[Path]]) -> 
 
 
 def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
-    shadow_runs: Callable[..., list[Path]], flsim: Flsim
+    shadow_runs: Callable[..., list[Path]], flsim: Flsim, tmp_path: Path
 ) -> None:
     paths = shadow_runs("record", "training.cohort=10")
     shadows = collect(paths, count=50)
@@ -177,6 +178,16 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
     code, out, _ = flsim("membership", *paths, "--shadows")
     assert code == 0
     assert "membership of records by 3 shadow models" in out
+    scores = leave_one_out(shadows)["LiRA online"]
+    for row, path in enumerate(paths):
+        stored = newest_rows(path, Run.open(path).identity).set_index("attack")
+        assert list(stored.index) == ATTACKS[1:]
+        known = np.isfinite(scores[row])
+        area = auroc(scores[row, known & shadows.is_in[row]], scores[row, known & ~shadows.is_in[row]])
+        assert stored["auroc"]["LiRA online"] == pytest.approx(area)
+    page = tmp_path / "report.html"
+    assert flsim("report", *paths, "--out", page)[0] == 0
+    assert "LiRA offline" in page.read_text()
 
 
 def test_runs_that_are_no_shadows_of_each_other_are_refused(
