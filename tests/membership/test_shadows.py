@@ -175,7 +175,7 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
     known = np.isfinite(leave_one_out(shadows)["loss"])
     area = auroc(shadows.phi[known & shadows.is_in], shadows.phi[known & ~shadows.is_in])
     assert loss["auroc"] == pytest.approx(area)
-    code, out, _ = flsim("membership", *paths, "--shadows")
+    code, out, _ = flsim("membership", *paths, "--shadows", "--records", "50")
     assert code == 0
     assert "membership of records by 3 shadow models" in out
     scores = leave_one_out(shadows)["LiRA online"]
