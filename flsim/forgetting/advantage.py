@@ -26,7 +26,8 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each seed with evaluations of both arms after the window's end: ``advantage``, nats, at the first
         evaluation at or after the window's end, and ``left``, the advantage at the last evaluation as a share of it.
-        ``left`` is NaN where nothing was gained, or where these evaluations are one.
+        ``left`` is NaN where nothing was gained, where the interval of the advantage over seeds holds 0, so that its
+        share says nothing, and where these evaluations are one.
     """
     known = _known(observed)
     ended = known[known["round"] >= known["last_round"].astype("float64")]
@@ -35,7 +36,9 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
         means = of_seed.groupby("round")["advantage"].mean()
         first, last = means.iloc[0], means.iloc[-1]
         rows[seed] = {"advantage": first, "left": last / first if len(means) > 1 and first > 0 else np.nan}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=["advantage", "left"], dtype="float64")
+    seeds = pd.DataFrame.from_dict(rows, orient="index", columns=["advantage", "left"], dtype="float64")
+    is_unclear = _mean(seeds["advantage"])[1] <= 0
+    return seeds.assign(left=np.nan) if is_unclear else seeds
 
 
 def curve(observed: pd.DataFrame) -> list[tuple[float, float, float, float]]:
