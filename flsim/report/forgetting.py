@@ -1,10 +1,13 @@
 """Blocks of a report on how fast canaries are forgotten, where runs plant them in some rounds only."""
 
 import math
+from collections.abc import Sequence
 
+import pandas as pd
 from markupsafe import Markup
 
 from flsim.base.errors import InputError
+from flsim.forgetting import advantage
 from flsim.forgetting.measure import Forgetting, curve, measure_forgetting
 from flsim.forgetting.text import name_text, planted_text, rounds_text, time_text, window_text
 from flsim.report.blocks import Block, Cell, Figure, Group, Prose, Table, left, number
@@ -12,10 +15,15 @@ from flsim.report.blocks import Heading as Column
 from flsim.report.gather import Gathered
 from flsim.report.svg import STYLES, Axis, Panel
 
+Points = list[tuple[float, float, float, float]]
 OUT = STYLES - 1  # style of arm OUT
 CAPTION = (
     "Exposure against the rounds since a sharer of a canary last took part. Shaded: 95% intervals over seeds, or, of "
     "one seed, over canaries. Arm OUT is the twin run that never plants them."
+)
+ADVANTAGE = (
+    "Log-perplexity of canaries in arm OUT less that in arm IN after the same round, which is what training on them "
+    "has added: mean over canaries, then over seeds, with the 95% interval over seeds."
 )
 NOTE = (
     "T: rounds since last use from which on the upper bound of the accuracy of telling the arms apart is at most "
@@ -39,7 +47,8 @@ def forgetting(gathered: Gathered) -> list[Block]:
     except InputError as error:  # no arm IN yet, or a sampler of one's own
         return [Prose(f"Forgetting is not shown: {error}.", is_note=True)]
     notes = [Prose(text, is_note=True) for text in measured.notes]
-    return [_table(measured), *([_figure(measured)] if len(measured.success) else []), *notes]
+    figures = [_exposures(measured), *_advantages(measured)] if len(measured.success) else []
+    return [_table(measured), *figures, *notes]
 
 
 def _table(measured: Forgetting) -> Table:
@@ -69,22 +78,54 @@ def _table(measured: Forgetting) -> Table:
     return Table("How fast canaries are forgotten after their last use", headings, rows, NOTE.format(alpha=alpha))
 
 
-def _figure(measured: Forgetting) -> Figure:
-    names = list(dict.fromkeys(map(name_text, measured.times.to_dict("records"))))[:OUT]
+def _exposures(measured: Forgetting) -> Figure:
     last, highest = float(measured.success["k"].max()), float(measured.success["bits_in"].max())
+    x, y = Axis(0, last, "rounds since last use", is_whole=True), Axis(0, 1.1 * highest, "bits")
+    lines = [{OUT: curve(table, "out")} | _by_style(measured, table, "in") for table in _windows(measured)]
+    legend = [*enumerate(_names(measured)), (OUT, "arm OUT")]
+    return Figure(CAPTION, [Group(_panels(measured, lines, x, y, "Exposure by rounds since last use"))], legend)
+
+
+def _advantages(measured: Forgetting) -> list[Figure]:
+    """Return a figure of what training added, round by round; none without arm OUT."""
+    lines = [_by_style(measured, table, None) for table in _windows(measured)]
+    means = [mean for of_window in lines for points in of_window.values() for _, mean, *_ in points]
+    if not means or max(means) <= 0:
+        return []
+    last = float(measured.observations["round"].max())
+    x, y = Axis(0, last, "rounds", is_whole=True), Axis(0, 1.1 * max(means), "nats")
+    panels = _panels(measured, lines, x, y, "Nats that training added, by rounds")
+    return [Figure(ADVANTAGE, [Group(panels)], list(enumerate(_names(measured))))]
+
+
+def _windows(measured: Forgetting) -> list[pd.DataFrame]:
+    keys = ["series", "first_round", "last_round"]
+    return [table for _, table in measured.observations.groupby(keys, sort=False, dropna=False)]
+
+
+def _names(measured: Forgetting) -> list[str]:
+    return list(dict.fromkeys(map(name_text, measured.times.to_dict("records"))))[:OUT]
+
+
+def _by_style(measured: Forgetting, table: pd.DataFrame, arm: str | None) -> dict[int, Points]:
+    """Return the points of each group of a window by its style: an arm's exposure, or without an arm the advantage."""
+    names = _names(measured)
+    groups = [(name_text(group.iloc[0].to_dict()), group) for _, group in table.groupby("group", sort=False)]
+    points = {name: advantage.curve(group) if arm is None else curve(group, arm) for name, group in groups}
+    return {names.index(name): of_group for name, of_group in points.items() if name in names}
+
+
+def _panels(
+    measured: Forgetting, lines: Sequence[dict[int, Points]], x: Axis, y: Axis, about: str
+) -> list[tuple[Cell, Markup]]:
     panels: list[tuple[Cell, Markup]] = []
-    windows = measured.observations.groupby(["series", "first_round", "last_round"], sort=False, dropna=False)
-    for index, (_, table) in enumerate(windows):
-        panel = Panel(Axis(0, last, "rounds since last use", is_whole=True), Axis(0, 1.1 * highest, "bits"))
-        lines = [(OUT, curve(table, "out"))]
-        for _, of_group in table.groupby("group", sort=False):
-            name = name_text(of_group.iloc[0].to_dict())
-            lines += [(names.index(name), curve(of_group, "in"))] if name in names else []
-        for style, points in lines:
-            ends = [(k, low, high) for k, _, low, high in points if math.isfinite(low)]
-            panel.band([(k, low) for k, low, _ in ends], [(k, high) for k, _, high in ends], style)
-            panel.line([(k, min(bits, panel.y.high)) for k, bits, *_ in points], style)
-        about = table.iloc[0].to_dict()
-        title = f"{about['setting']}: planted in {rounds_text(about)}"
-        panels.append((title, panel.render(f"forgetting-{index}", title, "Exposure by rounds since last use.")))
-    return Figure(CAPTION, [Group(panels)], [*enumerate(names), (OUT, "arm OUT")])
+    for index, (table, of_window) in enumerate(zip(_windows(measured), lines, strict=True)):
+        panel = Panel(x, y)
+        for style, points in of_window.items():
+            ends = [(at, max(low, y.low), high) for at, _, low, high in points if math.isfinite(low)]
+            panel.band([(at, low) for at, low, _ in ends], [(at, high) for at, _, high in ends], style)
+            panel.line([(at, min(max(mean, y.low), y.high)) for at, mean, *_ in points], style)
+        row = table.iloc[0].to_dict()
+        title = f"{row['setting']}: planted in {rounds_text(row)}"
+        panels.append((title, panel.render(f"forgetting-{y.label}-{index}", title, f"{about}.")))
+    return panels
