@@ -52,7 +52,7 @@ class Roc:
         Raises:
             InputError: the level is below 1 / others, where no number of false positives but 0 can be seen.
         """
-        if level * self.others < 1:
+        if level * (1 + 1e-12) * self.others < 1:  # 1 / 98 times 98 is below 1 in float64
             raise InputError(f"a false-positive rate of {level:g} needs {1 / level:,.0f} others, found {self.others:,}")
         place = int(np.searchsorted(self.fpr, level * (1 + 1e-12), side="right")) - 1
         alarms, detected = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
