@@ -11,7 +11,9 @@ def test_a_level_of_one_of_n_is_one_false_positive() -> None:
     """1 / 98 times 98 is below 1 in float64."""
     assert 1 / 98 * 98 < 1
     for count in range(1, 400):
-        at = roc(np.arange(count) + 0.5, np.arange(count, dtype=np.float64)).at(1 / count)
+        members, others = (np.arange(count, dtype=np.float64) for _ in range(2))
+        members += 0.5
+        at = roc(members, others).at(1 / count)
         assert (at.alarms, at.detected) == (1, min(2, count))
 
 
