@@ -21,6 +21,7 @@ from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.evaluation.loading import load_model
 from flsim.forgetting.measure import Forgetting, measure_forgetting
 from flsim.membership.inference import infer_membership
+from flsim.membership.shadow_rows import infer_by_shadows
 from flsim.membership.users import infer_users
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
@@ -71,6 +72,7 @@ __all__ = [
     "evaluate",
     "frames",
     "import_corpus",
+    "infer_by_shadows",
     "infer_membership",
     "infer_users",
     "load_model",

@@ -130,19 +130,10 @@ def membership(
 
 def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
     from flsim.membership.attacked import AttackHParams
-    from flsim.membership.shadow_rows import store
-    from flsim.membership.shadows import collect, counterfactual, success
+    from flsim.membership.shadow_rows import by_setting
     from flsim.membership.text import shadows_to_objects, shadows_to_text
-    from flsim.runs.folder import Run
 
-    series: dict[str, list[Path]] = {}
-    for path in runs:
-        series.setdefault(Run.open(path).series, []).append(path)
-    results = []
-    for paths in series.values():
-        shadows = collect(paths, count, round, device)
-        store(paths, shadows, AttackHParams(count, round, device=device))
-        results.append((Run.open(paths[0]).setting, success(shadows), counterfactual(shadows)))
+    results = by_setting(runs, AttackHParams(count, round, device=device))
     if as_json:
         objects = [shadows_to_objects(*result) for result in results]
         typer.echo(json.dumps({"shadows": objects}, indent=2, allow_nan=False))

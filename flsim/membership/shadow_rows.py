@@ -1,6 +1,6 @@
-"""Rows of attacks by shadow models in the folder of each attacked run, beside those of attacks on that run alone."""
+"""Attacks by shadow models on the runs of folders, with rows in the folder of each attacked run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +8,61 @@ import numpy as np
 import pandas as pd
 
 from flsim.membership.attacked import Attacked, AttackHParams
-from flsim.membership.inference import allowed, claimed, success
-from flsim.membership.shadows import LOSS, Shadows, leave_one_out
+from flsim.membership.inference import allowed, claimed
+from flsim.membership.inference import success as success_of_run
+from flsim.membership.shadows import LOSS, Shadows, collect, counterfactual, leave_one_out, success
+from flsim.results.paths import expanded
+from flsim.results.sweeps import run_folders
+from flsim.runs.folder import Run
+
+
+def infer_by_shadows(
+    *runs: Path | str, records: int = 1_000, round: int | None = None, device: str = "cpu"
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Attack runs with each other as shadow models, as `flsim membership --shadows` does, and store rows in the runs.
+
+    Args:
+        runs: folders of runs with `data.shadow` and of sweeps of them; runs that differ in their seeds alone attack
+            each other, at least 4.
+        records: largest number of targets, which are users or records, and of others that no run was trained on.
+        round: round of the attacked checkpoints; the newest one of each run if not given.
+        device: torch device, such as "cuda".
+
+    Returns:
+        The rows of `flsim.membership.shadows.success`, a row for each setting and attack; and those of
+        `flsim.membership.shadows.counterfactual`, a row for each setting and target. Both begin with ``setting`` and
+        ``unit``.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or runs are no shadow models of each other.
+
+    Examples:
+        >>> attacks, targets = flsim.infer_by_shadows("runs/shadows-demo")                     # doctest: +SKIP
+        >>> targets.sort_values("memorization").tail()                                         # doctest: +SKIP
+    """
+    paths = run_folders(expanded([Path(run) for run in runs]))
+    attacks, targets = [], []
+    for setting, of_setting, of_targets in by_setting(paths, AttackHParams(records, round, device=device)):
+        attacks.append(of_setting.assign(setting=setting))
+        targets.append(of_targets.assign(setting=setting, unit=of_setting["unit"].iloc[0]))
+    first = ["setting", "unit"]
+    every, of_every = (pd.concat(tables, ignore_index=True) for tables in (attacks, targets))
+    return every.set_index(first).reset_index(), of_every.set_index(first).reset_index()
+
+
+def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """Yield each setting with its two tables, as `infer_by_shadows` has them, and store rows in its runs' folders.
+
+    Raises:
+        InputError: as for `infer_by_shadows`.
+    """
+    series: dict[str, list[Path]] = {}
+    for path in paths:
+        series.setdefault(Run.open(path).series, []).append(path)
+    for alike in series.values():
+        shadows = collect(alike, hparams.count, hparams.round, hparams.device)
+        store(alike, shadows, hparams)
+        yield Run.open(alike[0]).setting, success(shadows), counterfactual(shadows)
 
 
 def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> dict[Path, pd.DataFrame]:
@@ -33,7 +86,7 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> di
             is_in = shadows.is_in[index, known]
             if is_in.any() and not is_in.all():
                 of_run = scores[name][index, known], is_in, targets[known]
-                row = success(name, shadows.unit, *of_run, attacked.run.config.seed, allows)
+                row = success_of_run(name, shadows.unit, *of_run, attacked.run.config.seed, allows)
                 rows.append(row | claimed(claim, protects))
         if rows:
             stored[path] = attacked.stored(rows, ())

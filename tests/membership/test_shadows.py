@@ -15,6 +15,7 @@ from flsim.base.errors import InputError
 from flsim.data.kept import held_out, included
 from flsim.membership import lira, rmia
 from flsim.membership.candidates import log_probabilities
+from flsim.membership.shadow_rows import infer_by_shadows
 from flsim.membership.shadows import Shadows, collect, counterfactual, leave_one_out, success
 from flsim.membership.side_by_side import Proven
 from flsim.membership.stored import newest_rows
@@ -176,6 +177,11 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
     known = np.isfinite(leave_one_out(shadows)["loss"])
     area = auroc(shadows.phi[known & shadows.is_in], shadows.phi[known & ~shadows.is_in])
     assert loss["auroc"] == pytest.approx(area)
+    attacks, of_targets = infer_by_shadows(*paths, records=50)
+    assert attacks["setting"].tolist() == [Run.open(paths[0]).setting] * 5
+    assert attacks["auroc"].tolist() == pytest.approx([row["auroc"] for row in printed["attacks"]])
+    assert of_targets[["setting", "unit"]].drop_duplicates().to_numpy().tolist() == [[attacks["setting"][0], "record"]]
+    pd.testing.assert_series_equal(of_targets["memorization"], counterfactual(shadows)["memorization"])
     code, out, _ = flsim("membership", *paths, "--shadows", "--records", "50")
     assert code == 0
     assert "membership of records by 3 shadow models" in out
