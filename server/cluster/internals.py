@@ -5,14 +5,17 @@ No other file of the product imports private parts, so that a new version is che
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import node, ray_constants, services, utils, worker
+
+from flsim.base.errors import RunFailed
 
 if TYPE_CHECKING:  # central training starts without Flower
     from flwr.app import Message
@@ -23,6 +26,8 @@ if TYPE_CHECKING:  # central training starts without Flower
 RAY_WITHOUT_CLIENTS = (
     "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
 )
+AGENTS_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+FIRST_PORT, BLOCKS = 20_000, 3_000  # below the ports that systems give to connections, above those of Ray's workers
 SERVICES = ("start_api_server", "start_monitor", "start_log_monitor")  # methods of Ray's `Node`
 
 
@@ -91,6 +96,48 @@ def without_services() -> Iterator[None]:
     finally:
         for name, start in kept.items():
             setattr(node.Node, name, start)
+
+
+@contextmanager
+def agents_not_waited_for() -> Iterator[None]:
+    """Choose the ports of the agents of a node that is started in the block, so that the node does not wait for them.
+
+    A raylet waits until its agents, which are Python processes, have written the ports that they chose, and aborts
+    after 15 seconds: on a busy machine no run would start. It does not wait for ports that it is given, but for one,
+    which it reads from a file all the same. `ray.init` has no options for these ports.
+    """
+    start = node.Node.start_raylet
+
+    def start_raylet(this: Any, *args: Any, **named: Any) -> Any:
+        for name, port in zip(AGENTS_PORTS, _free_ports(), strict=True):
+            setattr(this._ray_params, name, port)
+        file = Path(this.get_session_dir_path()) / f"{AGENTS_PORTS[-1]}_{this.node_id}"
+        file.write_text(str(getattr(this._ray_params, AGENTS_PORTS[-1])))
+        return start(this, *args, **named)
+
+    node.Node.start_raylet = start_raylet
+    try:
+        yield
+    finally:
+        node.Node.start_raylet = start
+
+
+def _free_ports() -> list[int]:
+    """Return a free port for each agent. Processes that start at the same time have other ones, by their numbers."""
+    size = len(AGENTS_PORTS)
+    for attempt in range(BLOCKS):
+        first = FIRST_PORT + size * ((os.getpid() + attempt) % BLOCKS)
+        ports = list(range(first, first + size))
+        if all(map(_is_free, ports)):
+            return ports
+    raise RunFailed(f"Ray needs {size} free ports from {FIRST_PORT:,} to {FIRST_PORT + size * BLOCKS - 1:,}; free some")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as place, suppress(OSError):
+        place.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 @contextmanager

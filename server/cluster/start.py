@@ -93,7 +93,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
     if address and "://" in address:
         raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
     if address is None:  # "local": without it Ray would join any cluster of this machine, even one that is ending
-        with starting(), internals.loopback(), internals.without_services():
+        with starting(), internals.loopback(), internals.without_services(), internals.agents_not_waited_for():
             quiet = options | {"logging_level": logging.CRITICAL}  # the reason of a failed start is in flsim's message
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
         logging.getLogger("ray").setLevel(options["logging_level"])
