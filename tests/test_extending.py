@@ -34,7 +34,7 @@ def write_letters(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> None:
     for file, page in FILES.items():
         (tmp_path / file).write_text(block_of(page, "python"))

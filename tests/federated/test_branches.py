@@ -86,7 +86,7 @@ def digests(run: Path) -> list[str]:
     return [json.loads(line)["digest"] for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_one_process_and_no_process_add_in_the_same_order(experiment: Experiment) -> None:
     two = experiment.run("two", *TREE)
     one = experiment.run("one", *TREE, options=["--cpus", "1"])
