@@ -127,6 +127,7 @@ def test_a_federated_run_is_seen_while_it_trains_and_counts_on_when_it_is_resume
     run = experiment.folder / "run"
     process = start(experiment, *options)
     worker = wait_for_round(run, 3)[0]
+    prometheus.wait("run", lambda seen: seen.get(figure("client_processes")) == 2)
     os.kill(int(worker.split("/")[1]), signal.SIGKILL)
     during = prometheus.wait("run", lambda seen: seen.get(figure("round"), 0) > 0)
     assert process.poll() is None

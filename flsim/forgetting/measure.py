@@ -85,6 +85,11 @@ class Forgetting:
     tests: pd.DataFrame
     notes: tuple[str, ...]
 
+    def windows(self) -> list[pd.DataFrame]:
+        """Return the observations of each setting and window."""
+        keys = ["series", "first_round", "last_round"]
+        return [table for _, table in self.observations.groupby(keys, sort=False, dropna=False)]
+
 
 def measure_forgetting(
     *runs: Path | str, alpha: float = ALPHA, by_hardness: bool = False, pool: bool = False

@@ -22,6 +22,7 @@ from flsim.results.figures import line_style, plain, write_figure
 
 OUT = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.4}
 COLUMNS = 3
+MOST_TICKS = 8  # of labels that do not touch
 LINE = "Line: median exposure{}; band: its 95% interval over {}"
 
 
@@ -43,7 +44,7 @@ def draw(measured: Forgetting) -> Figure:
     median, with its interval over canaries. The dotted line is arm OUT, of all canaries of the panel. Where there is an
     arm OUT, the panel below has the advantage (`flsim.forgetting.advantage`) against rounds, with the window in gray.
     """
-    panels = list(measured.observations.groupby(["series", "first_round", "last_round"], sort=False, dropna=False))
+    panels = measured.windows()
     several = measured.times["series"].nunique() > 1
     names = list(dict.fromkeys(map(_name, measured.times.to_dict("records"))))
     columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
@@ -55,12 +56,12 @@ def draw(measured: Forgetting) -> Figure:
         layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
     )
     FigureCanvasAgg(figure)
-    all_axes = figure.subplots(rows * kinds, columns, sharex="row", sharey="row", squeeze=False)
+    all_axes = figure.subplots(rows * kinds, columns, sharey="row", squeeze=False)
     exposures = all_axes[::kinds].ravel().tolist()
     advantages = all_axes[1::kinds].ravel().tolist() if has_twin else []
     for empty in (*exposures[len(panels) :], *advantages[len(panels) :]):
         empty.set_axis_off()
-    for index, (axes, (_, table)) in enumerate(zip(exposures, panels, strict=False)):
+    for index, (axes, table) in enumerate(zip(exposures, panels, strict=False)):
         about = table.iloc[0].to_dict()
         window = f"planted in {rounds_text(about)}"
         axes.set_title(plain(f"{about['setting']}\n{window}" if several else window), fontsize=10)
@@ -73,7 +74,7 @@ def draw(measured: Forgetting) -> Figure:
                 _draw(advantages[index], advantage.curve(of_group), **style | {"markersize": 3})
         if has_twin:
             _mark_window(advantages[index], about)
-    _scale(exposures[: len(panels)], columns, int(measured.success["k"].max()))
+    _scale(exposures[: len(panels)], columns)
     for axes in advantages[::columns]:
         axes.set_ylabel("nats that training added")
     has_seeds = bool((measured.success["seeds"] > 1).any())
@@ -107,19 +108,20 @@ def _mark_window(axes: Axes, row: Mapping[Any, Any]) -> None:
     axes.set_xlabel("rounds")
 
 
-def _scale(panels: Sequence[Axes], columns: int, last: int) -> None:
+def _scale(panels: Sequence[Axes], columns: int) -> None:
     """Set scales on which first rounds are as wide as later ones, and that show lines whole; wide bands are cut."""
+    heights = [np.asarray(line.get_ydata(), "float64") for axes in panels for line in axes.get_lines()]
     for index, axes in enumerate(panels):
+        longest = int(max((np.max(line.get_xdata()) for line in axes.get_lines()), default=1))
+        ticks = [k for k in grid(longest) if k < longest / 1.5]
+        if len(ticks) > MOST_TICKS:
+            ticks = [k for k in ticks if math.log10(max(k, 1)).is_integer() and k < longest / 3]
         axes.set_xscale("symlog", linthresh=1, linscale=0.5)
-        axes.set_xlim(-0.1, 1.1 * last + 1)
-        axes.xaxis.set_major_locator(FixedLocator([k for k in grid(last) if k < last / 1.5 or k == last]))
+        axes.set_xlim(-0.1, 1.1 * longest + 1)
+        axes.xaxis.set_major_locator(FixedLocator([*ticks, longest]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(ScalarFormatter())
-        if index + columns >= len(panels):
-            axes.set_xlabel("rounds since last use")
-            axes.tick_params(labelbottom=True)
+        axes.set_xlabel("rounds since last use")
+        axes.set_ylim(0, 1.15 * float(np.nanmax(np.concatenate(heights))))
         if index % columns == 0:
             axes.set_ylabel("exposure (bits)")
-    heights = [np.asarray(line.get_ydata(), "float64") for axes in panels for line in axes.get_lines()]
-    for axes in panels:
-        axes.set_ylim(0, 1.15 * float(np.nanmax(np.concatenate(heights))))

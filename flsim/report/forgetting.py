@@ -1,7 +1,7 @@
 """Blocks of a report on how fast canaries are forgotten, where runs plant them in some rounds only."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from markupsafe import Markup
@@ -79,48 +79,50 @@ def _table(measured: Forgetting) -> Table:
 
 
 def _exposures(measured: Forgetting) -> Figure:
-    last, highest = float(measured.success["k"].max()), float(measured.success["bits_in"].max())
-    x, y = Axis(0, last, "rounds since last use", is_whole=True), Axis(0, 1.1 * highest, "bits")
-    lines = [{OUT: curve(table, "out")} | _by_style(measured, table, "in") for table in _windows(measured)]
+    y = Axis(0, 1.1 * float(measured.success["bits_in"].max()), "bits")
+
+    def of_in(table: pd.DataFrame) -> Points:
+        return curve(table, "in")
+
+    lines = [{OUT: curve(table, "out")} | _by_style(measured, table, of_in) for table in measured.windows()]
     legend = [*enumerate(_names(measured)), (OUT, "arm OUT")]
-    return Figure(CAPTION, [Group(_panels(measured, lines, x, y, "Exposure by rounds since last use"))], legend)
+    return Figure(
+        CAPTION,
+        [Group(_panels(measured, lines, "rounds since last use", y, "Exposure by rounds since last use"))],
+        legend,
+    )
 
 
 def _advantages(measured: Forgetting) -> list[Figure]:
     """Return a figure of what training added, round by round; none without arm OUT."""
-    lines = [_by_style(measured, table, None) for table in _windows(measured)]
+    lines = [_by_style(measured, table, advantage.curve) for table in measured.windows()]
     means = [mean for of_window in lines for points in of_window.values() for _, mean, *_ in points]
     if not means or max(means) <= 0:
         return []
-    last = float(measured.observations["round"].max())
-    x, y = Axis(0, last, "rounds", is_whole=True), Axis(0, 1.1 * max(means), "nats")
-    panels = _panels(measured, lines, x, y, "Nats that training added, by rounds")
+    panels = _panels(
+        measured, lines, "rounds", Axis(0, 1.1 * max(means), "nats"), "Nats that training added, by rounds"
+    )
     return [Figure(ADVANTAGE, [Group(panels)], list(enumerate(_names(measured))))]
-
-
-def _windows(measured: Forgetting) -> list[pd.DataFrame]:
-    keys = ["series", "first_round", "last_round"]
-    return [table for _, table in measured.observations.groupby(keys, sort=False, dropna=False)]
 
 
 def _names(measured: Forgetting) -> list[str]:
     return list(dict.fromkeys(map(name_text, measured.times.to_dict("records"))))[:OUT]
 
 
-def _by_style(measured: Forgetting, table: pd.DataFrame, arm: str | None) -> dict[int, Points]:
-    """Return the points of each group of a window by its style: an arm's exposure, or without an arm the advantage."""
+def _by_style(measured: Forgetting, table: pd.DataFrame, points: Callable[[pd.DataFrame], Points]) -> dict[int, Points]:
+    """Return the points of each group of a window by its style."""
     names = _names(measured)
     groups = [(name_text(group.iloc[0].to_dict()), group) for _, group in table.groupby("group", sort=False)]
-    points = {name: advantage.curve(group) if arm is None else curve(group, arm) for name, group in groups}
-    return {names.index(name): of_group for name, of_group in points.items() if name in names}
+    return {names.index(name): points(group) for name, group in groups if name in names}
 
 
 def _panels(
-    measured: Forgetting, lines: Sequence[dict[int, Points]], x: Axis, y: Axis, about: str
+    measured: Forgetting, lines: Sequence[dict[int, Points]], label: str, y: Axis, about: str
 ) -> list[tuple[Cell, Markup]]:
     panels: list[tuple[Cell, Markup]] = []
-    for index, (table, of_window) in enumerate(zip(_windows(measured), lines, strict=True)):
-        panel = Panel(x, y)
+    for index, (table, of_window) in enumerate(zip(measured.windows(), lines, strict=True)):
+        last = max((at for points in of_window.values() for at, *_ in points), default=1.0)
+        panel = Panel(Axis(0, last, label, is_whole=True), y)
         for style, points in of_window.items():
             ends = [(at, max(low, y.low), high) for at, _, low, high in points if math.isfinite(low)]
             panel.band([(at, low) for at, low, _ in ends], [(at, high) for at, _, high in ends], style)

@@ -15,7 +15,7 @@ NOTE = (
     "member scores above a non-member, with a 95% interval by resampling authors. Named: members that score above all "
     "but so many non-members. Untrained: the same attack on the model before training. Blind: an attack by length and "
     "word frequency alone; above 0.55 the comparison is confounded. LiRA and RMIA: by the other seeds' runs as shadow "
-    "models, on targets about which coins decided. `flsim membership` has more."
+    "models, on targets about which coins decided, with intervals by resampling targets. `flsim membership` has more."
 )
 CAPTION = (
     "Members that each attack names (TPR), by the share of non-members that it names too (FPR), on log scales. Thin "

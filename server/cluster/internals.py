@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # central training starts without Flower
 RAY_WITHOUT_CLIENTS = (
     "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
 )
-AGENTS_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
 FIRST_PORT, BLOCKS = 20_000, 3_000  # below the ports that systems give to connections, above those of Ray's workers
 SERVICES = ("start_api_server", "start_monitor", "start_log_monitor")  # methods of Ray's `Node`
 
@@ -109,10 +109,10 @@ def agents_not_waited_for() -> Iterator[None]:
     start = node.Node.start_raylet
 
     def start_raylet(this: Any, *args: Any, **named: Any) -> Any:
-        for name, port in zip(AGENTS_PORTS, _free_ports(), strict=True):
+        for name, port in zip(AGENT_PORTS, _free_ports(), strict=True):
             setattr(this._ray_params, name, port)
-        file = Path(this.get_session_dir_path()) / f"{AGENTS_PORTS[-1]}_{this.node_id}"
-        file.write_text(str(getattr(this._ray_params, AGENTS_PORTS[-1])))
+        file = Path(this.get_session_dir_path()) / f"{AGENT_PORTS[-1]}_{this.node_id}"
+        file.write_text(str(getattr(this._ray_params, AGENT_PORTS[-1])))
         return start(this, *args, **named)
 
     node.Node.start_raylet = start_raylet
@@ -124,7 +124,7 @@ def agents_not_waited_for() -> Iterator[None]:
 
 def _free_ports() -> list[int]:
     """Return a free port for each agent. Processes that start at the same time have other ones, by their numbers."""
-    size = len(AGENTS_PORTS)
+    size = len(AGENT_PORTS)
     for attempt in range(BLOCKS):
         first = FIRST_PORT + size * ((os.getpid() + attempt) % BLOCKS)
         ports = list(range(first, first + size))
