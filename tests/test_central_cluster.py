@@ -173,7 +173,7 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert steps == [*range(7, 1500, 7), 1500]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -> None:
     """Killed and not: equal bit for bit. Against one process: the loss of the first 20 steps, to float32's rounding."""
     options = ("system.workers=2", "training.steps=600", "evaluation.every=600", "system.checkpoint_every=20")

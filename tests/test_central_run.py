@@ -104,7 +104,7 @@ def train_in_this_process(run: Run) -> State:
             "Non-IID, Adam, LSTM 2 layers, b_r=9",
             marks=pytest.mark.nightly,
         ),
-        (PRIVATE, "DP-RMSProp, C=0.5, z=0.8, b_r=9"),
+        pytest.param(PRIVATE, "DP-RMSProp, C=0.5, z=0.8, b_r=9", marks=pytest.mark.nightly),
     ],
     ids=["iid", "lstm", "private"],
 )

@@ -118,7 +118,7 @@ def two_ray_nodes() -> Iterator[str]:
         yield place
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(
     experiment: Experiment, trained: Trained, two_ray_nodes: str
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from helpers import Experiment, assert_table_says_diverged, finish, start, wait_for_round
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> None:
     """The settings are changed under the clients' feet; nothing is averaged away."""
     process = start(experiment, "--out", "broken", "--set", "training.rounds=4000", "--set", "system.retries=1")
@@ -27,7 +27,7 @@ def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> No
     assert "no single one of its users is the cause" in about["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -234,7 +234,7 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
     assert message in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kind", [TINY_OWN, pytest.param(CENTRAL, marks=pytest.mark.nightly)], ids=["federated", "central"]
 )

@@ -61,7 +61,7 @@ def _movement(path: Path) -> list[tuple[Tensor, Tensor]]:
     return [(value, first[name]) for name, value in final_params(path).items() if name != "cells.bias_hh_l0"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_private_central_run(own: Experiment) -> None:
     """DP-SGD by `flsim run`, and a step trained again."""
     own.config.write_text(CENTRAL + SECTION)

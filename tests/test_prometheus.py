@@ -111,7 +111,7 @@ def assert_folder_says(seen: dict[Key, float], run: Path, rounds: int) -> None:
     assert len(buckets) == 22
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_federated_run_is_seen_while_it_trains_and_counts_on_when_it_is_resumed(
     experiment: Experiment, prometheus: Prometheus
 ) -> None:

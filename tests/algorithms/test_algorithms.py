@@ -220,7 +220,7 @@ def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) 
         states.read(7, 9)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["scaffold", "own"])
 def test_runs_are_killed_and_resume_to_the_same_bits(experiment: Experiment, own: bool) -> None:
     """On two client processes; a round is verified, and only sampled users have files."""

@@ -113,7 +113,7 @@ def test_a_folder_that_is_gone_stops_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_logs_what_happens_with_rounds_and_machines_and_goes_on_when_it_is_resumed(
     experiment: Experiment, trained: Trained
 ) -> None:

@@ -103,7 +103,7 @@ def test_a_head_of_ours_is_joined_gives_its_code_and_ends_with_the_block(
     assert not psutil.wait_procs(list(head), timeout=60)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_head_with_a_token_turns_others_away_and_ends_when_we_are_killed() -> None:
     place, token = free_place(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "01" * 32}
     code = f"""

@@ -15,7 +15,7 @@ from server.cluster.nodes import Nodes
 from server.cluster.start import cluster
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nodes_come_and_go_and_those_that_differ_are_not_used(
     tmp_path: Path, make_corpus: MakeCorpus, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,7 +93,7 @@ def rounds(experiment: Experiment) -> list[int]:
     return [json.loads(line)["round"] for line in (experiment.folder / "run" / "rounds.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("slurm", ["one"], indirect=True)
 def test_a_job_at_its_time_limit_queues_again_and_goes_on(slurm: Slurm) -> None:
     long = ["--set", "training.rounds=100", "--set", "evaluation.every=100"]
@@ -111,7 +111,7 @@ def test_a_job_at_its_time_limit_queues_again_and_goes_on(slurm: Slurm) -> None:
     assert not slurm.ray_folder().exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("slurm", ["first,second"], indirect=True)
 def test_several_nodes_are_one_cluster_until_the_job_is_cancelled(slurm: Slurm) -> None:
     job = slurm.start("--set", "training.rounds=500", "--set", "evaluation.every=500")

@@ -70,7 +70,7 @@ def hasty(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("hasty")
 def test_a_client_that_hangs_costs_a_few_rounds_time_and_not_an_hour(experiment: Experiment, undisturbed: Path) -> None:
     process, workers = begin(experiment, "hung", until_round=5)
@@ -104,7 +104,7 @@ def test_rounds_that_become_much_slower_fail_no_run(experiment: Experiment, undi
     assert len(set(re.findall(r'"shard asked again".*"reason": "(no reply within \S+ s)"', log))) >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experiment, undisturbed: Path) -> None:
     sick_client(experiment, has_no_memory_once)
     experiment.flsim("run", experiment.config, "--out", "poor", *OPTIONS)
@@ -113,7 +113,7 @@ def test_a_client_that_runs_out_of_memory_once_is_asked_again(experiment: Experi
     assert re.search(r'"client failed".*"reason": "MemoryError', log)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("harm", "retries", "reason"),
     [(dies_with_user_seven, 1, "its process died"), (has_no_memory_for_user_seven, 0, "MemoryError")],

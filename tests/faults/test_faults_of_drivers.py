@@ -89,7 +89,7 @@ def test_sigterm_leaves_a_checkpoint_of_the_last_round(experiment: Experiment, u
     assert_equal_runs(stopped, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoint(experiment: Experiment) -> None:
     """A terminal sends it to the whole process group."""
     command = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "stopped", *OPTIONS]
@@ -109,7 +109,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_of_the_run_and_still_leaves_a_checkpoi
     assert round_of(all_in(stopped / "checkpoints")[-1]) == digests(stopped)[-1][0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc, to build the clock that jumps (clock.c)")
 def test_clocks_that_jump_change_nothing(experiment: Experiment, undisturbed: Path) -> None:
     """All processes of the run see the time of day leap by years, there and back, while it trains."""

@@ -31,7 +31,7 @@ from flsim.runs import config
 from flsim.runs.folder import Run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_finds_no_room_is_made_up_for(experiment: Experiment, undisturbed: Path) -> None:
     """One folder alone is full, so that the failure is that of what lies there.
 
@@ -86,7 +86,7 @@ def test_whatever_finds_no_room_is_named(experiment: Experiment, undisturbed: Pa
         assert all(content.startswith(before[file]) for file, content in whole.items())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "folder",
     ["gone/planted", "corpus", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("gone", "corpus/train"))],
@@ -116,7 +116,7 @@ def full(folder: Path) -> Iterator[Path]:
         away.rename(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_that_changes_under_the_clients_is_named(experiment: Experiment, undisturbed: Path) -> None:
     """Of the same size, so that nothing fails by itself; put back, the run goes on as if nothing had been."""
     file = "corpus/train/tokens.u16"

@@ -89,7 +89,7 @@ def test_a_new_run_that_somebody_took_over_stays(
     assert all(path.exists() for name, path in left.items() if name == harm)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: Interrupted, undisturbed: Path) -> None:
     """Under another name, through a link of a third name, and as the folder that the command is given in."""
     run = interrupted("kept here")
@@ -110,7 +110,7 @@ def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: In
     assert json.loads((moved / "run.json").read_text())["name"] == "moved"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_in_the_folder_that_the_command_is_given_in(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_copies_of_a_run_are_one_row_of_a_table(
     assert "copies of one run" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -163,7 +163,7 @@ def test_rows_of_another_run_are_refused_where_they_are_read(
         assert f"{rows.name}: holds rows {says}; move it away" in " ".join(done.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_asked_for(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:
@@ -191,7 +191,7 @@ def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_as
     assert kept == {f"{name}.superseded": content for name, content in whole_states.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_log_that_is_gone_is_lost_in_whole(experiment: Experiment) -> None:
     """Central training has lines of saved steps alone, and they are lost in one piece."""
     experiment.config.write_text(CENTRAL)
@@ -224,7 +224,7 @@ def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
     assert [line["round"] for line in map(json.loads, _log(run))] == list(range(1, 31))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_checkpoints_that_are_gone_are_said_to_be(
     experiment: Experiment, interrupted: Interrupted, undisturbed: Path
 ) -> None:

@@ -62,7 +62,7 @@ def requests(*nodes: int) -> list[Message]:
     return [Message(RecordDict(), node, "train", group_id="1") for node in nodes]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sums_that_a_machine_takes_with_it_are_asked_for_again(machines: tuple[Path, Path]) -> None:
     """Two machines hold a part each; one dies. Its part is gone, the sum fails, and both are made again."""
     place = free_place()

@@ -11,7 +11,7 @@ ROUNDS, EVERY = 150, 10
 WATCHED = {"driver", "client", "gcs_server", "raylet"}  # the evaluator starts on the way
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_descriptors_and_objects_stay_as_they_are(tmp_path: Path) -> None:
     """Nothing is left behind by each round, or by each evaluation: no copy of the parameters, no descriptor, no object.
 

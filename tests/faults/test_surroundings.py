@@ -129,7 +129,7 @@ def read_only(run: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", run], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_folder_that_is_away_or_read_only_while_it_trains_loses_nothing(
     experiment: Experiment, undisturbed: Path
 ) -> None:

@@ -102,7 +102,7 @@ def name(round_: int) -> str:
     return f"round-{round_:06d}.safetensors"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_runs_share_a_service_whose_queue_is_full(
     make: Callable[..., Run], service: EvaluationService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +193,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     assert "run failed" not in to_markdown(memorization_table([read_run(run.path)]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_evaluator_that_is_killed_every_time_fails_that_checkpoint_only(
     make: Callable[..., Run], service: EvaluationService, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 FREE = "check that its share of the GPUs is free"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "reason"), [("hungry", "MemoryError: too large"), ("starved", "RuntimeError: .*can't allocate memory")]
 )
@@ -104,7 +104,7 @@ def test_who_takes_too_long_is_killed(run: Path, tmp_path: Path) -> None:
     service.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_work_that_freezes_at_once_has_no_more_time_than_other_work(run: Path) -> None:
     """Three times: it was luck whether Ray's reply that the process runs had left before, and a start has minutes."""
     service = EvaluationService(freeze, ServiceHParams(deadline=0.5, retries=2))

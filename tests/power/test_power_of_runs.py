@@ -87,7 +87,7 @@ def test_without_syncs_runs_are_lost(experiment: Experiment) -> None:
     assert made.wrong
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_repair_that_lost_power_is_done_by_the_next_one(experiment: Experiment) -> None:
     """Two damaged checkpoints, the first to be evaluated and without rows; a log that ends within a line."""
     experiment.config.write_text(CENTRAL)

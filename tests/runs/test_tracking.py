@@ -132,7 +132,7 @@ def assert_says(run: Path, kinds: Sequence[str] = ALL) -> None:
                 assert found[tag][round_] == [kept], (kind, tag, round_)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_private_run_in_a_real_process_is_told_to_all_three_and_quietly(experiment: Experiment) -> None:
     from mlflow import MlflowClient
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

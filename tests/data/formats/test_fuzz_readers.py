@@ -63,7 +63,7 @@ def test_damaged_files(folder: Path, format: str) -> None:
     assert seen["read"] + seen["dropped"] > CASES // 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("format", "fixed_length", "cases"),
     [("tff-hdf5", True, 8_000), ("tff-hdf5", False, 2_000), ("pfl-hdf5", False, 10_000)],
