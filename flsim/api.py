@@ -34,6 +34,7 @@ from flsim.results.rows import frame
 from flsim.results.store import read_run
 from flsim.results.sweeps import read_shown
 from flsim.results.tables import memorization_table
+from flsim.runs import arms
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
 from flsim.runs.locks import discard
@@ -104,8 +105,6 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
 
     Examples:
         >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
-        >>> len(corpus.split("train")), corpus.layout.vocabulary_size          # doctest: +SKIP
-        (400, 600)
     """
     return Corpus.open(path, verify=verify)
 
@@ -167,6 +166,7 @@ def run(
     overrides: Iterable[str] = (),
     resume: bool = False,
     retrain_lost: bool = False,
+    begin_from: Path | str | None = None,
     address: str | None = None,
     cpus: int | None = None,
     head: str | None = None,
@@ -180,6 +180,7 @@ def run(
             the working directory.
         resume: whether to continue the run in `out` from its newest valid checkpoint.
         retrain_lost: with `resume`, whether to train the rounds again that the log of rounds has lost.
+        begin_from: a run of the other `canaries.arm`, whose rounds before the first window are taken over.
         address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
         cpus: cores of the local cluster, or of the head; all by default.
         head: "HOST:PORT" of this machine, to start a Ray head that other machines can join.
@@ -195,7 +196,6 @@ def run(
 
     Examples:
         >>> run = flsim.run("paper.toml", "runs/paper", overrides=["training.rounds=20"])          # doctest: +SKIP
-        >>> flsim.table(run.path)                                              # doctest: +SKIP
     """
     from server.launch import train
 
@@ -204,6 +204,8 @@ def run(
         raise InputError("--retrain-lost: continues a run; add --resume")
     opened = Run.reopen(settings, path) if resume else Run.create(settings, path)
     try:
+        if begin_from is not None:
+            opened = arms.begin_from(opened, Run.open(Path(begin_from)))
         train(opened, address, cpus, head, retrain_lost)
     except InputError:  # no cluster there, or none large enough
         if not resume:
@@ -244,7 +246,6 @@ def evaluate(
 
     Examples:
         >>> rows = flsim.evaluate(state, users, flsim.Model(32, 64), references=20_000)            # doctest: +SKIP
-        >>> rows[rows.metric == "rs"].value.sum()                              # doctest: +SKIP
     """
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:

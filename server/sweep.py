@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
+from flsim.runs.arms import settings_of_both
 from flsim.runs.config import Config
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
@@ -51,6 +52,8 @@ class Job:
         file: TOML file with the settings.
         out: folder of the run; an existing one is resumed.
         log: file for its output.
+        twin: the folder of the run of arm IN whose first rounds this one of arm OUT begins with, once that run is over;
+            None for none.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Job:
     file: Path
     out: Path
     log: Path
+    twin: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,17 @@ def sweep(
         say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are finished")
     if not left:
         return {}
+    twins = twins_of(planned, rounds)
     jobs = [
-        Job(entry.name, entry.config, folder.config(entry.name), folder.run(entry.name), folder.log(entry.name))
-        for entry in left
+        Job(
+            entry.name,
+            entry.config,
+            folder.config(entry.name),
+            folder.run(entry.name),
+            folder.log(entry.name),
+            folder.run(twins[entry.name]) if entry.name in twins else None,
+        )
+        for entry in sorted(left, key=lambda entry: entry.name in twins)
     ]
     began, trained, failed = time.time(), list[str](), dict[str, str]()
     memory = PeakMemory(os.getpid(), every=MEMORY_EVERY)
@@ -127,6 +139,24 @@ def sweep(
     return failed
 
 
+def twins_of(planned: Sequence[Planned], rounds: Mapping[str, int]) -> dict[str, str]:
+    """Return, by the name of a run of arm OUT, the run of arm IN that it shares its first rounds with.
+
+    Args:
+        planned: the runs of a sweep.
+        rounds: the number of rounds of each, by name.
+    """
+    planting = {settings_of_both(entry.config): entry.name for entry in planned if entry.config.canaries.arm == "in"}
+    return {
+        entry.name: planting[key]
+        for entry in planned
+        if entry.config.canaries.arm == "out"
+        and (key := settings_of_both(entry.config)) in planting
+        and entry.config.canaries.parting(rounds[entry.name])
+        and not entry.config.slots_kept_by_users
+    }
+
+
 def train_all(
     jobs: Sequence[Job],
     address: str | None = None,
@@ -137,7 +167,7 @@ def train_all(
     """Train all jobs, in their order, as many at once as fit.
 
     Args:
-        jobs: the jobs.
+        jobs: the jobs, with the twin of each before it.
         address: address of an existing Ray cluster; None starts a local one.
         at_once: the most jobs at once; None for no limit.
         whole_cluster: whether each run takes the whole cluster, one after another.
@@ -167,8 +197,10 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
         _refuse_what_does_not_fit(job, *shares[job.name])
     waiting, working, tries = list(jobs), dict[ray.ObjectRef, Job](), dict.fromkeys(shares, 0)
     while waiting or working:
-        while waiting and (at_once is None or len(working) < at_once):
-            job = waiting.pop(0)
+        unfinished = {job.name for job in (*waiting, *working.values())}
+        ready = [job for job in waiting if job.twin is None or job.twin.name not in unfinished]
+        while ready and (at_once is None or len(working) < at_once):
+            waiting.remove(job := ready.pop(0))
             tries[job.name] += 1
             cpus, gpus = shares[job.name]
             task = ray.remote(_in_process).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
@@ -198,7 +230,10 @@ def _refuse_what_does_not_fit(job: Job, cpus: int, gpus: float) -> None:
 
 def _command(job: Job, address: str | None = None, cpus: int | None = None) -> list[str]:
     command = [sys.executable, "-m", "flsim", "run", str(job.file), "--out", str(job.out)]
-    command += ["--resume"] if (job.out / "config.toml").exists() else []
+    if (job.out / "config.toml").exists():
+        command += ["--resume"]
+    elif job.twin and (job.twin / "config.toml").exists():
+        command += ["--begin-from", str(job.twin)]
     command += ["--address", address] if address else []
     return [*command, "--cpus", str(cpus)] if cpus else command
 

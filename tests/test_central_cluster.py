@@ -124,7 +124,7 @@ def status_of(path: Path) -> str:
     return str(json.loads((path / "run.json").read_text())["status"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
     """Three of them, of one CPU each, on two CPUs."""
     for run in [begin(f"run{seed}", f"seed={seed}") for seed in range(3)]:

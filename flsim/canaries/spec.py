@@ -150,6 +150,10 @@ class CanaryHParams:
         first, last = injection_bounds(window[0], rounds) if configuration.users else bounds_of(window, rounds)
         return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
 
+    def parting(self, rounds: int) -> int:
+        """Return the number of rounds after which both arms are still equal to the bit: those before any window."""
+        return min((self.bounds(one, rounds)[0] or 1) - 1 for one in distinct_configurations(self))
+
 
 @dataclass(frozen=True)
 class Canary:

@@ -167,6 +167,14 @@ def run(
             rich_help_panel=CONTINUE,
         ),
     ] = False,
+    begin_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run of the other canaries.arm, e.g. runs/in: its rounds before the first window are taken over.",
+            rich_help_panel=CONTINUE,
+        ),
+    ] = None,
 ) -> None:
     """Train one run on Ray, and print its table.
 
@@ -184,6 +192,7 @@ def run(
         overrides=[*(set_ or ()), *([] if seed is None else [f"seed={seed}"])],
         resume=resume,
         retrain_lost=retrain_lost,
+        begin_from=begin_from,
         address=address,
         cpus=cpus,
         head=head,

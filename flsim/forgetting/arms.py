@@ -1,12 +1,13 @@
 """Pairs of runs: arm IN, which plants canaries, and arm OUT, its twin of the same seed, which never does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from flsim.base.errors import InputError
 from flsim.results.store import RunResults
 from flsim.results.sweeps import read_shown
+from flsim.runs.arms import settings_of_both
 from flsim.runs.folder import Run
 
 
@@ -61,4 +62,4 @@ def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
 
 def _key(run: Run) -> str:
     """Return a digest that both arms of a seed share."""
-    return replace(run.config, canaries=replace(run.config.canaries, arm="in")).digest + run.corpus.digest
+    return settings_of_both(run.config) + run.corpus.digest

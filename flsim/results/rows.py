@@ -110,6 +110,14 @@ def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[
         pq.write_table(stored, partial)
 
 
+def copy_rows(path: Path, run_folder: Path, identity: str) -> None:
+    """Store a file of rows in the folder of another run, of an equal model and equal canaries, as that run's own."""
+    table = pq.read_table(path)
+    named = table.set_column(0, SCHEMA.field("run"), pa.array([identity] * len(table), pa.string()))
+    with new_file(run_folder / "rows" / path.name) as partial:
+        pq.write_table(named, partial)
+
+
 def read_rows(path: Path) -> tuple[pd.DataFrame, dict[str, Quantity]]:
     """Read a file of rows, and return the rows and the quantities of a user's own measures by name.
 

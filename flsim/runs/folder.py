@@ -40,6 +40,7 @@ from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
+from flsim.runs.foresight import foresee_training
 from flsim.runs.trackers import flat, refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State
@@ -84,7 +85,7 @@ class Run:
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
             train = settings.data.kept(corpus.split("train"), settings.seed)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
-            _foresee_training(settings, train)
+            foresee_training(settings, train)
             if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
@@ -271,12 +272,12 @@ class Run:
         return state
 
     def save(self, state: State) -> Path:
-        """Write a checkpoint, then remove older ones that are neither due for evaluation nor the last before it."""
+        """Write a checkpoint, then remove older ones that are neither kept for good nor the last before it."""
         folder = self.path / "checkpoints"
         roundlog.keep(self.path)
         path = checkpoint.save(folder, state, self.provenance)
         for older in [older for older in checkpoint.all_in(folder) if checkpoint.round_of(older) < state.round][:-1]:
-            if not self.is_evaluated_at(checkpoint.round_of(older)):
+            if not self.is_kept_at(checkpoint.round_of(older)):
                 older.unlink()
         return path
 
@@ -292,8 +293,17 @@ class Run:
         """Return whether the schedule evaluates after this many rounds."""
         return round_ == self.rounds or self.config.evaluation.is_due(round_, self.rounds_per_epoch)
 
+    @cached_property
+    def parting(self) -> int:
+        """Return the last round after which this run and its twin of the other `canaries.arm` are equal to the bit."""
+        return self.config.canaries.parting(self.rounds)
+
+    def is_kept_at(self, round_: int) -> bool:
+        """Return whether the checkpoint of a round stays: it is evaluated, or the twin can begin with it."""
+        return self.is_evaluated_at(round_) or round_ == self.parting
+
     def is_saved_at(self, round_: int) -> bool:
-        return self.is_evaluated_at(round_) or round_ % self.config.system.checkpoint_every == 0
+        return self.is_kept_at(round_) or round_ % self.config.system.checkpoint_every == 0
 
     def unevaluated(self) -> list[Path]:
         """Return checkpoints that are due for evaluation and have no rows yet, oldest first."""
@@ -338,13 +348,3 @@ class Run:
     def delta(self) -> float:
         """Return the delta of the reported (epsilon, delta)."""
         return self.config.privacy.delta_for(self.population)
-
-
-def _foresee_training(settings: Config, train: Split) -> None:
-    """Raise InputError if training could not begin."""
-    settings.training_of(train, rounds := settings.rounds_over(train))
-    settings.evaluation.refuse_too_large(settings.canaries.length)
-    if settings.privacy.mechanism == "dp":
-        units = settings.protected(train)
-        delta, entry = settings.privacy.delta_for(units), settings.planned(units, rounds)
-        report.foresee(entry, settings.sampler, delta, units, settings.unit)

@@ -93,6 +93,11 @@ def cut(run_folder: Path, round_: int) -> None:
     _replace(run_folder, [line for line in _lines(run_folder) if line["round"] <= round_])
 
 
+def copy(run_folder: Path, to: Path, reached: int) -> None:
+    """Write the lines of the rounds up to `reached`, lost ones included, as the log of another run folder."""
+    _replace(to, [line for line in _lines(run_folder) if line["round"] <= reached])
+
+
 def _marks(missing: range, by_round: bool) -> Iterator[Line]:
     if by_round:
         yield from ({"round": round_, "lost": True} for round_ in missing)

@@ -125,7 +125,7 @@ def during_a_sum(experiment: Experiment, hold: Path, *options: str) -> tuple["Po
     return process, int((experiment.folder / "adds").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("by", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGSTOP])
 def test_a_process_that_ends_or_hangs_while_it_adds_changes_nothing(
     experiment: Experiment, slow_sums: Path, by: signal.Signals

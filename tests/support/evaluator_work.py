@@ -12,7 +12,7 @@ from flsim.base.errors import Diverged
 from flsim.results.evaluations import Evaluation
 from server.pool.evaluations import EvaluationService
 
-TIMEOUT = 60.0  # seconds; nothing in these tests takes more than a few
+TIMEOUT = 300.0  # seconds; nothing in these tests takes more than a few on a quiet machine
 
 
 def note(folder: Path, line: str) -> None:

@@ -1,0 +1,84 @@
+"""The arms of a run: IN plants canaries in its windows, and OUT, of the same seed, never does.
+
+Both are equal to the bit until the first window begins (Jagielski et al., 2022, section 4.1, has one checkpoint for
+both). So the second one can begin with what the first one has trained and measured by then.
+"""
+
+import json
+from dataclasses import replace
+
+from flsim.algorithms import checkpoint, micro_cohorts
+from flsim.base import jsonl
+from flsim.base.errors import InputError
+from flsim.base.files import new_file
+from flsim.base.logs import log
+from flsim.base.progress import say
+from flsim.results.evaluations import log_evaluation, read_evaluations
+from flsim.results.rows import copy_rows, rows_in
+from flsim.runs import roundlog
+from flsim.runs.config import Config
+from flsim.runs.folder import Run
+
+
+def settings_of_both(settings: Config) -> str:
+    """Return a digest of settings that both arms of a seed share."""
+    return replace(settings, canaries=replace(settings.canaries, arm="in")).digest
+
+
+def begin_from(run: Run, twin: Run) -> Run:
+    """Copy checkpoints, rounds and rows of the other arm to a new run, as far as they are its own.
+
+    A twin that has not come so far, or whose users keep states between rounds, gives what it can, or nothing.
+
+    Args:
+        run: a run that nobody trains yet.
+        twin: the run of the other arm.
+
+    Returns:
+        The run, with what the twin decided when its training began.
+
+    Raises:
+        InputError: the run has begun, the other one differs in more than `canaries.arm`, or its files are damaged.
+    """
+    _refuse_other_runs(run, twin)
+    run = run.recorded(run.config.resuming(twin.config))
+    files = [path for path in checkpoint.all_in(twin.path / "checkpoints") if checkpoint.round_of(path) <= run.parting]
+    if not files or run.config.slots_kept_by_users:
+        why = "its users keep states" if files else f"no checkpoint of its first {run.parting:,} rounds"
+        say(f"{run.name}: begins with nothing of {twin.name}: {why}")
+        return run
+    reached = checkpoint.round_of(files[-1])
+    roundlog.copy(twin.path, run.path, reached)
+    _copy_micro_cohorts(run, twin, reached)
+    names = {path.name for path in files}
+    for attempt in read_evaluations(twin.path):
+        if attempt.checkpoint in names:
+            log_evaluation(run.path, attempt)
+    for path in rows_in(twin.path):
+        if f"{path.stem}{checkpoint.SUFFIX}" in names:
+            copy_rows(path, run.path, run.identity)
+    for path in files:  # the newest last: training goes on from it, and needs all else
+        if path == files[-1] or run.is_kept_at(checkpoint.round_of(path)):
+            run.save(twin.load(path))
+    run.mark("running")
+    say(f"{run.name}: begins with the first {reached:,} of {run.rounds:,} rounds of {twin.name}", round=reached)
+    log.info("begun from the other arm", extra={"run": twin.name, "rounds": reached})
+    return run
+
+
+def _refuse_other_runs(run: Run, twin: Run) -> None:
+    if run.last_round or checkpoint.latest(run.path / "checkpoints"):
+        raise InputError(f"{run.path}: has begun already, without another run; leave out --begin-from")
+    if run.config.canaries.arm == twin.config.canaries.arm:
+        raise InputError(f"{twin.path}: is of arm {twin.config.canaries.arm.upper()} as this run; name the other arm")
+    if settings_of_both(run.config) != settings_of_both(twin.config):
+        raise InputError(f"{twin.path}: differs in other settings than canaries.arm; name this run's other arm")
+    if run.corpus.digest != twin.corpus.digest:
+        raise InputError(f"{twin.path}: is of another corpus; name this run's other arm")
+
+
+def _copy_micro_cohorts(run: Run, twin: Run, reached: int) -> None:
+    lines = [line for line in jsonl.read_lines(twin.path / micro_cohorts.FILE) if micro_cohorts.is_line(line)]
+    if kept := [line for line in lines if line.get("round", 0) < reached]:
+        with new_file(run.path / micro_cohorts.FILE) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

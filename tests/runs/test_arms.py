@@ -1,0 +1,155 @@
+"""A run of arm OUT that begins with the rounds of arm IN is the run that trains them itself, to the bit."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import PRIVATE, WORLD, Experiment, Trained, assert_same
+
+from flsim.algorithms import checkpoint
+from flsim.base.errors import InputError
+from flsim.canaries.spec import CanaryHParams
+from flsim.results.rows import rows_in
+from flsim.results.store import read_run
+from flsim.runs.arms import begin_from, settings_of_both
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.participation import participation
+
+COMMON = ("training.rounds=8", "canaries.p_u=[0.1]", "canaries.p_e=[0.5]", "canaries.count=12")
+WINDOWED = (*COMMON[:-1], "canaries.count=6", "canaries.windows=[[5, 7], [6, 8]]")
+INJECTED = ("training.rounds=8", f"canaries.p_u={list(CanaryHParams.p_u)}", f"canaries.p_e={list(CanaryHParams.p_e)}")
+OUT = "canaries.arm='out'"
+CENTRAL = f"""{WORLD}[training]
+kind = "central"
+steps = 8
+batch_size = 4
+learning_rate = 0.1
+[evaluation]
+every = 2
+references = 200
+[system]
+checkpoint_every = 1
+"""
+
+
+def new_run(twin: Path, folder: Path, *overrides: str) -> Run:
+    return Run.create(load(twin.parent / "tiny.toml", overrides), folder / "begun")
+
+
+def go_on(run: Run) -> None:
+    """Train and evaluate the rest, in this process."""
+    for state in run.training().states(run.latest_state(), run.rounds, run.is_saved_at):
+        saved = run.save(state)
+        if run.is_evaluated_at(state.round):
+            evaluate_checkpoint(run.path, saved)
+    run.mark("completed")
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (WINDOWED, 5),
+        ((*WINDOWED, *PRIVATE), 5),
+        ((*COMMON, "canaries.windows=[[0.6, 1]]"), 5),
+        ((*INJECTED, "canaries.injections=[6]", "canaries.count=4", "canaries.injection_copies=3"), 6),
+    ],
+    ids=["rounds", "private", "shares", "injections"],
+)
+def test_the_rest_is_the_same_to_the_bit(
+    trained_here: Trained, tmp_path: Path, settings: tuple[str, ...], parts: int
+) -> None:
+    planting, whole = trained_here(*settings), trained_here(*settings, OUT)
+    run = begin_from(new_run(planting, tmp_path, *settings, OUT), Run.open(planting))
+    reached = run.latest_state().round
+    assert reached == run.parting == parts
+    assert [checkpoint.round_of(path) for path in checkpoint.all_in(run.path / "checkpoints")] == sorted(
+        {round_ for round_ in (2, 4, 6) if round_ <= reached} | {reached}
+    )
+    assert [path.stem for path in rows_in(run.path)] == [f"round-{at:06d}" for at in (2, 4, 6) if at <= reached]
+    go_on(run)
+    assert_same(run.path, whole)
+    assert checkpoint.digest_of(run.latest_state()) == checkpoint.digest_of(Run.open(whole).latest_state())
+    assert read_run(run.path).identity == read_run(whole).identity
+
+
+def test_an_arm_in_can_begin_with_arm_out(trained_here: Trained, tmp_path: Path) -> None:
+    whole, out = trained_here(*WINDOWED), trained_here(*WINDOWED, OUT)
+    run = begin_from(new_run(out, tmp_path, *WINDOWED), Run.open(out))
+    go_on(run)
+    assert_same(run.path, whole)
+    assert len(participation(run, 8))
+
+
+def test_the_checkpoint_at_which_arms_part_is_kept(trained_here: Trained) -> None:
+    """Round 5 is evaluated in no schedule of every second round, and later checkpoints follow it."""
+    kept = checkpoint.all_in(trained_here(*WINDOWED) / "checkpoints")
+    assert [checkpoint.round_of(path) for path in kept] == [2, 4, 5, 6, 7, 8]
+
+
+def test_where_arms_part() -> None:
+    def parting(**settings: object) -> int:
+        canaries = CanaryHParams(**{"count": 1, **settings})  # type: ignore[arg-type]
+        parted = canaries.parting(10)
+        assert replace(canaries, arm="out").parting(10) == parted
+        return parted
+
+    assert parting() == 0
+    assert parting(windows=((0.5, 0.6), (0.3, 0.4))) == 3
+    assert parting(windows=((4, 6), (2, 8))) == 2
+    assert parting(windows=((0.5, 0.5),)) == 5
+    assert parting(injections=(0.9, 4)) == 4
+
+
+def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: Path) -> None:
+    planting = trained_here(*WINDOWED)
+    twin = Run.open(planting)
+    for name, settings, message in (
+        ("same", WINDOWED, "is of arm IN as this run"),
+        ("other", (*WINDOWED, OUT, "seed=1"), "differs in other settings than canaries.arm"),
+    ):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match=message):
+            begin_from(new_run(planting, tmp_path / name, *settings), twin)
+    with pytest.raises(InputError, match="has begun already"):
+        begin_from(Run.open(trained_here(*WINDOWED, OUT)), twin)
+
+
+def test_a_twin_without_shared_rounds_gives_nothing(
+    trained_here: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planting = trained_here(*COMMON, "canaries.windows=[[0, 4]]")
+    run = begin_from(new_run(planting, tmp_path, *COMMON, "canaries.windows=[[0, 4]]", OUT), Run.open(planting))
+    assert "begins with nothing of run: no checkpoint of its first 0 rounds" in capsys.readouterr().err
+    assert not checkpoint.all_in(run.path / "checkpoints")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["federated", "central"])
+def test_the_command_begins_with_it_and_a_wrong_one_leaves_nothing(experiment: Experiment, kind: str) -> None:
+    """On Ray, with the log of rounds."""
+    settings = WINDOWED if kind == "federated" else WINDOWED[1:]
+    if kind == "central":
+        experiment.config.write_text(CENTRAL)
+    planting = experiment.run("in", *settings)
+    begun = experiment.run("begun", *settings, OUT, options=("--begin-from", str(planting)))
+    whole = experiment.run("whole", *settings, OUT)
+    assert_same(begun, whole)
+    logs = [[json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()] for run in (planting, begun)]
+    assert [line["round"] for line in logs[1]] == list(range(1, 9))
+    assert logs[1][:5] == logs[0][:5]
+    assert logs[1][5:] != logs[0][5:]
+    options = [part for override in settings for part in ("--set", override)]
+    done = experiment.flsim(
+        "run", experiment.config, "--out", "bad", *options, "--begin-from", str(planting), check=False
+    )
+    assert (done.returncode, (experiment.folder / "bad").exists()) == (2, False)
+    assert "is of arm IN as this run; name the other arm" in done.stderr
+
+
+def test_settings_of_both(trained_here: Trained) -> None:
+    planting, out = (Run.open(trained_here(*WINDOWED, *more)) for more in ((), (OUT,)))
+    assert planting.config.digest != out.config.digest
+    assert settings_of_both(planting.config) == settings_of_both(out.config) == planting.config.digest
