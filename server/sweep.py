@@ -27,8 +27,8 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
-from flsim.runs.arms import settings_of_both
 from flsim.runs.config import Config
+from flsim.runs.config.arms import settings_of_both, shared_rounds
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
@@ -152,8 +152,7 @@ def twins_of(planned: Sequence[Planned], rounds: Mapping[str, int]) -> dict[str,
         for entry in planned
         if entry.config.canaries.arm == "out"
         and (key := settings_of_both(entry.config)) in planting
-        and entry.config.canaries.parting(rounds[entry.name])
-        and not entry.config.slots_kept_by_users
+        and shared_rounds(entry.config, rounds[entry.name])
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from flsim.base.errors import InputError
 from flsim.results.store import RunResults
 from flsim.results.sweeps import read_shown
-from flsim.runs.arms import settings_of_both
+from flsim.runs.config.arms import settings_of_both
 from flsim.runs.folder import Run
 
 

@@ -25,7 +25,7 @@ class DiskUse:
     """Disk space of a run, in bytes.
 
     Attributes:
-        checkpoints: evaluated checkpoints, which stay.
+        checkpoints: checkpoints that stay.
         planted: canaries, and the IID twin.
         rest: rows, logs, files of trackers, and what sampled users keep between rounds.
         newest: the newest two checkpoints during training, and one more while it is written.
@@ -53,7 +53,9 @@ def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     return 4 * parameters_of(config, vocabulary) * (1 + copies) + CHECKPOINT_HEADER * (1 + copies)
 
 
-def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds: int, evaluations: int) -> DiskUse:
+def run_bytes(
+    config: Config, users: int, records: int, vocabulary: int, rounds: int, evaluations: int, checkpoints: int
+) -> DiskUse:
     """Return the disk space of a run folder.
 
     Args:
@@ -63,6 +65,7 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
         vocabulary: number of token ids.
         rounds: number of rounds or steps.
         evaluations: number of evaluated checkpoints.
+        checkpoints: number of checkpoints that stay.
     """
     one = checkpoint_bytes(config, vocabulary)
     canaries = len(configurations(config.canaries)) + config.canaries.controls
@@ -77,7 +80,7 @@ def run_bytes(config: Config, users: int, records: int, vocabulary: int, rounds:
     if config.slots_kept_by_users:
         sampled = users * (1 - (1 - min(1.0, config.round_size / users)) ** rounds)
         rest += round(KEPT * sampled * 4 * parameters_of(config, vocabulary) * config.slots_kept_by_users)
-    return DiskUse(evaluations * one, planted, rest, 3 * one)
+    return DiskUse(checkpoints * one, planted, rest, 3 * one)
 
 
 def corpus_bytes(corpus: Corpus) -> int:

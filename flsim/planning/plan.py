@@ -10,7 +10,7 @@ from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.amounts import Amount
 from flsim.planning.disk import run_bytes
 from flsim.planning.monitor import Watch
-from flsim.planning.predicting import Machine, Predictor, Time, evaluations_of
+from flsim.planning.predicting import Machine, Predictor, Time, checkpoints_of, evaluations_of
 from flsim.planning.proof import Provable
 from flsim.planning.scale import Scale, trained_on
 from flsim.privacy.ledger import Ledger
@@ -159,14 +159,12 @@ def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) ->
     for run in runs:
         split = trained_on(run.config, train)
         evaluations, _ = evaluations_of(run.config, split)
-        kept += evaluations
+        kept += (checkpoints := checkpoints_of(run.config, split))
         rounds = run.config.rounds_over(split)
-        uses.append(run_bytes(run.config, len(split), split.records, vocabulary, rounds, evaluations))
-    checkpoints, planted, rest = (
-        sum(getattr(use, name) for use in uses) for name in ("checkpoints", "planted", "rest")
-    )
+        uses.append(run_bytes(run.config, len(split), split.records, vocabulary, rounds, evaluations, checkpoints))
+    stay, planted, rest = (sum(getattr(use, name) for use in uses) for name in ("checkpoints", "planted", "rest"))
     meanwhile = sum(sorted((use.newest for use in uses), reverse=True)[:at_once])
-    return Disk(checkpoints + planted + rest + corpus, checkpoints, planted, rest, corpus, meanwhile, kept)
+    return Disk(stay + planted + rest + corpus, stay, planted, rest, corpus, meanwhile, kept)
 
 
 def privacy_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> list[Privacy]:

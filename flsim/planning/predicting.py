@@ -10,6 +10,7 @@ from flsim.planning.cost import Cost, Need, Work, fit, most_at_once, run_seconds
 from flsim.planning.kinds import REFERENCES, kind_of
 from flsim.planning.scale import trained_on
 from flsim.runs.config import Config
+from flsim.runs.config.arms import shared_rounds
 from flsim.sweeps.definition import Planned, longest_first
 
 SLOW, QUICK = 0.9, 0.1  # quantiles of what was measured, for the longest and the shortest that it may take
@@ -63,6 +64,14 @@ def evaluations_of(config: Config, train: Split) -> tuple[int, int]:
     )
     due = sorted({round_ for round_ in near if 0 < round_ < rounds and schedule_.is_due(round_, per_epoch)} | {rounds})
     return len(due), due[0]
+
+
+def checkpoints_of(config: Config, train: Split) -> int:
+    """Return the number of checkpoints that a run keeps: evaluated ones, and the one its other arm begins with."""
+    rounds, per_epoch = config.rounds_over(train), config.rounds_per_epoch(train)
+    evaluations, _ = evaluations_of(config, train)
+    parting = shared_rounds(config, rounds)
+    return evaluations + (0 < parting < rounds and not config.evaluation.is_due(parting, per_epoch))
 
 
 @dataclass(frozen=True)

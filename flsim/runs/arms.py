@@ -1,11 +1,11 @@
-"""The arms of a run: IN plants canaries in its windows, and OUT, of the same seed, never does.
+"""A run of one arm begins with what the other arm has trained and measured before the first window.
 
-Both are equal to the bit until the first window begins (Jagielski et al., 2022, section 4.1, has one checkpoint for
-both). So the second one can begin with what the first one has trained and measured by then.
+Both are equal to the bit by then, see `flsim.runs.config.arms`. Jagielski et al. (2022, section 4.1) have one
+checkpoint for both.
 """
 
 import json
-from dataclasses import replace
+from pathlib import Path
 
 from flsim.algorithms import checkpoint, micro_cohorts
 from flsim.base import jsonl
@@ -16,19 +16,15 @@ from flsim.base.progress import say
 from flsim.results.evaluations import log_evaluation, read_evaluations
 from flsim.results.rows import copy_rows, rows_in
 from flsim.runs import roundlog
-from flsim.runs.config import Config
+from flsim.runs.config.arms import settings_of_both
 from flsim.runs.folder import Run
-
-
-def settings_of_both(settings: Config) -> str:
-    """Return a digest of settings that both arms of a seed share."""
-    return replace(settings, canaries=replace(settings.canaries, arm="in")).digest
 
 
 def begin_from(run: Run, twin: Run) -> Run:
     """Copy checkpoints, rounds and rows of the other arm to a new run, as far as they are its own.
 
-    A twin that has not come so far, or whose users keep states between rounds, gives what it can, or nothing.
+    A twin that has not come so far, or lacks the checkpoint of a round that this run evaluates, gives the rounds
+    before. Sums are added in the order of the twin's shards, where this run leaves them open.
 
     Args:
         run: a run that nobody trains yet.
@@ -38,19 +34,19 @@ def begin_from(run: Run, twin: Run) -> Run:
         The run, with what the twin decided when its training began.
 
     Raises:
-        InputError: the run has begun, the other one differs in more than `canaries.arm`, or its files are damaged.
+        InputError: the run has begun, the other one differs in more than `canaries.arm` and the use of machines, or
+            its files are damaged.
     """
     _refuse_other_runs(run, twin)
     run = run.recorded(run.config.resuming(twin.config))
-    files = [path for path in checkpoint.all_in(twin.path / "checkpoints") if checkpoint.round_of(path) <= run.parting]
-    if not files or run.config.slots_kept_by_users:
-        why = "its users keep states" if files else f"no checkpoint of its first {run.parting:,} rounds"
-        say(f"{run.name}: begins with nothing of {twin.name}: {why}")
+    files = _shared_checkpoints(run, twin)
+    if not files:
+        say(f"{run.name}: begins with nothing of {twin.name}, which has no checkpoint for it by round {run.parting:,}")
         return run
     reached = checkpoint.round_of(files[-1])
     roundlog.copy(twin.path, run.path, reached)
     _copy_micro_cohorts(run, twin, reached)
-    names = {path.name for path in files}
+    names = {path.name for path in files if run.is_evaluated_at(checkpoint.round_of(path))}
     for attempt in read_evaluations(twin.path):
         if attempt.checkpoint in names:
             log_evaluation(run.path, attempt)
@@ -73,8 +69,19 @@ def _refuse_other_runs(run: Run, twin: Run) -> None:
         raise InputError(f"{twin.path}: is of arm {twin.config.canaries.arm.upper()} as this run; name the other arm")
     if settings_of_both(run.config) != settings_of_both(twin.config):
         raise InputError(f"{twin.path}: differs in other settings than canaries.arm; name this run's other arm")
+    if run.rounds != twin.rounds:  # rates and windows in fractions depend on it
+        raise InputError(
+            f"{twin.path}: trains {twin.rounds:,} rounds and this run {run.rounds:,}; name this run's other arm"
+        )
     if run.corpus.digest != twin.corpus.digest:
         raise InputError(f"{twin.path}: is of another corpus; name this run's other arm")
+
+
+def _shared_checkpoints(run: Run, twin: Run) -> list[Path]:
+    files = {checkpoint.round_of(path): path for path in checkpoint.all_in(twin.path / "checkpoints")}
+    due = (round_ for round_ in range(1, run.parting + 1) if run.is_evaluated_at(round_))
+    end = next((round_ for round_ in due if round_ not in files), run.parting + 1)
+    return [path for round_, path in files.items() if round_ < end]
 
 
 def _copy_micro_cohorts(run: Run, twin: Run, reached: int) -> None:

@@ -40,6 +40,7 @@ from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
+from flsim.runs.config.arms import shared_rounds
 from flsim.runs.foresight import foresee_training
 from flsim.runs.trackers import flat, refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
@@ -295,11 +296,10 @@ class Run:
 
     @cached_property
     def parting(self) -> int:
-        """Return the last round after which this run and its twin of the other `canaries.arm` are equal to the bit."""
-        return self.config.canaries.parting(self.rounds)
+        """Return the round with which the run of the other `canaries.arm` can begin; 0 for none."""
+        return shared_rounds(self.config, self.rounds)
 
     def is_kept_at(self, round_: int) -> bool:
-        """Return whether the checkpoint of a round stays: it is evaluated, or the twin can begin with it."""
         return self.is_evaluated_at(round_) or round_ == self.parting
 
     def is_saved_at(self, round_: int) -> bool:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from helpers import Experiment
 
+from flsim.data.corpus import Corpus
 from flsim.planning.disk import corpus_bytes, run_bytes
+from flsim.planning.predicting import checkpoints_of
 from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run
 
@@ -55,17 +57,28 @@ def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], world:
         run.save(replace(state, round=2))
         run.save(replace(state, round=4))
     split = run.corpus.split("train")
-    use = run_bytes(settings, len(split), split.records, run.corpus.layout.vocabulary_size, 4, evaluations=2)
+    use = run_bytes(
+        settings, len(split), split.records, run.corpus.layout.vocabulary_size, 4, evaluations=2, checkpoints=2
+    )
     assert use.checkpoints == pytest.approx(size_of(run.path / "checkpoints"), rel=0.05)
     assert use.planted == pytest.approx(size_of(run.path / "planted"), abs=3_000)
     assert use.newest == pytest.approx(1.5 * use.checkpoints)  # three, of two
     assert corpus_bytes(run.corpus) == size_of(run.corpus.path)
 
 
+def test_the_checkpoint_at_which_arms_part_is_one_more(experiment: Experiment) -> None:
+    """Evaluated after rounds 2 and 4; a window that begins after round 3 keeps that one, too."""
+    train = Corpus.open(experiment.folder / "corpus").split("train")
+    windows = ("[[0, 1]]", "[[2, 4]]", "[[3, 4]]")
+    configs = [load(experiment.config, [f"canaries.windows={window}"]) for window in windows]
+    assert [checkpoints_of(config, train) for config in configs] == [2, 2, 3]
+
+
 def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
     """4 bytes a record, and 8 for where each user starts, and the end."""
     own, twin = (
-        run_bytes(load(experiment.config, [f"data.world='{world}'"]), 24, 192, 40, 4, 2) for world in ("non-iid", "iid")
+        run_bytes(load(experiment.config, [f"data.world='{world}'"]), 24, 192, 40, 4, 2, 2)
+        for world in ("non-iid", "iid")
     )
     assert twin.planted - own.planted == 4 * 192 + 8 * 25
     assert twin.checkpoints == own.checkpoints

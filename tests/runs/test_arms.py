@@ -1,21 +1,22 @@
 """A run of arm OUT that begins with the rounds of arm IN is the run that trains them itself, to the bit."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import PRIVATE, WORLD, Experiment, Trained, assert_same
+from helpers import PRIVATE, WORLD, Experiment, Trained, assert_same, go_on_here
 
-from flsim.algorithms import checkpoint
+from flsim.algorithms import checkpoint, micro_cohorts
 from flsim.base.errors import InputError
 from flsim.canaries.spec import CanaryHParams
 from flsim.results.rows import rows_in
 from flsim.results.store import read_run
-from flsim.runs.arms import begin_from, settings_of_both
+from flsim.runs.arms import begin_from
 from flsim.runs.config import load
+from flsim.runs.config.arms import settings_of_both
 from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.participation import participation
 
 COMMON = ("training.rounds=8", "canaries.p_u=[0.1]", "canaries.p_e=[0.5]", "canaries.count=12")
@@ -39,15 +40,6 @@ def new_run(twin: Path, folder: Path, *overrides: str) -> Run:
     return Run.create(load(twin.parent / "tiny.toml", overrides), folder / "begun")
 
 
-def go_on(run: Run) -> None:
-    """Train and evaluate the rest, in this process."""
-    for state in run.training().states(run.latest_state(), run.rounds, run.is_saved_at):
-        saved = run.save(state)
-        if run.is_evaluated_at(state.round):
-            evaluate_checkpoint(run.path, saved)
-    run.mark("completed")
-
-
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
@@ -69,7 +61,7 @@ def test_the_rest_is_the_same_to_the_bit(
         {round_ for round_ in (2, 4, 6) if round_ <= reached} | {reached}
     )
     assert [path.stem for path in rows_in(run.path)] == [f"round-{at:06d}" for at in (2, 4, 6) if at <= reached]
-    go_on(run)
+    go_on_here(run)
     assert_same(run.path, whole)
     assert checkpoint.digest_of(run.latest_state()) == checkpoint.digest_of(Run.open(whole).latest_state())
     assert read_run(run.path).identity == read_run(whole).identity
@@ -78,7 +70,7 @@ def test_the_rest_is_the_same_to_the_bit(
 def test_an_arm_in_can_begin_with_arm_out(trained_here: Trained, tmp_path: Path) -> None:
     whole, out = trained_here(*WINDOWED), trained_here(*WINDOWED, OUT)
     run = begin_from(new_run(out, tmp_path, *WINDOWED), Run.open(out))
-    go_on(run)
+    go_on_here(run)
     assert_same(run.path, whole)
     assert len(participation(run, 8))
 
@@ -109,6 +101,7 @@ def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: P
     for name, settings, message in (
         ("same", WINDOWED, "is of arm IN as this run"),
         ("other", (*WINDOWED, OUT, "seed=1"), "differs in other settings than canaries.arm"),
+        ("longer", (*WINDOWED, OUT, "training.rounds=16"), "trains 8 rounds and this run 16"),
     ):
         (tmp_path / name).mkdir()
         with pytest.raises(InputError, match=message):
@@ -122,8 +115,46 @@ def test_a_twin_without_shared_rounds_gives_nothing(
 ) -> None:
     planting = trained_here(*COMMON, "canaries.windows=[[0, 4]]")
     run = begin_from(new_run(planting, tmp_path, *COMMON, "canaries.windows=[[0, 4]]", OUT), Run.open(planting))
-    assert "begins with nothing of run: no checkpoint of its first 0 rounds" in capsys.readouterr().err
+    assert "begins with nothing of run, which has no checkpoint for it by round 0" in capsys.readouterr().err
     assert not checkpoint.all_in(run.path / "checkpoints")
+
+
+def test_rows_are_those_of_its_own_schedule(trained_here: Trained, tmp_path: Path) -> None:
+    """Evaluated every fourth round where the twin was every second: rows of round 4, and none of round 2."""
+    planting = trained_here(*WINDOWED)
+    run = begin_from(new_run(planting, tmp_path, *WINDOWED, OUT, "evaluation.every=4"), Run.open(planting))
+    assert [path.stem for path in rows_in(run.path)] == ["round-000004"]
+    go_on_here(run)
+    whole = read_run(trained_here(*WINDOWED, OUT)).rows
+    assert read_run(run.path).rows.equals(whole[whole["round"].isin([4, 8])].reset_index(drop=True))
+
+
+def test_a_round_that_only_this_run_evaluates_is_trained(trained_here: Trained, tmp_path: Path) -> None:
+    """Round 3 of every third has no checkpoint in a twin that has those of rounds 2, 4 and 5."""
+    planting = trained_here(*WINDOWED, "system.checkpoint_every=100")
+    run = begin_from(new_run(planting, tmp_path, *WINDOWED, OUT, "evaluation.every=3"), Run.open(planting))
+    assert run.latest_state().round == 2
+    go_on_here(run)
+    assert_same(run.path, trained_here(*WINDOWED, OUT, "evaluation.every=3"))
+
+
+def test_sizes_of_micro_cohorts_are_those_of_shared_rounds(trained_here: Trained, tmp_path: Path) -> None:
+    """Rounds from 0: the first five are shared, so what the twin decided in the sixth is its own."""
+    planting = shutil.copytree(trained_here(*WINDOWED).parent, tmp_path / "twin") / "run"
+    lines = [
+        {"users": 8, "memory_share": 0.9, "device": "a GPU"},
+        *({"users": 4, "shard": 0, "round": at} for at in (4, 5)),
+    ]
+    (planting / micro_cohorts.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = begin_from(new_run(planting, tmp_path, *WINDOWED, OUT), Run.open(planting))
+    copied = (run.path / micro_cohorts.FILE).read_text().splitlines()
+    assert [json.loads(line) for line in copied] == lines[:2]
+
+
+def test_arms_whose_users_keep_states_share_nothing(trained_here: Trained) -> None:
+    """What users kept after round 5 is gone by round 8, so no run can begin there."""
+    run = Run.open(trained_here(*WINDOWED, "training.algorithm='scaffold'"))
+    assert run.parting == 0
 
 
 @pytest.mark.slow

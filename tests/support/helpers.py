@@ -197,12 +197,17 @@ TESTED = (  # a private run with canary users, of whom coins leave out about hal
 def train_here(experiment: Experiment, overrides: Sequence[str]) -> Path:
     """Train and evaluate the experiment in this process, without Ray, into the folder `run`."""
     run = Run.create(load_config(experiment.config, overrides), experiment.folder / "run")
+    go_on_here(run)
+    return run.path
+
+
+def go_on_here(run: Run) -> None:
+    """Train and evaluate a run from its newest checkpoint to its end, in this process."""
     for state in run.training().states(run.latest_state(), run.rounds, run.is_saved_at):
         saved = run.save(state)
         if run.is_evaluated_at(state.round):
             evaluate_checkpoint(run.path, saved)
     run.mark("completed")
-    return run.path
 
 
 PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger; cohorts of any size

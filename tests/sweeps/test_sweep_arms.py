@@ -74,5 +74,5 @@ def test_an_arm_out_begins_with_its_arm_in(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     training = run.training()
     *_, state = training.states(training.first_state(), 8, lambda _: False)
-    found = final_params(folders["out"])
-    assert all(torch.equal(found[name], value) for name, value in state.params.items())
+    final = final_params(folders["out"])
+    assert all(torch.equal(final[name], value) for name, value in state.params.items())
