@@ -15,7 +15,7 @@ from flsim.base.logs import log
 from flsim.base.progress import say
 from server.cluster.internals import arguments_of_own_processes
 
-LOOK = 0.5  # seconds between two checks
+LOOK = 0.1  # seconds between two checks
 GRACE = 5.0  # seconds before the exit: a signal to all processes asks for a checkpoint of the last round
 
 
@@ -25,7 +25,8 @@ def watched() -> Iterator[None]:
 
     Without a raylet no result comes, and no call fails; without the control store any thread may be inside a call of
     Ray for a minute. So no thread is asked to stop: the process ends as if it had been killed, and `--resume` continues
-    the run. On other machines Ray may end: a run continues without those nodes.
+    the run. Ray ends it without a word where a thread calls the raylet before this one looks: with the same exit code.
+    On other machines Ray may end: a run continues without those nodes.
     """
     over = threading.Event()
     thread = threading.Thread(target=_watch, args=(_processes(), over), daemon=True)
@@ -51,14 +52,14 @@ def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
     while not over.wait(LOOK):
         ended = next((process for process in processes if not is_alive(process)), None)
         if ended is not None:
-            if over.wait(GRACE):
-                return
-            try:
+            try:  # at once: Ray itself may end this process within the grace, without a word
                 reason = f"Ray's {ended.info['name']} on this machine has ended"
                 log.error("failed", extra={"reason": reason})
                 say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
             finally:  # without memory the message may fail, and the process must end all the same
-                os._exit(1)
+                if not over.wait(GRACE):
+                    os._exit(1)
+            return
 
 
 def is_alive(process: psutil.Process) -> bool:

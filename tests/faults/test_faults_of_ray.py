@@ -1,11 +1,12 @@
 """Ray's own processes are killed: the run says so and ends, where Ray would wait, and goes on to the same bits."""
 
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from faulty import assert_equal_runs, begin, kill, of_run, resume
-from helpers import Experiment, finish
+from faulty import FURTHER, assert_equal_runs, begin, kill, of_run, resume
+from helpers import Experiment, finish, wait_for_round
 from raynodes import named
 
 from server.cluster.watch import is_alive
@@ -13,8 +14,14 @@ from server.cluster.watch import is_alive
 
 @pytest.mark.slow
 def test_a_run_whose_ray_is_killed_ends_at_once_and_resumes(experiment: Experiment, undisturbed: Path) -> None:
-    """Before the first evaluation has a process: without Ray it will have none. `make chaos` kills gcs_server too."""
+    """Before the first evaluation has a process: without Ray it will have none. `make chaos` kills gcs_server too.
+
+    Clients wait by then, and the driver for them. One that asks its raylet for something within milliseconds of the
+    kill is ended by Ray itself, with the same exit code and without a word.
+    """
     process, _ = begin(experiment, "broken", until_round=2)
+    wait_for_round(experiment.folder / "broken", 2 + FURTHER - 1)
+    time.sleep(1)  # the next round's requests are out
     kill(named(of_run(process, "raylet"), "raylet").pid)
     code, said = finish(experiment, process)
     assert code == 1
