@@ -19,6 +19,7 @@ from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.evaluation.loading import load_model
+from flsim.extraction.extract import Extraction, extract
 from flsim.forgetting.measure import Forgetting, measure_forgetting
 from flsim.membership.inference import infer_membership
 from flsim.membership.shadow_rows import infer_by_shadows
@@ -54,6 +55,7 @@ __all__ = [
     "CentralSGD",
     "Corpus",
     "Diverged",
+    "Extraction",
     "FedAvg",
     "Forgetting",
     "ImportSettings",
@@ -70,6 +72,7 @@ __all__ = [
     "audit_simulation",
     "compare",
     "evaluate",
+    "extract",
     "frames",
     "import_corpus",
     "infer_by_shadows",
@@ -265,9 +268,8 @@ def evaluate(
     other = load_model(str(model)) if isinstance(model, Path | str) else model
     layout = planted.corpus.layout
     with threads_of_torch(threads):
-        return frame(
-            measure_any_model(other, planted.canaries, layout, how, seed, str(name), torch.device(device), test)
-        )
+        rows = measure_any_model(other, planted.canaries, layout, how, seed, str(name), torch.device(device), test)
+    return frame(rows)
 
 
 def table(*runs: Path | str, round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
