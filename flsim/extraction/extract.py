@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -136,7 +137,7 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
     texts = Records.joined([group.texts for group in groups])
     measured["k_records"], measured["k_users"] = occurrences(users, texts)
     run.verify()  # nothing is returned that was measured on other data
-    named = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
+    named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
     tables = (measured, rates_of(measured), eidetic_of(measured))
     first, second, third = (table.assign(**named, round=state.round) for table in tables)
     return first, second, third

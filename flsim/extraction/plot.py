@@ -83,5 +83,5 @@ def _draw(axes: Axes, rates: pd.DataFrame, index: int, label: str) -> None:
             continue  # canaries without controls
         style: dict[str, Any] = line_style(index) | {"linestyle": dashes, "markersize": 3, "label": f"{label}, {name}"}
         (line,) = axes.plot(rates["n"], values, **style)
-        ends = (100 * rates[f"{side}{end}"].to_numpy("float64") for end in ("low", "high"))
-        axes.fill_between(rates["n"], *ends, color=line.get_color(), alpha=0.15, linewidth=0)
+        low, high = (100 * rates[f"{side}{end}"].to_numpy("float64") for end in ("low", "high"))
+        axes.fill_between(rates["n"], low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -84,7 +84,8 @@ def record_strings(run: Run, sides: tuple[Places, Places], prefix: int, suffix: 
     rng = stream(run.config.seed, "extraction", prefix)
     planted = {canary.tokens for canary in run.canaries}
     both = [[*_beginnings(places, prefix, suffix, count, planted, rng).items()] for places in sides]
-    chosen = matched(*(np.array([len(text) for text, _ in side], np.int64) for side in both), count, rng)
+    lengths, lengths_out = (np.array([len(text) for text, _ in side], np.int64) for side in both)
+    chosen = matched(lengths, lengths_out, count, rng)
     drawn = [side[index] for side, indices in zip(both, chosen, strict=True) for index in indices.tolist()]
     texts = Records.from_lists([list(text) for text, _ in drawn])
     is_trained = np.arange(len(drawn)) < len(chosen[0])
