@@ -12,10 +12,10 @@ from membership.test_targets import run_of, write_corpus
 
 import flsim as api
 from flsim.base.errors import InputError
-from flsim.canaries.spec import Canary
 from flsim.data.records import Records
 from flsim.extraction.discoverable import Scheme, discover
 from flsim.extraction.strings import record_strings, records_of
+from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 
@@ -85,13 +85,8 @@ def test_json_is_what_python_returns(run: Path, flsim: Flsim) -> None:
         assert list(printed[name][0]) == list(table.columns)
     assert [row["excess"] for row in printed["rates"]] == pytest.approx(measured.rates["excess"].tolist())
     assert set(measured.rates["prefix"]) == {1, 2}
-    pd.testing.assert_frame_equal(
-        measured.strings, api.extract(run, prefixes=[2, 1], records=12, top_p=0.9).strings.iloc[::1].pipe(in_order)
-    )
-
-
-def in_order(strings: pd.DataFrame) -> pd.DataFrame:
-    return strings.sort_values("prefix", kind="stable").reset_index(drop=True)
+    other = api.extract(run, prefixes=[2, 1], records=12, top_p=0.9).strings
+    pd.testing.assert_frame_equal(other.sort_values("prefix", kind="stable", ignore_index=True), measured.strings)
 
 
 def test_text_fits_a_terminal_and_the_figure_is_drawn(run: Path, flsim: Flsim, tmp_path: Path) -> None:
@@ -182,17 +177,15 @@ def test_a_corpus_without_held_out_authors_is_refused(tmp_path: Path) -> None:
 
 
 def test_text_of_held_out_users_that_is_planted_is_no_control(tmp_path: Path) -> None:
-    """Of three held-out records the canary is the beginning of one."""
+    """Of three held-out records, the canary begins one."""
     users = {"ann": [[1, 2, 3, 4], [3, 4, 1, 2]], "bob": [[5, 6, 1, 2]]}
     held_out = {"eve": [[7, 8, 9, 1], [9, 8, 7, 1], [2, 8, 2, 1]]}
-    run = run_of(
-        write_corpus(tmp_path / "corpus", {"train": users, "heldout": held_out, "test": {"bob": [[1, 1]]}}), tmp_path
-    )
-    natural = Canary("c0", (9, 8), 0.5, 0.5, is_natural=True)
-    object.__setattr__(run, "_population", (run.users, (natural,)))
-    sides = records_of(run, 4)
-    strings = record_strings(run, sides, 1, 3, 10)
+    run_of(write_corpus(tmp_path / "corpus", {"train": users, "heldout": held_out, "test": {"bob": [[1]]}}), tmp_path)
+    changes = ("canaries.source='heldout'", "canaries.length=2")
+    run = Run.create(load(tmp_path / "run.toml", changes), tmp_path / "natural")
+    (canary,) = run.canaries
+    assert canary.is_natural
+    strings = record_strings(run, records_of(run, 1), 1, 3, 10)
     controls = [text.tolist() for text, kept in zip(strings.texts, ~strings.is_trained, strict=True) if kept]
-    assert [9, 8, 7, 1] not in controls
-    assert all(text in held_out["eve"] for text in controls)
-    assert len(controls) == min(2, sum(strings.is_trained))
+    assert len(controls) == 2
+    assert all(text in held_out["eve"] and tuple(text[:2]) != canary.tokens for text in controls)
