@@ -53,7 +53,7 @@ def to_text(measured: Extraction) -> str:
         eidetic = measured.eidetic[measured.eidetic["run"] == run]
         for kind, of_kind in _by_kind(_printed(rates)):
             held = eidetic[eidetic["kind"] == of_kind["kind"].iloc[0]]
-            parts += [f"{kind}\n", _rates_table(of_kind), _eidetic_table(held)]
+            parts += [note(f"{kind}, with controls: {_sizes(of_kind)}"), _rates_table(of_kind), _eidetic_table(held)]
     return "\n".join([*parts, *map(note, (TRAINED, ATTACKS, HELD))])
 
 
@@ -89,6 +89,11 @@ def _by_kind(rates: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield KINDS[str(kind)], group
 
 
+def _sizes(rates: pd.DataFrame) -> str:
+    rows = rates.drop_duplicates("prefix").to_dict("records")
+    return ", ".join(f"{row['strings']:,} and {row['control_strings']:,} (prefix {row['prefix']})" for row in rows)
+
+
 def _rates_table(rates: pd.DataFrame) -> str:
     units = [
         [Column("Trained", _shares(rates["rate"])), Column("95%", _intervals(rates, "", "{:.1f}"))],
@@ -111,7 +116,7 @@ def _means_table(rates: pd.DataFrame, numbers: Mapping[str, str]) -> str:
 
 def _eidetic_table(eidetic: pd.DataFrame) -> str:
     by_users = [eidetic[eidetic["k_users"] == most] for most in USERS]
-    units = [[Column("Strings", formatted(by_users[-1]["strings"], "{:,}"))]]
+    units = []
     for most, rows in zip(USERS, by_users, strict=True):
         heading = f"{most:g} user{'s' * (most > 1)}" if np.isfinite(most) else "any"
         units.append([Column(heading, [_held(row) for row in rows.to_dict("records")])])
