@@ -39,7 +39,7 @@ def words_of(run: Run, name: str, words: int) -> list[int]:
     if ":" not in name:
         return list(next(canary.tokens for canary in run.canaries if canary.id == name))
     split, position = name.split(":")
-    return run.corpus.split(split).records_at(np.array([int(position)]))[0].tolist()[:words]
+    return list(map(int, run.corpus.split(split).records_at(np.array([int(position)]))[0][:words]))
 
 
 def test_strings_are_text_of_their_side_and_are_measured_alone(run: Path) -> None:
@@ -48,7 +48,8 @@ def test_strings_are_text_of_their_side_and_are_measured_alone(run: Path) -> Non
     model = load_model(opened, newest_checkpoint(run), "cpu")[1]
     texts = [[record.tolist() for record in opened.users[user]] for user in range(len(opened.users))]
     assert set(measured.strings["prefix"]) == {1, 3, 5}  # records of at most 8 words, canaries of 5
-    for (kind, prefix), group in measured.strings.groupby(["kind", "prefix"]):
+    for _, group in measured.strings.groupby(["kind", "prefix"]):
+        kind, prefix = group["kind"].iloc[0], int(group["prefix"].iloc[0])
         sides = group["is_trained"]
         if kind == "record":
             assert sorted(group["words"][sides]) == sorted(group["words"][~sides])

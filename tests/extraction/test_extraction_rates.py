@@ -34,7 +34,7 @@ def strings(**columns: object) -> pd.DataFrame:
     ],
 )
 def test_newcombes_interval_is_that_of_his_table_ii(counts: tuple[int, ...], low: float, high: float) -> None:
-    assert difference(*counts) == pytest.approx((low, high), abs=5e-5)  # type: ignore[misc]
+    assert difference(*counts) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_rates_count_each_side_and_their_difference() -> None:
