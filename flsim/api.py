@@ -1,6 +1,6 @@
 """The public names of `flsim`; `import flsim` loads this module when one of them is used."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.evaluation.loading import load_model
+from flsim.extraction.extract import Extraction, extract
 from flsim.forgetting.measure import Forgetting, measure_forgetting
 from flsim.membership.inference import infer_membership
 from flsim.membership.shadow_rows import infer_by_shadows
@@ -55,6 +56,7 @@ __all__ = [
     "CentralSGD",
     "Corpus",
     "Diverged",
+    "Extraction",
     "FedAvg",
     "Forgetting",
     "ImportSettings",
@@ -71,6 +73,7 @@ __all__ = [
     "audit_simulation",
     "compare",
     "evaluate",
+    "extract",
     "frames",
     "import_corpus",
     "infer_by_shadows",
@@ -266,9 +269,8 @@ def evaluate(
     other = load_model(str(model)) if isinstance(model, Path | str) else model
     layout = planted.corpus.layout
     with threads_of_torch(threads):
-        return frame(
-            measure_any_model(other, planted.canaries, layout, how, seed, str(name), torch.device(device), test)
-        )
+        rows = measure_any_model(other, planted.canaries, layout, how, seed, str(name), torch.device(device), test)
+    return frame(rows)
 
 
 def table(*runs: Path | str, round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
@@ -285,7 +287,7 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
     Examples:
         >>> flsim.table("runs/iid", "runs/non-iid", round=100)                 # doctest: +SKIP
     """
-    return memorization_table(list(read_shown(_paths(runs)).values()), round, epoch)
+    return memorization_table(list(read_shown(expanded(runs)).values()), round, epoch)
 
 
 def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> None:
@@ -304,7 +306,7 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> 
     """
     from flsim.results.plots import plot_rounds  # matplotlib, which nothing else here needs
 
-    plot_rounds(list(read_shown(_paths(runs)).values()), Path(out), over_seeds)
+    plot_rounds(list(read_shown(expanded(runs)).values()), Path(out), over_seeds)
 
 
 def write_report(*runs: Path | str, out: Path | str) -> None:
@@ -322,7 +324,7 @@ def write_report(*runs: Path | str, out: Path | str) -> None:
     """
     from flsim.report.page import write_report as write_page  # matplotlib, too
 
-    write_page(_paths(runs), Path(out))
+    write_page(expanded(runs), Path(out))
 
 
 def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "RunsCompared":
@@ -343,7 +345,3 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
     from flsim.results.compare_runs import compare_runs  # scipy
 
     return compare_runs(read_run(Path(a)), read_run(Path(b)), round, epoch)
-
-
-def _paths(runs: Sequence[Path | str]) -> list[Path]:
-    return expanded([Path(path) for path in runs])

@@ -33,14 +33,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"audits", "data", "forgetting", "measures", "membership", "privacy", "results", "runs"},
     "audits": {"canaries", "models", "privacy", "results", "runs", "simulation", "training"},
     "membership": {"algorithms", "audits", "data", "models", "privacy", "results", "runs", "training"},
+    "extraction": {
+        *("audits", "canaries", "data", "memorization", "membership", "models", "results", "runs", "training"),
+    },
     "forgetting": {"audits", "measures", "results", "runs"},
     "sweeps": {"data", "measures", "results", "runs"},
     "theory": {"algorithms", "data", "models", "training"},
     "wire": {"algorithms", "models", "training"},
     "simulation": {"algorithms", "canaries", "data", "models", "privacy", "training"},
     "api": {
-        *("algorithms", "audits", "canaries", "data", "evaluation", "forgetting", "membership", "models", "privacy"),
-        *("report", "results", "runs", "simulation", "training", "server"),
+        *("algorithms", "audits", "canaries", "data", "evaluation", "extraction", "forgetting", "membership"),
+        *("models", "privacy", "report", "results", "runs", "simulation", "training", "server"),
     },
     "planning": {
         *("audits", "canaries", "data", "evaluation", "forgetting", "measures", "models", "privacy", "results", "runs"),
@@ -58,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "data",
             "defences",
             "evaluation",
+            "extraction",
             "forgetting",
             "measures",
             "membership",

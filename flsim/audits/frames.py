@@ -45,7 +45,7 @@ def audit(
         >>> rows[rows["kind"] == "bound"][["setting", "method", "low", "delta"]]               # doctest: +SKIP
     """
     refuse_two_points(round, epoch)
-    subjects = over_runs([Path(run) for run in runs], lambda path: subject_of(path, round, epoch, delta))
+    subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta))
     return pd.concat([rows_of(subject, threshold) for subject in subjects.values()], ignore_index=True)
 
 

@@ -24,6 +24,8 @@ from flsim.cli.compare import compare
 from flsim.cli.data import data
 from flsim.cli.defences import add_defences
 from flsim.cli.evaluate import EPILOG, evaluate
+from flsim.cli.extract import EPILOG as EXTRACT_EPILOG
+from flsim.cli.extract import extract
 from flsim.cli.forgetting import EPILOG as FORGETTING_EPILOG
 from flsim.cli.forgetting import forgetting
 from flsim.cli.membership import EPILOG as MEMBERSHIP_EPILOG
@@ -70,7 +72,7 @@ Example: flsim run experiments/demo.toml --out runs/demo --resume"""
 app = typer.Typer(
     name="flsim",
     cls=InPanels,
-    help="Simulate federated learning, plant canaries, and measure what the model memorized.",
+    help="Simulate federated learning, and measure what the model memorized.",
     epilog="Start with: flsim demo. Help on one command: flsim COMMAND --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -210,6 +212,7 @@ app.command(rich_help_panel=MEASURE, epilog=PRIVACY_EPILOG)(privacy)
 app.command(rich_help_panel=MEASURE, epilog=AUDIT_EPILOG)(audit)
 app.command(rich_help_panel=MEASURE, epilog=FORGETTING_EPILOG)(forgetting)
 app.command(rich_help_panel=MEASURE, epilog=MEMBERSHIP_EPILOG)(membership)
+app.command(rich_help_panel=MEASURE, epilog=EXTRACT_EPILOG)(extract)
 app.command(rich_help_panel=TABLES, epilog=TABLE_EPILOG)(table)
 app.command(rich_help_panel=TABLES, epilog=PLOT_EPILOG)(plot)
 app.command(rich_help_panel=TABLES, epilog=CANARIES_EPILOG)(canaries)

@@ -110,7 +110,7 @@ def measure_forgetting(
     """
     if not 0.5 < alpha < 1:
         raise InputError(f"alpha must be above 0.5, which is chance, and below 1, found {alpha:g}")
-    pairs, notes = arms_of(expanded([Path(run) for run in runs]))
+    pairs, notes = arms_of(expanded(runs))
     tables = [
         observations(arms.results, arms.twin, participation(arms.run, arms.results.evaluation())).assign(
             run=str(arms.run.path)

@@ -107,7 +107,7 @@ class Attacked:
 
 def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
     """Return the rows of an attack on each run of folders of runs and sweeps."""
-    return pd.concat(over_runs([Path(run) for run in runs], attack).values(), ignore_index=True)
+    return pd.concat(over_runs(runs, attack).values(), ignore_index=True)
 
 
 def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:

@@ -40,7 +40,7 @@ def infer_by_shadows(
         >>> attacks, targets = flsim.infer_by_shadows("runs/shadows-demo")                     # doctest: +SKIP
         >>> targets.sort_values("memorization").tail()                                         # doctest: +SKIP
     """
-    paths = run_folders(expanded([Path(run) for run in runs]))
+    paths = run_folders(expanded(runs))
     attacks, targets = [], []
     for setting, of_setting, of_targets in by_setting(paths, AttackHParams(records, round, device=device)):
         attacks.append(of_setting.assign(setting=setting))

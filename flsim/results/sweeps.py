@@ -144,7 +144,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     return folders
 
 
-def over_runs(paths: Sequence[Path], measure: Callable[[Path], Measured]) -> dict[Path, Measured]:
+def over_runs(paths: Sequence[Path | str], measure: Callable[[Path], Measured]) -> dict[Path, Measured]:
     """Return what a function gives for each run folder, where paths may be folders of sweeps and of runs.
 
     Among several runs, one for which the function raises InputError, such as one that diverged, is left out with one

@@ -1,0 +1,187 @@
+"""`flsim extract`: which strings of runs their models give away, beside strings that they never read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.progress import tracked
+from flsim.canaries.population import Population
+from flsim.data.records import Records
+from flsim.extraction.discoverable import Scheme, discover, least_tries
+from flsim.extraction.eidetic import copies_in, in_place, occurrences
+from flsim.extraction.prompts import is_elicited, is_near_verbatim, one_word_continuations
+from flsim.extraction.rates import P, eidetic_of, over_seeds, rates_of
+from flsim.extraction.strings import Strings, canary_strings, record_strings, records_of
+from flsim.membership.attacked import attacked_model
+from flsim.models.language_model import TrainableModel
+from flsim.results.run_file import read_run_file
+from flsim.results.sweeps import over_runs
+from flsim.runs.folder import Run
+from flsim.training.threads import threads as threads_of_torch
+
+PREFIXES = (1, 3, 5, 10)
+
+
+@dataclass(frozen=True)
+class ExtractionHParams:
+    """Settings of an extraction.
+
+    Attributes:
+        prefixes: numbers of words that the attacker knows; if empty, those of `PREFIXES` that strings are longer than.
+        suffix: largest number of words of a record that follow; of a canary all follow.
+        count: largest number of training records, and of held-out records.
+        scheme: how words are sampled.
+        round: round of the checkpoint; the newest one of each run if not set.
+        device: torch device, such as "cuda".
+    """
+
+    prefixes: tuple[int, ...] = ()
+    suffix: int = 5
+    count: int = 1_000
+    scheme: Scheme = field(default_factory=Scheme)
+    round: int | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for prefix in self.prefixes:
+            at_least_one(prefix=prefix)
+        if len(set(self.prefixes)) < len(self.prefixes):
+            raise InputError(f"prefixes must be different numbers of words, found {list(self.prefixes)}")
+        at_least_one(suffix=self.suffix, records=self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Extraction:
+    """The result of `flsim extract`. Each table has columns run, setting, series, seed and round.
+
+    Attributes:
+        strings: a row per string and prefix: kind, prefix, name, words, is_trained, is_greedy, log_probability (log
+            p_z in nats), least_n_0.1, least_n_0.5 and least_n_0.9, is_elicited, is_near, k_records and k_users.
+        rates: a row per attack; see `flsim.extraction.rates.rates_of`.
+        eidetic: a row per attack and number of users; see `flsim.extraction.rates.eidetic_of`.
+        scheme: how words are sampled.
+    """
+
+    strings: pd.DataFrame
+    rates: pd.DataFrame
+    eidetic: pd.DataFrame
+    scheme: Scheme
+
+    @property
+    def over_seeds(self) -> pd.DataFrame:
+        """Return means over the seeds of each setting; see `flsim.extraction.rates.over_seeds`."""
+        return over_seeds(self.rates)
+
+
+def extract(
+    *runs: Path | str,
+    prefixes: Sequence[int] = (),
+    suffix: int = 5,
+    records: int = 1_000,
+    temperature: float = 1.0,
+    top_k: int = 40,
+    top_p: float = 1.0,
+    round: int | None = None,
+    device: str = "cpu",
+) -> Extraction:
+    """Measure which canaries and training records models give away, as `flsim extract` does.
+
+    Args:
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
+        prefixes: numbers of words that the attacker knows; by default those of 1, 3, 5 and 10 that strings are longer
+            than.
+        suffix: largest number of words of a record that follow; of a canary all follow.
+        records: largest number of training records, and of held-out records.
+        temperature: divisor of log-probs for sampling.
+        top_k: number of the likeliest tokens to sample from; 0 for all.
+        top_p: share of probability whose likeliest tokens are sampled from.
+        round: round of the checkpoint; the newest one of each run if not given.
+        device: torch device, such as "cuda".
+
+    Raises:
+        InputError: there is no such run or checkpoint, a run diverged, no author is held out of training, a prefix is
+            too long, or a setting is out of its range.
+        Diverged: a log-probability is not finite.
+
+    Examples:
+        >>> measured = flsim.extract("runs/demo", prefixes=[1, 3])                              # doctest: +SKIP
+        >>> measured.rates[["setting", "kind", "prefix", "attack", "rate", "excess"]]           # doctest: +SKIP
+    """
+    scheme = Scheme(temperature, top_k, top_p)
+    hparams = ExtractionHParams(tuple(prefixes), suffix, records, scheme, round, device)
+    parts = over_runs(runs, lambda path: extract_run(path, hparams))
+    strings, rates, eidetic = (pd.concat(tables, ignore_index=True) for tables in zip(*parts.values(), strict=True))
+    return Extraction(strings, rates, eidetic, scheme)
+
+
+def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the tables of `Extraction` of one run.
+
+    Raises:
+        InputError, Diverged: as for `extract`.
+    """
+    run = Run.open(path)
+    about = read_run_file(path)
+    if about["status"] == "diverged" and hparams.round is None:
+        raise InputError(f"{path}: diverged ({about['reason']}); name a checkpoint before that with --round")
+    with threads_of_torch(1):
+        state, model = attacked_model(run, hparams.round, hparams.device)
+        users = in_place(run.users, run.canaries, state.round)
+        groups = _strings_of(run, users, state.round, hparams)
+        measured = pd.concat(_measured(run, model, groups, hparams.scheme), ignore_index=True)
+    texts = Records.joined([group.texts for group in groups])
+    measured["k_records"], measured["k_users"] = occurrences(users, texts)
+    run.verify()  # nothing is returned that was measured on other data
+    named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
+    tables = (measured, rates_of(measured), eidetic_of(measured))
+    first, second, third = (table.assign(**named, round=state.round) for table in tables)
+    return first, second, third
+
+
+def _strings_of(run: Run, users: Population, rounds: int, hparams: ExtractionHParams) -> list[Strings]:
+    """Return the strings of each kind and prefix; kinds without any are left out."""
+    groups, sides = list[Strings](), records_of(run, rounds)
+    for prefix in hparams.prefixes or PREFIXES:
+        both = (
+            canary_strings(run, prefix, copies_in(users, len(run.canaries))),
+            record_strings(run, sides, prefix, hparams.suffix, hparams.count),
+        )
+        if prefix in hparams.prefixes and not any(map(len, both)):
+            raise InputError(
+                f"{run.path}: prefix {prefix}: no canary, and no record of both training and held-out users, has more "
+                f"than {prefix} words of the vocabulary; name a shorter prefix"
+            )
+        groups += [group for group in both if len(group)]
+    if not groups:
+        raise InputError(f"{run.path}: has neither canaries nor records to extract; name a later --round")
+    return groups
+
+
+def _measured(run: Run, model: TrainableModel, groups: Sequence[Strings], scheme: Scheme) -> Iterator[pd.DataFrame]:
+    """Yield a table of the strings of each group, without the numbers of records and users that hold them."""
+    layout, device = run.corpus.layout, model.device
+    longest = max(int(np.diff(group.texts.offsets).max()) - group.prefix for group in groups)
+    continuations = one_word_continuations(model, longest, layout, device)
+    for group in tracked("extracting", groups):
+        prefix, texts = group.prefix, group.texts
+        is_greedy, log_probs = discover(model, texts, prefix, scheme, layout)
+        is_near = is_near_verbatim(model, texts, prefix, run.config.evaluation.beam_width, layout, device)
+        yield pd.DataFrame(
+            {
+                "kind": group.kind,
+                "prefix": prefix,
+                "name": group.names,
+                "words": np.diff(texts.offsets),
+                "is_trained": group.is_trained,
+                "is_greedy": is_greedy,
+                "log_probability": log_probs,
+                **{f"least_n_{p:g}": least_tries(log_probs, p) for p in P},
+                "is_elicited": is_elicited(continuations, texts, prefix),
+                "is_near": is_greedy | is_near,
+            }
+        )

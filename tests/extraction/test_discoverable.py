@@ -1,0 +1,160 @@
+"""Discoverable extraction: p_z against an actual sampler and the definition, least numbers of samples, greedy text."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from membership.before_model import LAYOUT as WIDE
+from membership.before_model import untrained
+from memorization.oracle import LAYOUT, Oracle, random_model
+from scipy import stats
+
+from flsim.base.errors import Diverged, InputError
+from flsim.data.records import Records
+from flsim.extraction.discoverable import Scheme, discover, least_tries, next_words, probability_within
+from flsim.memorization.generation import GenerationHParams, generate
+from flsim.memorization.template import Template
+from flsim.models.language_model import TrainableModel
+
+V, SAMPLES, TAIL = LAYOUT.vocabulary_size, 20_000, 1e-6
+PREFIX = (2, 4)
+SUFFIXES = list(product(range(V), repeat=2))
+SCHEMES = [Scheme(top_k=0), Scheme(top_k=3), Scheme(1.7, 5), Scheme(0.6, 0, 0.8), Scheme(1.3, 6, 0.5), Scheme(top_k=1)]
+
+
+def log_probs_of_suffixes(model: TrainableModel, scheme: Scheme) -> dict[tuple[int, ...], float]:
+    strings = Records.from_lists([[*PREFIX, *suffix] for suffix in SUFFIXES])
+    return dict(zip(SUFFIXES, discover(model, strings, len(PREFIX), scheme, LAYOUT)[1].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:3])
+def test_a_sampler_draws_suffixes_as_often_as_p_z_says(scheme: Scheme) -> None:
+    """Each count is within the two quantiles of its binomial law; 64 suffixes, so one in 8,000 such tests fails."""
+    model = random_model(0, 1.5)
+    hparams = GenerationHParams(SAMPLES, scheme.temperature, scheme.top_k or None)
+    prefix = torch.tensor([LAYOUT.bos, *PREFIX])
+    drawn = generate(model, prefix, Template.tokens(LAYOUT, 2), hparams, np.random.default_rng(0)).tolist()
+    for suffix, log_prob in log_probs_of_suffixes(model, scheme).items():
+        law = stats.binom(SAMPLES, math.exp(log_prob))
+        assert law.ppf(TAIL) <= drawn.count(list(suffix)) <= law.isf(TAIL), suffix
+
+
+def kept_by(costs: np.ndarray, scheme: Scheme) -> dict[int, float]:
+    """The probability of each token that a scheme may draw: sort, cut, and divide, one token after another."""
+    ranked = sorted(range(len(costs)), key=lambda token: (costs[token], token))[: scheme.top_k or None]
+    weights = {token: math.exp(-(costs[token] - costs.min()) / scheme.temperature) for token in ranked}
+    kept, before = dict[int, float](), 0.0
+    for token in ranked:
+        if scheme.top_p == 1 or before < scheme.top_p:
+            kept[token] = weights[token]
+        before += weights[token] / math.fsum(weights.values())
+    return {token: weight / math.fsum(kept.values()) for token, weight in kept.items()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_p_z_is_the_definition_and_sums_to_one(scheme: Scheme) -> None:
+    model = random_model(1, 1.5)
+    measured, oracle = log_probs_of_suffixes(model, scheme), Oracle(model)
+    assert math.fsum(map(math.exp, measured.values())) == pytest.approx(1)
+    first = kept_by(oracle.costs((LAYOUT.bos, *PREFIX)), scheme)
+    for (one, other), log_prob in measured.items():
+        second = kept_by(oracle.costs((LAYOUT.bos, *PREFIX, one)), scheme)
+        assert math.exp(log_prob) == pytest.approx(first.get(one, 0) * second.get(other, 0), rel=1e-9)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=7),  # many ties
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.integers(0, 8),
+    st.sampled_from([0.05, 0.31, 0.62, 0.97, 1.0]),
+)
+def test_ties_go_to_the_lower_id(heights: list[int], temperature: float, top_k: int, top_p: float) -> None:
+    scheme, count = Scheme(temperature, top_k, top_p), len(heights)
+    logits = torch.tensor(heights, dtype=torch.float64).repeat(count, 1)
+    likeliest, log_probs = next_words(logits, torch.arange(count), scheme)
+    assert likeliest.tolist() == [token == heights.index(max(heights)) for token in range(count)]
+    kept = kept_by(-np.array(heights, np.float64), scheme)
+    assert log_probs.exp().tolist() == pytest.approx([kept.get(token, 0.0) for token in range(count)])
+
+
+def test_the_tail_of_a_vocabulary_stays_where_top_p_is_1() -> None:
+    """Cumulative shares round to 1 before the last tokens come."""
+    logits = torch.tensor([[0.0, -30.0, -60.0]], dtype=torch.float64)
+    _, log_prob = next_words(logits, torch.tensor([2]), Scheme(top_k=0, top_p=1.0))
+    assert float(log_prob) == pytest.approx(-60)
+
+
+@pytest.mark.parametrize(
+    ("p_z", "least"), [(0.1, (1, 7, 22)), (0.001, (106, 693, 2_302)), (1e-5, (10_536, 69_315, 230_258))]
+)
+def test_least_numbers_of_samples(p_z: float, least: tuple[int, ...]) -> None:
+    """n >= ln(1 - p) / ln(1 - p_z), by hand."""
+    assert tuple(float(least_tries(np.log([p_z]), p)[0]) for p in (0.1, 0.5, 0.9)) == least
+
+
+def test_probability_within_n_samples() -> None:
+    """1 - 0.2^2 and 1 - 0.2^5; and 0 and 1, whatever n is."""
+    assert probability_within(2, np.log([0.8])) == pytest.approx(0.96)
+    assert probability_within(5, np.log([0.8])) == pytest.approx(0.99968)
+    with np.errstate(divide="ignore"):
+        assert probability_within(1e6, np.log([0.0, 1.0])).tolist() == [0, 1]
+        assert least_tries(np.log([0.0, 1.0]), 0.5).tolist() == [math.inf, 1]
+    assert probability_within(1e6, np.array([-40.0])) == pytest.approx(
+        1e6 * math.exp(-40), rel=1e-9
+    )  # no rounding to 0
+
+
+@given(st.floats(1e-9, 1 - 1e-9), st.floats(0.01, 0.99))
+@example(0.5, 0.5)
+def test_the_least_number_is_where_the_probability_passes_p(p_z: float, p: float) -> None:
+    log_probs = np.log([p_z])
+    (least,) = least_tries(log_probs, p)
+    assert probability_within(least, log_probs)[0] >= p - 1e-9
+    assert least == 1 or probability_within(least - 1, log_probs)[0] <= p + 1e-9
+
+
+@pytest.mark.parametrize("architecture", ["cifg", "transformer"])
+def test_greedy_by_one_pass_is_what_generation_writes(architecture: str) -> None:
+    """Of strings that the model wrote, and of the same with one word changed."""
+    model = untrained(architecture, seed=3)
+    rng = np.random.default_rng(0)
+    prefixes = rng.integers(WIDE.first_word, WIDE.last_word, (12, 3), endpoint=True)
+    greedy = GenerationHParams(1, top_k=1)
+    strings, expected = list[list[int]](), list[bool]()
+    for prefix in prefixes.tolist():
+        start = torch.tensor([WIDE.bos, *prefix])
+        (written,) = generate(model, start, Template.tokens(WIDE, 4), greedy, rng).tolist()
+        changed = [*written[:2], (written[2] + 1) % WIDE.vocabulary_size, written[3]]
+        strings += [[*prefix, *written], [*prefix, *changed], [*prefix, *written[:2]]]
+        expected += [True, False, True]
+    is_greedy, log_probs = discover(model, Records.from_lists(strings), 3, Scheme(top_k=1), WIDE)
+    assert is_greedy.tolist() == expected
+    assert log_probs.tolist() == [0.0 if drawn else -math.inf for drawn in expected]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, found 0"),
+        ({"top_p": 1.01}, "top_p must be above 0 and at most 1, found 1.01"),
+        ({"top_p": math.nan}, "top_p must be above 0"),
+        ({"top_k": -1}, "top_k must not be negative, found -1; 0 keeps all tokens"),
+        ({"temperature": 0.0}, "temperature must be above 0 and finite, found 0"),
+        ({"temperature": math.inf}, "temperature must be above 0 and finite, found inf"),
+    ],
+)
+def test_schemes_out_of_range_are_refused(setting: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Scheme(**setting)  # type: ignore[arg-type]
+
+
+def test_a_model_that_overflows_is_refused() -> None:
+    model = untrained()
+    with torch.no_grad():
+        model.get_parameter("output_bias").fill_(math.nan)
+    with pytest.raises(Diverged, match="not finite"):
+        discover(model, Records.from_lists([[3, 4]]), 1, Scheme(), WIDE)

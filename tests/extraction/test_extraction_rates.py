@@ -1,0 +1,120 @@
+"""Rates beside controls: counts by hand, intervals that others published, users, means over seeds, and the null."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from membership.before_model import LAYOUT, untrained
+from scipy import stats
+
+from flsim.audits.intervals import difference
+from flsim.data.records import Records
+from flsim.extraction.discoverable import Scheme, discover
+from flsim.extraction.prompts import is_elicited, is_near_verbatim, one_word_continuations
+from flsim.extraction.rates import TRIES, P, eidetic_of, over_seeds, rates_of
+
+
+def strings(**columns: object) -> pd.DataFrame:
+    usual = {"kind": "record", "prefix": 3, "is_greedy": False, "is_elicited": False, "is_near": False}
+    return pd.DataFrame(usual | {"log_probability": -np.inf, "k_users": 1} | columns)
+
+
+@pytest.mark.parametrize(
+    ("counts", "low", "high"),
+    [
+        ((56, 70, 48, 80), 0.0524, 0.3339),
+        ((9, 10, 3, 10), 0.1705, 0.8090),
+        ((6, 7, 2, 7), 0.0582, 0.8062),
+        ((5, 56, 0, 29), -0.0381, 0.1926),
+        ((0, 10, 0, 20), -0.1611, 0.2775),
+        ((0, 10, 0, 10), -0.2775, 0.2775),
+        ((10, 10, 0, 20), 0.6791, 1.0),
+        ((10, 10, 0, 10), 0.6075, 1.0),
+    ],
+)
+def test_newcombes_interval_is_that_of_his_table_ii(counts: tuple[int, ...], low: float, high: float) -> None:
+    assert difference(*counts) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_rates_count_each_side_and_their_difference() -> None:
+    """Five trained strings and four controls; p_z = 0.001 is extracted at p = 0.5 from n = 693 on."""
+    table = rates_of(
+        strings(
+            is_trained=[True] * 5 + [False] * 4,
+            is_greedy=[True, True, False, False, False, True, False, False, False],
+            log_probability=[0.0, math.log(0.001), math.log(1e-7), -math.inf, -math.inf, 0.0, *[-math.inf] * 3],
+        )
+    )
+    greedy = table[table["attack"] == "greedy"].iloc[0]
+    assert greedy[["strings", "extracted", "control_strings", "control_extracted"]].tolist() == [5, 2, 4, 1]
+    assert (greedy["low"], greedy["high"]) == pytest.approx(tuple(stats.binomtest(2, 5).proportion_ci()))
+    assert greedy["excess"] == pytest.approx(2 / 5 - 1 / 4)
+    assert (greedy["excess_low"], greedy["excess_high"]) == difference(2, 5, 1, 4)
+    curve = table[(table["attack"] == "sampling") & (table["p"] == 0.5)]
+    assert curve["n"].tolist() == list(TRIES)
+    assert curve["extracted"].tolist() == [1, 1, 1, 2, 2, 2, 2]
+    at_a_million = table[(table["n"] == 1e6)]
+    assert at_a_million["p"].tolist() == list(P)
+    assert at_a_million["extracted"].tolist() == [2, 2, 2]  # 1 - (1 - 1e-7)^1e6 is 0.095
+
+
+def test_without_controls_there_is_no_excess() -> None:
+    row = rates_of(strings(is_trained=[True, True], is_greedy=[True, False])).iloc[0]
+    assert (row["rate"], row["control_strings"]) == (0.5, 0)
+    assert row[["control_rate", "control_low", "excess", "excess_low", "excess_high"]].isna().all()
+
+
+def test_a_control_has_no_user_of_its_own() -> None:
+    """At most 2 users: trained strings that 1 or 2 hold, beside controls that 0 or 1 training users hold."""
+    table = eidetic_of(
+        strings(
+            is_trained=[True] * 4 + [False] * 4,
+            is_greedy=[True, True, False, True, False, True, True, True],
+            k_users=[1, 2, 2, 30, 0, 1, 2, 9],
+        )
+    )
+    greedy = table[table["attack"] == "greedy"].set_index("k_users")
+    assert greedy["extracted"].to_dict() == {1: 1, 2: 2, 5: 2, 10: 2, math.inf: 3}
+    assert greedy["control_extracted"].to_dict() == {1: 0, 2: 1, 5: 2, 10: 3, math.inf: 3}
+    assert greedy["control_strings"].to_dict() == {1: 1, 2: 2, 5: 3, 10: 4, math.inf: 4}
+
+
+def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
+    excesses = {"iid": [0.1, 0.2, 0.6], "non-iid": [0.3]}
+    rates = pd.DataFrame(
+        {"setting": world, "series": world, "kind": "record", "prefix": 1, "attack": "greedy", "n": np.nan, "p": np.nan}
+        | {"rate": excess + 0.1, "control_rate": 0.1, "excess": excess}
+        for world, values in excesses.items()
+        for excess in values
+    )
+    iid, non_iid = over_seeds(rates).to_dict("records")
+    half = stats.t.ppf(0.975, 2) * np.std(excesses["iid"], ddof=1) / math.sqrt(3)
+    assert (iid["seeds"], iid["excess"], iid["rate"]) == (3, pytest.approx(0.3), pytest.approx(0.4))
+    assert (iid["excess_low"], iid["excess_high"]) == pytest.approx((0.3 - half, 0.3 + half))
+    assert (non_iid["seeds"], non_iid["excess"]) == (1, 0.3)
+    assert math.isnan(non_iid["excess_low"])
+
+
+def test_a_model_without_training_extracts_no_more_than_from_controls() -> None:
+    """600 random strings of 36 words, which no model was trained on: half of them count as trained."""
+    model, rng = untrained(), np.random.default_rng(0)
+    texts = Records.from_lists(rng.integers(LAYOUT.first_word, LAYOUT.last_word, (600, 4), endpoint=True).tolist())
+    is_greedy, log_probs = discover(model, texts, 1, Scheme(top_k=0), LAYOUT)
+    continuations = one_word_continuations(model, 3, LAYOUT, model.device)
+    table = rates_of(
+        strings(
+            is_trained=np.arange(600) < 300,
+            is_greedy=is_greedy,
+            log_probability=log_probs,
+            is_elicited=is_elicited(continuations, texts, 1),
+            is_near=is_near_verbatim(model, texts, 1, 1, LAYOUT, model.device),
+        )
+    )
+    assert (table["excess_low"] <= 0).all()
+    assert (table["excess_high"] >= 0).all()
+    at_one = table[(table["n"] == 1) & (table["p"] == 0.1)].iloc[0]
+    assert at_one["extracted"] == at_one["control_extracted"] == 0  # chance is 36^-3
+    # One in V^3 = 64,000 suffixes is drawn: half of all are by n = ln 2 x 64,000 samples, and nearly all by a million.
+    assert table[(table["n"] == 1e6) & (table["p"] == 0.9)].iloc[0]["rate"] > 0.99
+    assert table[(table["n"] == 1e3) & (table["p"] == 0.5)].iloc[0]["rate"] < 0.01

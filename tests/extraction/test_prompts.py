@@ -1,0 +1,50 @@
+"""One-word prompts and near-verbatim text, against generation and beam search one string at a time."""
+
+import numpy as np
+import pytest
+import torch
+from membership.before_model import LAYOUT, drawn, untrained
+
+from flsim.data.records import Records
+from flsim.extraction.prompts import is_elicited, is_near_verbatim, one_word_continuations
+from flsim.memorization.beam_search import beam_search
+from flsim.memorization.generation import GenerationHParams, generate
+from flsim.memorization.template import Template
+
+CPU = torch.device("cpu")
+LENGTH = 4
+
+
+@pytest.mark.parametrize("architecture", ["cifg", "transformer"])
+def test_every_word_is_tried_as_a_prompt(architecture: str) -> None:
+    model, rng = untrained(architecture, 1), np.random.default_rng(0)
+    continuations = one_word_continuations(model, LENGTH, LAYOUT, CPU)
+    words = range(LAYOUT.first_word, LAYOUT.last_word + 1)
+    template, greedy = Template.tokens(LAYOUT, LENGTH), GenerationHParams(1, top_k=1)
+    written = [generate(model, torch.tensor([LAYOUT.bos, word]), template, greedy, rng)[0].tolist() for word in words]
+    assert continuations.tolist() == written
+    other = [(written[0][0] + 1) % LAYOUT.vocabulary_size, *written[0][1:]]
+    strings = [[7, 8, *written[5]], [7, 8, *written[9][:2]], [7, 8, *other]]
+    expected = [True, True, other in written]
+    assert is_elicited(continuations, Records.from_lists(strings), 2).tolist() == expected
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_near_verbatim_is_one_other_word_at_most(width: int) -> None:
+    """Strings of all lengths: what a beam writes with none, one and two words changed, and random ones."""
+    model = untrained(seed=2)
+    strings = [record.tolist() for record in drawn(40, seed=5) if len(record) > 2]
+    for prefix in ([5, 6], [9, 3], [11, 30]):
+        for length in (1, 2, 4):
+            tokens, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), length, width, LAYOUT)
+            for wrong in range(min(3, length + 1)):
+                text = tokens[-1].tolist()
+                changed = [LAYOUT.first_word + (word + 7) % LAYOUT.words for word in text[:wrong]]
+                strings.append([*prefix, *changed, *text[wrong:]])
+    is_near = is_near_verbatim(model, Records.from_lists(strings), 2, width, LAYOUT, CPU)
+    for string, near in zip(strings, is_near.tolist(), strict=True):
+        prefix, suffix = string[:2], string[2:]
+        beams, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), len(suffix), width, LAYOUT)
+        distance = min(sum(a != b for a, b in zip(beam, suffix, strict=True)) for beam in beams.tolist())
+        assert near == (distance == 0 or (distance == 1 and len(suffix) > 1)), string
+    assert 0 < is_near.sum() < len(strings)
