@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flsim.cli.options import Json, TorchDevice, check_device
-from flsim.cli.results import RUNS, WHEN
+from flsim.cli.results import RUNS, WHEN, Epoch
 
 EPILOG = """Example: flsim extract runs/demo/iid runs/demo/non-iid
 
@@ -69,6 +69,7 @@ def extract(
             help="Round of the checkpoint, e.g. 100.", show_default="the newest of each run", rich_help_panel=WHEN
         ),
     ] = None,
+    epoch: Epoch = None,
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -95,6 +96,7 @@ def extract(
         top_k=top_k,
         top_p=top_p,
         round=round,
+        epoch=epoch,
         device=device,
     )
     if out is not None:

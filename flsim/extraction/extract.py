@@ -20,6 +20,7 @@ from flsim.extraction.strings import Strings, canary_strings, record_strings, re
 from flsim.membership.attacked import attacked_model
 from flsim.models.language_model import TrainableModel
 from flsim.results.run_file import read_run_file
+from flsim.results.store import read_run, refuse_two_points
 from flsim.results.sweeps import over_runs
 from flsim.runs.folder import Run
 from flsim.training.threads import threads as threads_of_torch
@@ -36,7 +37,8 @@ class ExtractionHParams:
         suffix: largest number of words of a record that follow; of a canary all follow.
         count: largest number of training records, and of held-out records.
         scheme: how words are sampled.
-        round: round of the checkpoint; the newest one of each run if not set.
+        round: round of the checkpoint; the newest one of each run if neither it nor `epoch` is set.
+        epoch: the evaluated checkpoint after so many epochs.
         device: torch device, such as "cuda".
     """
 
@@ -45,9 +47,11 @@ class ExtractionHParams:
     count: int = 1_000
     scheme: Scheme = field(default_factory=Scheme)
     round: int | None = None
+    epoch: float | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        refuse_two_points(self.round, self.epoch)
         for prefix in self.prefixes:
             at_least_one(prefix=prefix)
         if len(set(self.prefixes)) < len(self.prefixes):
@@ -87,6 +91,7 @@ def extract(
     top_k: int = 40,
     top_p: float = 1.0,
     round: int | None = None,
+    epoch: float | None = None,
     device: str = "cpu",
 ) -> Extraction:
     """Measure which canaries and training records models give away, as `flsim extract` does.
@@ -101,6 +106,7 @@ def extract(
         top_k: number of the likeliest tokens to sample from; 0 for all.
         top_p: share of probability whose likeliest tokens are sampled from.
         round: round of the checkpoint; the newest one of each run if not given.
+        epoch: the number of passes over all records to look at, in place of `round`; of an evaluated checkpoint.
         device: torch device, such as "cuda".
 
     Raises:
@@ -113,7 +119,7 @@ def extract(
         >>> measured.rates[["setting", "kind", "prefix", "attack", "rate", "excess"]]           # doctest: +SKIP
     """
     scheme = Scheme(temperature, top_k, top_p)
-    hparams = ExtractionHParams(tuple(prefixes), suffix, records, scheme, round, device)
+    hparams = ExtractionHParams(tuple(prefixes), suffix, records, scheme, round, epoch, device)
     parts = over_runs(runs, lambda path: extract_run(path, hparams))
     strings, rates, eidetic = (pd.concat(tables, ignore_index=True) for tables in zip(*parts.values(), strict=True))
     return Extraction(strings, rates, eidetic, scheme)
@@ -127,10 +133,11 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
     """
     run = Run.open(path)
     about = read_run_file(path)
-    if about["status"] == "diverged" and hparams.round is None:
+    round_ = hparams.round if hparams.epoch is None else read_run(path).at(epoch=hparams.epoch)
+    if about["status"] == "diverged" and round_ is None:
         raise InputError(f"{path}: diverged ({about['reason']}); name a checkpoint before that with --round")
     with threads_of_torch(1):
-        state, model = attacked_model(run, hparams.round, hparams.device)
+        state, model = attacked_model(run, round_, hparams.device)
         users = in_place(run.users, run.canaries, state.round)
         groups = _strings_of(run, users, state.round, hparams)
         measured = pd.concat(_measured(run, model, groups, hparams.scheme), ignore_index=True)

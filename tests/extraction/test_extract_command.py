@@ -15,6 +15,7 @@ from flsim.base.errors import InputError
 from flsim.data.records import Records
 from flsim.extraction.discoverable import Scheme, discover
 from flsim.extraction.strings import record_strings, records_of
+from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
@@ -116,6 +117,17 @@ def test_seeds_of_a_setting_become_one_row(trained_here: Trained, flsim: Flsim, 
     assert summary.groupby("setting")["seeds"].unique().map(list).tolist() == [[1], [2]]
 
 
+def test_an_epoch_is_its_evaluated_checkpoint(run: Path) -> None:
+    results = read_run(run)
+    for round_ in results.evaluated[1:]:
+        epoch = round_ / (results.rounds_per_epoch or 0)
+        by_epoch, by_round = (
+            api.extract(run, prefixes=[2], records=5, **at) for at in ({"epoch": epoch}, {"round": round_})
+        )
+        pd.testing.assert_frame_equal(by_epoch.strings, by_round.strings)
+        assert by_epoch.strings["round"].unique().tolist() == [round_]
+
+
 @pytest.mark.parametrize("is_central", [False, True])
 def test_other_models_and_central_runs(experiment: Experiment, is_central: bool) -> None:
     """A transformer in a federated run, and a recurrent model in a central one."""
@@ -144,6 +156,8 @@ def test_canaries_that_never_came_are_controls(trained_here: Trained) -> None:
         (("--temperature", 0), "temperature must be above 0"),
         (("--prefix", 20), "prefix 20: no canary, and no record of both training and held-out users, has more than 20"),
         (("--prefix", 2, "--prefix", 2), "prefixes must be different numbers of words, found [2, 2]"),
+        (("--round", 2, "--epoch", 1), "--round and --epoch: each names a point in training; give one of them"),
+        (("--epoch", 77), "was not evaluated at 77 epochs; choose one of"),
         (("--round", 77), "round-000077.safetensors: no such checkpoint; name another --round"),
         (("--out", "figure.txt"), "plots are written as .png, .svg or .pdf"),
     ],
