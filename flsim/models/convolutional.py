@@ -65,4 +65,5 @@ class ConvolutionalLanguageModel(NextWordModel):
 
 def reach_of(hparams: ModelSettings) -> int:
     """Return the number of tokens that an output depends on: 1 + (filter_width - 1) (2^layers - 1)."""
-    return 1 + (hparams.filter_width - 1) * (2**hparams.layers - 1)
+    reach: int = 1 + (hparams.filter_width - 1) * (2**hparams.layers - 1)
+    return reach
