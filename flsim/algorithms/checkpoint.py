@@ -25,7 +25,7 @@ from flsim.base.extensions import by_content, is_own
 from flsim.base.files import from_json, new_file
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params, TrainableModel
+from flsim.models.language_model import SIZES_OF_ONE, Params, TrainableModel
 from flsim.privacy.ledger import Ledger
 from flsim.training.state import State
 
@@ -61,10 +61,11 @@ class Provenance:
         """Return the sizes of the network, in words."""
         model = self.model
         kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
-        heads = f", heads {model.heads}" if model.architecture == "transformer" else ""
+        own = [name for name, architecture in SIZES_OF_ONE.items() if architecture == model.architecture]
         sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
-        options = "".join(f", {name} {value:g}" for name, value in model.options.items())
-        return kind + sizes + heads + options + (f", frozen {self.frozen[:12]}" if self.frozen else "")
+        numbers = {name: getattr(model, name) for name in own} | dict(model.options)
+        options = "".join(f", {name} {value:g}" for name, value in numbers.items())
+        return kind + sizes + options + (f", frozen {self.frozen[:12]}" if self.frozen else "")
 
 
 def checkpoint_name(round_: int) -> str:
@@ -175,7 +176,7 @@ def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
 
 
 def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
-    sizes = {name: int(metadata[name]) for name in ("layers", "heads") if name in metadata}
+    sizes = {name: int(metadata[name]) for name in ("layers", *SIZES_OF_ONE) if name in metadata}
     embedding, units, architecture = metadata["embedding"], metadata["units"], metadata.get("architecture", "cifg")
     options = from_json(metadata.get("options", "{}"))
     return ModelHParams(int(embedding), int(units), architecture, **sizes, options=options)

@@ -175,6 +175,12 @@ def write_jsonl(path: Path, examples: Examples, columns: tuple[str, str] = ("use
         file.writelines(json.dumps({user: client, text: tokens}) + "\n" for _, client, tokens in examples)
 
 
+def write_text(path: Path, examples: Examples) -> None:
+    """Write one line per example, without its user."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{tokens}\n" for _, _, tokens in examples)
+
+
 def write_stackexchange(path: Path, examples: Examples) -> None:
     """Write a Posts.xml with one post per sentence."""
     with path.open("w", encoding="utf-8", newline="\n") as file:

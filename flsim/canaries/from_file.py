@@ -78,7 +78,7 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
 def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     if vocabulary is None:
         raise InputError(f"{where}: is of words, and no word is known; give a vocabulary or a corpus, or list tokens")
-    words = value.split() if isinstance(value, str) else value
+    words = vocabulary.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{where}: words must be text, or a list of texts")
     for word in words:

@@ -1,7 +1,7 @@
 """The roster of a population, roster.parquet: a row per canary, in the order in which an overlay numbers them.
 
     canary                                 the canary's id, such as "c07"
-    tokens, words                          its phrase, as ids and as text
+    tokens, words                          its phrase, as ids, and as text that is split at spaces
     p_u, p_e                               probabilities by which it is planted; missing for a number of copies
     planned_sharers, sharers               users that were drawn to hold it, and users that hold it
     planned_insertions, insertions         records that were drawn for it, and records that it replaced
@@ -70,7 +70,7 @@ def roster_of(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
     columns = {
         "canary": [canary.id for canary in canaries],
         "tokens": [list(canary.tokens) for canary in canaries],
-        "words": [vocabulary.decode(canary.tokens) for canary in canaries],
+        "words": [vocabulary.text(canary.tokens).split(" ") for canary in canaries],
         "p_u": [canary.p_u for canary in canaries],
         "p_e": [canary.p_e for canary in canaries],
         **{name: getattr(planting, name) for name in COUNTS},

@@ -71,4 +71,4 @@ def _written(folder: Path, round: int, device: str) -> dict[str, str]:
     check_device(device)
     run = Run.open(folder)
     tokens = written_after(run, round, device)
-    return {canary: " ".join(run.corpus.vocabulary.decode(ids)) for canary, ids in tokens.items()}
+    return {canary: run.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}

@@ -3,10 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from flsim.base.errors import InputError
 from flsim.cli.options import MACHINES, Json
 
 data = typer.Typer(
@@ -19,6 +20,7 @@ FILES, USERS, WORDS = "Format of the files", "Users", "Vocabulary"
 
 Out = Annotated[Path, typer.Option(help="New folder for the corpus, e.g. corpora/mine.")]
 From = Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus, e.g. corpora/mine.")]
+RECORD_WORDS = {"words": 20, "characters": 600}  # 600: an English sentence of about 100 words
 LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 
 
@@ -27,6 +29,7 @@ LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
     rich_help_panel=MAKE,
     epilog="Example: flsim data import dumps/*.Posts.xml --out corpora/stackexchange\n\n"
     "Example: flsim data import so.sqlite.lzma --vocabulary 10004 --out corpora/so\n\n"
+    "Example: flsim data import ptb.txt --format text --by characters --out corpora/ptb\n\n"
     "Example: zcat p.jsonl.gz | flsim data import /dev/stdin --out corpora/posts",
 )
 def import_(
@@ -40,6 +43,19 @@ def import_(
             help="Size of the vocabulary in token ids, e.g. 5000; four of them are special.",
             show_default="10,000, or fewer where the text has fewer words",
             rich_help_panel=WORDS,
+        ),
+    ] = None,
+    by: Annotated[
+        Literal["words", "characters"],
+        typer.Option(
+            help="What token ids stand for. With characters, other options count characters where they say words.",
+            rich_help_panel=WORDS,
+        ),
+    ] = "words",
+    words_per_record: Annotated[
+        int | None,
+        typer.Option(
+            help="Words at which a record is cut, e.g. 40.", show_default="20, by characters 600", rich_help_panel=WORDS
         ),
     ] = None,
     layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
@@ -76,8 +92,16 @@ def import_(
         str | None,
         typer.Option(
             help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, stackexchange, "
-            "or your own reader as path/to/file.py:NAME.",
+            "text (a record per line), or your own reader as path/to/file.py:NAME.",
             show_default="told from the content",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
+    lines_per_author: Annotated[
+        int | None,
+        typer.Option(
+            help="Consecutive lines of format text that count as one author, e.g. 50.",
+            show_default="200",
             rich_help_panel=FILES,
         ),
     ] = None,
@@ -102,23 +126,28 @@ def import_(
 
     An interrupted import continues when you repeat the command.
     """
+    from flsim.data.formats.text import text_format
     from flsim.data.importing.run import ImportHParams, import_corpus
     from flsim.data.inspect import inspect
 
+    if lines_per_author is not None and format != "text":
+        raise InputError("--lines-per-author is for plain text; give --format text too, or leave it out")
     hparams = ImportHParams(
         vocabulary_size=ImportHParams.vocabulary_size if vocabulary is None else vocabulary,
+        record_words=RECORD_WORDS[by] if words_per_record is None else words_per_record,
         words_per_user=words_per_user,
         heldout=heldout,
         test=test,
         seed=seed,
         layout=layout,
+        by=by,
     )
     columns = (user_column, text_column)
     corpus = import_corpus(
         sources,
         out,
         hparams,
-        format,
+        format if lines_per_author is None else text_format(lines_per_author),
         vocabulary_from=vocabulary_from,
         columns=columns,
         workers=workers,

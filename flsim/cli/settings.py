@@ -98,7 +98,9 @@ def _text(listed: "list[Section]", networks: "list[Architecture]") -> list[str]:
         if section.name == NETWORKS_AFTER and networks:
             lines += ["", *_wrapped(f"Architectures. {_counted()}", 0), ""]
             for network in networks:
-                lines += [f"  {network.name:<12} {_sizes(network)}", *_wrapped(network.description, 6)]
+                named = f"  {network.name:<13} {_sizes(network)}"
+                lines += textwrap.wrap(named, WIDTH, subsequent_indent=" " * 16)
+                lines += _wrapped(network.description, 6)
         lines += [""]
     return lines[:-1]
 

@@ -32,6 +32,7 @@ from flsim.data.manifest import (
     SPLITS,
     TOKEN_FILES,
     WHOLE,
+    by_in,
     description_of,
     layout_in,
     read_manifest,
@@ -149,7 +150,7 @@ class Corpus:
     Examples:
         >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
         >>> train = corpus.split("train")                                      # doctest: +SKIP
-        >>> [" ".join(corpus.vocabulary.decode(record)) for record in train[0]]      # doctest: +SKIP
+        >>> [corpus.vocabulary.text(record) for record in train[0]]            # doctest: +SKIP
     """
 
     path: Path
@@ -197,7 +198,7 @@ class Corpus:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary, read when it is first used."""
-        return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name)
+        return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name, by_in(self.manifest))
 
     @property
     def splits(self) -> tuple[str, ...]:

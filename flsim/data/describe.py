@@ -99,14 +99,20 @@ def _words(summary: dict[str, Any]) -> list[str]:
     train = summary["splits"]["train"]
     words = summary["vocabulary"] - SPECIAL_TOKENS
     tokens = f"{summary['vocabulary']:,} token ids in layout {summary['layout']}"
+    note = "characters: each word here is a character of the text"
     lines = _entry("tokens", f"{tokens}; records of at most {summary['record_words']} words")
+    lines += _entry("by", note) if summary["by"] == "characters" else []
     lines += _entry("vocabulary", f"{words:,} words, of which {train['words_occurring']:,} occur in train")
     covered = [(name, share) for name, share in train["coverage"].items() if share is not None]
     if covered:
         tops = [f"{'all' if name == 'all' else f'top {int(name):,}'} {share:.1%}" for name, share in covered]
         lines += _entry("coverage", f"of train's words: {', '.join(tops)}")
-        lines += _entry("frequent", " ".join(word["word"] for word in train["most_frequent"]))
+        lines += _entry("frequent", " ".join(_visible(word["word"]) for word in train["most_frequent"]))
     return lines
+
+
+def _visible(word: str) -> str:
+    return "space" if word == " " else word
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flsim.data.corpus import Corpus, Split
 from flsim.data.histogram import Distribution
-from flsim.data.manifest import SPLITS
+from flsim.data.manifest import SPLITS, by_in
 from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout
 
@@ -30,8 +30,8 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
 
         - ``users``, ``records`` and ``words`` of the train split, the one that models see; ``heldout_users`` and
           ``test_users``. ``utility``, the split that utility is measured on.
-        - ``layout``, its name; ``vocabulary``, the number of token ids, the four special ones included;
-          ``record_words``.
+        - ``by``, whether words are words or single characters; ``layout``, its name; ``vocabulary``, the number of
+          token ids, the four special ones included; ``record_words``.
         - ``dropped``, reason -> count of everything that was read and is in none of train, heldout and test. The
           reason's name tells the unit.
         - ``dropped_shares``, reason -> share of everything of that unit that was read (None if not known).
@@ -72,6 +72,7 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         "test_users": splits["test"]["users"],
         "utility": corpus.test_users.folder.name,
         "layout": corpus.layout.name,
+        "by": by_in(manifest),
         "vocabulary": corpus.layout.vocabulary_size,
         "record_words": corpus.layout.record_words,
         "dropped": dropped,

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
-from flsim.data.vocabulary import Layout, token_type_of
+from flsim.data.vocabulary import By, Layout, token_type_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -51,6 +51,7 @@ class Source(TypedDict):
 class Parameters(TypedDict):
     """The parameters of a corpus that are checked when it is read."""
 
+    by: NotRequired[By]
     read: NotRequired[dict[str, int]]
     steps: NotRequired[list[Step]]
 
@@ -121,6 +122,12 @@ def description_of(layout: Layout) -> dict[str, Any]:
     The type of tokens that older manifests do not name is left out, so that digests stay stable.
     """
     return asdict(layout) | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
+
+
+def by_in(manifest: dict[str, Any]) -> By:
+    """Return whether the words of a corpus are words, as where its manifest does not say, or single characters."""
+    by: By = manifest["parameters"].get("by", "words")
+    return by
 
 
 def token_type_in(manifest: dict[str, Any]) -> str:

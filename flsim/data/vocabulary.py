@@ -6,19 +6,22 @@ Three layouts of token ids are in use for next-word prediction on Stack Overflow
     fedjax   PAD, BOS, EOS, words, OOV    FedJAX
     fedml    PAD, words, BOS, EOS, OOV    FedML
 
-Words are in order of frequency. Sizes count the four special tokens.
+Words are in order of frequency. Sizes count the four special tokens. The words of a corpus by characters are single
+characters, spaces too.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
+
+By = Literal["words", "characters"]  # the units of text that token ids stand for
 
 SPECIAL_TOKENS = 4
 MOST_TOKENS = 2**24  # far beyond any vocabulary in use, so that a damaged size is refused before memory is asked for
@@ -27,6 +30,12 @@ LAYOUTS = {  # what follows PAD
     "fedjax": ("bos", "eos", "words", "oov"),
     "fedml": ("words", "bos", "eos", "oov"),
 }
+
+
+def refuse_unit(by: str) -> None:
+    """Raise InputError where text cannot be read by this unit."""
+    if by not in get_args(By):
+        raise InputError(f"by must be one of {', '.join(get_args(By))}, found {by!r}")
 
 
 def token_type_of(vocabulary_size: int) -> str:
@@ -122,20 +131,23 @@ class Vocabulary:
         words: the words.
         counts: how often each word occurs.
         layout: name of the layout of token ids.
+        by: whether these are words, or single characters.
     """
 
     words: tuple[str, ...]
     counts: tuple[int, ...]
     layout: str = "tff"
+    by: By = "words"
 
     @classmethod
-    def most_frequent(cls, counts: Mapping[str, int], size: int, layout: str = "tff") -> "Vocabulary":
+    def most_frequent(cls, counts: Mapping[str, int], size: int, layout: str = "tff", by: By = "words") -> "Vocabulary":
         """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order.
 
         Args:
             counts: the number of occurrences of each word.
             size: number of token ids, the four special ones included.
             layout: name of the layout of token ids.
+            by: whether the words are single characters.
 
         Raises:
             InputError: the corpus has fewer different words.
@@ -143,14 +155,14 @@ class Vocabulary:
         most = Layout(size, name=layout).words
         if most > len(counts):
             raise InputError(
-                f"vocabulary of {size:,} asked for, but the corpus has only {len(counts):,} different words; "
+                f"vocabulary of {size:,} asked for, but the corpus has only {len(counts):,} different {by}; "
                 f"give --vocabulary {len(counts) + SPECIAL_TOKENS} or less"
             )
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
-        return cls(tuple(word for word, _ in ranked), tuple(count for _, count in ranked), layout)
+        return cls(tuple(word for word, _ in ranked), tuple(count for _, count in ranked), layout, by)
 
     @classmethod
-    def read(cls, path: Path, layout: str = "tff") -> "Vocabulary":
+    def read(cls, path: Path, layout: str = "tff", by: By = "words") -> "Vocabulary":
         """Read a vocabulary that `write` wrote.
 
         Raises:
@@ -158,7 +170,7 @@ class Vocabulary:
         """
         try:
             rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-            return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout)
+            return cls(tuple(word for word, _ in rows), tuple(int(count) for _, count in rows), layout, by)
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{path}: not a vocabulary of words and counts ({error}); import the corpus again"
@@ -182,6 +194,15 @@ class Vocabulary:
     def decode(self, tokens: Iterable[int]) -> list[str]:
         """Return the words of token ids; special ids become ``<pad>``, ``<oov>``, ``<bos>`` and ``<eos>``."""
         return [self._names[token] for token in tokens]
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """Return the text of token ids: words with spaces between them, or characters."""
+        return ("" if self.by == "characters" else " ").join(self.decode(tokens))
+
+    def split(self, text: str) -> list[str]:
+        """Return the words or the characters of a text, in which runs of white space count as one space."""
+        words = text.split()
+        return list(" ".join(words)) if self.by == "characters" else words
 
     @cached_property
     def _layout(self) -> Layout:

@@ -65,8 +65,8 @@ class Candidates:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return the words of each record, joined by spaces."""
-        return [" ".join(self.vocabulary.decode(record.tolist())) for record in self.records]
+        """Return the text of each record."""
+        return [self.vocabulary.text(record.tolist()) for record in self.records]
 
     @cached_property
     def log_probs(self) -> Floats:

@@ -7,6 +7,7 @@ import torch
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, resolve_class
 from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.convolutional import ConvolutionalLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel, representative
 from flsim.models.recurrent import GRULanguageModel, LSTMLanguageModel
 from flsim.models.transformer import TransformerLanguageModel
@@ -16,6 +17,7 @@ BUILT_IN: Mapping[str, type[TrainableModel]] = {
     "lstm": LSTMLanguageModel,
     "gru": GRULanguageModel,
     "transformer": TransformerLanguageModel,
+    "convolutional": ConvolutionalLanguageModel,
 }
 
 

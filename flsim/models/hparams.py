@@ -17,12 +17,13 @@ class ModelHParams(ModelSettings):
 
     Attributes:
         embedding: Size D of the word embeddings, which the output layer shares. Unit: values.
-        units: Number H of cells in each layer; of a transformer, of hidden units in each feed-forward part. Unit:
-            cells.
+        units: Number H of cells in each layer; of a transformer, of hidden units in each feed-forward part; of a
+            convolutional network, of filters. Unit: cells.
         architecture: Network: the paper's "cifg", another built-in one, or your own subclass of
             `flsim.models.language_model.TrainableModel`.
         layers: Number of layers; "cifg" has 1. Unit: layers.
         heads: Number of attention heads of a transformer, which divides `embedding`. Unit: heads.
+        filter_width: Number of tokens that a filter of a convolutional network reads, e.g. 5. Unit: tokens.
         options: Numbers by name, for an architecture of your own, e.g. { scale = 2.5 }. Unit: none.
 
     Examples:
@@ -33,7 +34,8 @@ class ModelHParams(ModelSettings):
     options: Mapping[str, int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        at_least_one(embedding=self.embedding, units=self.units, layers=self.layers, heads=self.heads)
+        sizes = ("embedding", "units", "layers", "heads", "filter_width")
+        at_least_one(**{name: getattr(self, name) for name in sizes})
         refuse_unknown(self.architecture, BUILT_IN, "architecture")
         if not is_own(self.architecture):
             BUILT_IN[self.architecture].refuse_settings(self)

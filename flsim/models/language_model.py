@@ -16,6 +16,7 @@ from flsim.base.rng import stream
 Params = dict[str, Tensor]
 State = tuple[Tensor, ...]
 Stepper = Callable[[State, Tensor, Tensor], State]
+SIZES_OF_ONE = {"heads": "transformer", "filter_width": "convolutional"}  # settings of a single architecture
 FLOATS = 2**26  # about as many as a layer holds at once while `start` reads sequences: 256 MB
 
 
@@ -28,6 +29,7 @@ class ModelSettings:
     architecture: str = "cifg"
     layers: int = 1
     heads: int = 4
+    filter_width: int = 3
     options: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -215,7 +217,6 @@ class NextWordModel(TrainableModel):
     as `embedding` and b [V] as `output_bias`. Position t of the outputs depends on no token after t.
     """
 
-    has_heads: ClassVar[bool] = False
     embedding: nn.Parameter
     output_bias: nn.Parameter
 
@@ -223,8 +224,11 @@ class NextWordModel(TrainableModel):
     def refuse_settings(cls, hparams: ModelSettings) -> None:
         if hparams.options:
             raise InputError(f'options are for models of your own, found "{hparams.architecture}"; remove them')
-        if not cls.has_heads and hparams.heads != ModelSettings.heads:
-            raise InputError(f'heads is for architecture "transformer", found "{hparams.architecture}"; remove it')
+        for name, architecture in SIZES_OF_ONE.items():
+            if hparams.architecture != architecture and getattr(hparams, name) != getattr(ModelSettings, name):
+                raise InputError(
+                    f'{name} is for architecture "{architecture}", found "{hparams.architecture}"; remove it'
+                )
 
     @abstractmethod
     def outputs(self, embedded: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class TransformerLanguageModel(NextWordModel):
     short.
     """
 
-    label, has_heads = "Transformer", True
+    label = "Transformer"
 
     def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
         super().__init__(vocabulary_size, hparams)

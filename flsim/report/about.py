@@ -66,10 +66,11 @@ def _corpus(path: Path | str) -> Table:
         ),
         Heading("Out of vocabulary"),
     ]
+    by = " Words are single characters." if summary["by"] == "characters" else ""
     about_users = ", whose authors are neither cut nor dropped" if summary["utility"] in WHOLE.values() else ""
     note = (
         f"Medians per record and per user. {summary['vocabulary']:,} token ids in layout {summary['layout']}; records "
-        f"of at most {summary['record_words']} words. Models are trained on train; accuracy and perplexity are "
+        f"of at most {summary['record_words']} words.{by} Models are trained on train; accuracy and perplexity are "
         f"measured on {summary['utility']}{about_users}. Digest {summary['digest'][:12]}."
     )
     notes = " ".join([note, *summary["notes"], *(f"Warning: {warning}." for warning in summary["warnings"])])

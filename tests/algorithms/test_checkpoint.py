@@ -132,7 +132,11 @@ HUGE = ("-1", "0", "999999999", "9" * 30, "9" * 5_000, "1e308", "", "x")
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((key, value) for key in ("vocabulary_size", "embedding", "units", "layers", "heads") for value in HUGE),
+        *(
+            (key, value)
+            for key in ("vocabulary_size", "embedding", "units", "layers", "heads", "filter_width")
+            for value in HUGE
+        ),
         *(("round", value) for value in ("-1", "9" * 30, "x", "")),
         *(("values", value) for value in ("", "3", "[]", '{"a": "x"}')),
         *(("values", f'{{"clip": {value}}}') for value in ("NaN", "Infinity", "0", "-1", '"x"')),

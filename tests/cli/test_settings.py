@@ -74,6 +74,7 @@ def test_parameters_are_those_of_the_network() -> None:
         "lstm": ("embedding", "units", "layers"),
         "gru": ("embedding", "units", "layers"),
         "transformer": ("embedding", "units", "layers", "heads"),
+        "convolutional": ("embedding", "units", "layers", "filter_width"),
     }
 
 

@@ -1,6 +1,7 @@
-"""LSTM, GRU and transformer: their equations, that stepping is reading, and attacks on them against brute force."""
+"""LSTM, GRU, transformer and convolutional network: their equations, stepping is reading, attacks are brute force."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from flsim.memorization.random_sampling import decide, rank
 from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
 from flsim.memorization.template import Template
 from flsim.models import language_model
-from flsim.models.architectures import BUILT_IN, build, restore
+from flsim.models.architectures import BUILT_IN, build, restore, weights_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.loss import loss_sum, predictions
 from flsim.models.quantization import quantized
@@ -176,12 +177,54 @@ def test_attacks_are_brute_force(hparams: ModelHParams, seed: int, prefix: list[
         ({"layers": 0, "architecture": "gru"}, "layers must be at least 1, found 0"),
         ({"embedding": 10, "architecture": "transformer"}, "a multiple of heads, found embedding = 10 and heads = 4"),
         ({"heads": 2, "architecture": "lstm"}, 'heads is for architecture "transformer", found "lstm"; remove it'),
-        ({"architecture": "rnn"}, "architecture must be one of cifg, lstm, gru, transformer, found 'rnn'"),
+        (
+            {"filter_width": 5, "architecture": "gru"},
+            'filter_width is for architecture "convolutional", found "gru"; remove it',
+        ),
+        ({"filter_width": 0, "architecture": "convolutional"}, "filter_width must be at least 1, found 0"),
+        ({"layers": 16, "architecture": "convolutional"}, "filters would reach over 131,071 tokens, of at most 65,536"),
+        ({"architecture": "rnn"}, "architecture must be one of cifg, lstm, gru, transformer, convolutional, found"),
     ],
 )
 def test_bad_settings_are_refused(settings_: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         ModelHParams(**settings_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "units", "embedding"),
+    [
+        ("gru", 1, 370, 135),
+        ("gru", 2, 235, 120),
+        ("lstm", 1, 320, 127),
+        ("lstm", 2, 200, 127),
+        ("convolutional", 1, 436, 127),
+        ("convolutional", 2, 188, 127),
+        ("convolutional", 4, 122, 127),
+    ],
+)
+def test_the_networks_of_table_1_have_620_thousand_parameters(
+    architecture: str, layers: int, units: int, embedding: int
+) -> None:
+    """Carlini et al. (2019), table 1: give or take 5,000; layers and units are theirs, over 50 characters."""
+    hparams = ModelHParams(embedding, units, architecture, layers=layers)
+    if architecture == "convolutional":
+        hparams = replace(hparams, filter_width=10)
+    weights = weights_of(54, hparams)
+    assert abs(weights - 620_000) <= 5_000
+    blocks = {"gru": 3, "lstm": 4, "convolutional": 1}[architecture]
+    inputs = [embedding, *[units] * (layers - 1)]
+    if architecture == "convolutional":
+        network = sum(10 * size * units + units for size in inputs)
+    else:
+        network = sum(blocks * units * (size + units + 2) for size in inputs)
+    assert weights == 54 * embedding + network + units * embedding + 54
+
+
+@pytest.mark.parametrize(("layers", "units", "fits"), [(1, 370, range(132, 139)), (2, 235, range(116, 126))])
+def test_no_embedding_fits_both_grus_of_table_1(layers: int, units: int, fits: range) -> None:
+    counts = {size: weights_of(54, ModelHParams(size, units, "gru", layers=layers)) for size in range(100, 160)}
+    assert [size for size, weights in counts.items() if abs(weights - 620_000) <= 5_000] == [*fits]
 
 
 def test_names() -> None:
@@ -191,4 +234,6 @@ def test_names() -> None:
         "LSTM 2 layers",
         "GRU 2 layers",
         "Transformer 2 layers",
+        "CNN 3 layers",
+        "CNN",
     ]

@@ -167,7 +167,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (MINIMAL + "[training]\nserver_beta2 = 1\n", "training: server_beta2 must be at least 0 and below 1, found 1"),
         (
             MINIMAL + '[model]\narchitecture = "rnn"\n',
-            "model: architecture must be one of cifg, lstm, gru, transformer, found 'rnn'; name your own as",
+            "model: architecture must be one of cifg, lstm, gru, transformer, convolutional, found 'rnn'; name your",
         ),
         (MINIMAL + "[model]\nlayers = 2\n", 'model: architecture "cifg" has one layer, found layers = 2'),
         (

@@ -18,6 +18,8 @@ OTHERS = (
     ModelHParams(4, 4, "lstm", layers=2),  # without a projection
     ModelHParams(3, 5, "gru", layers=2),
     ModelHParams(4, 6, "transformer", layers=2, heads=2),
+    ModelHParams(3, 5, "convolutional", layers=3, filter_width=2),  # outputs depend on 8 tokens
+    ModelHParams(4, 4, "convolutional"),  # without a projection
 )
 ALL = (CIFG, *OTHERS)
 
@@ -38,15 +40,15 @@ def random_network(hparams: ModelHParams, seed: int, scale: float = 1.0) -> Next
 
 
 class Equations(Oracle):
-    """Scores of an LSTM, a GRU or a transformer by the equations of the papers alone."""
+    """Scores of an LSTM, a GRU, a transformer or a convolutional network by the equations of the papers alone."""
 
     def __init__(self, model: NextWordModel) -> None:
         super().__init__(model)
         self.hparams = model.hparams
 
     def _costs(self, tokens: Phrase) -> Array:
-        read = self._attend if self.hparams.architecture == "transformer" else self._recur
-        output = read(self.p["embedding"][list(tokens)])
+        readers = {"transformer": self._attend, "convolutional": self._convolve}
+        output = readers.get(self.hparams.architecture, self._recur)(self.p["embedding"][list(tokens)])
         return np.asarray(-log_softmax(self.p["embedding"] @ output + self.p["output_bias"]))
 
     def _recur(self, x: Array) -> Array:
@@ -88,6 +90,22 @@ class Equations(Oracle):
             hidden = hidden * (1 + erf(hidden / np.sqrt(2))) / 2
             x = x + hidden @ p["linear2.weight"].T + p["linear2.bias"]
         return np.asarray(self._norm(x, self.p["norm.weight"], self.p["norm.bias"])[-1])
+
+    def _convolve(self, x: Array) -> Array:
+        """One filter, one position and one tap at a time."""
+        for layer in range(self.hparams.layers):
+            w, b = self.p[f"filters.{layer}.weight"], self.p[f"filters.{layer}.bias"]
+            taps = w.shape[2]
+            hidden = np.zeros((len(x), len(b)))
+            for time in range(len(x)):
+                for unit in range(len(b)):
+                    value = b[unit]
+                    for tap in range(taps):
+                        place = time - (taps - 1 - tap) * 2**layer
+                        value += w[unit, :, tap] @ x[place] if place >= 0 else 0
+                    hidden[time, unit] = max(value, 0) + (x[time, unit] if layer else 0)
+            x = hidden
+        return np.asarray(x[-1] @ self.p["projection"] if "projection" in self.p else x[-1])
 
     @staticmethod
     def _norm(x: Array, gain: Array, bias: Array) -> Array:

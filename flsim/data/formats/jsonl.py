@@ -63,7 +63,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 if line.strip():
                     yield _post(line.removesuffix(b"\n"), part.columns)
             except _LineError as error:
-                raise InputError(f"{part.source}: line {_line(part.path, start)}: {error}") from error
+                raise InputError(f"{part.source}: line {line_number(part.path, start)}: {error}") from error
 
 
 class _LineError(Exception):
@@ -79,8 +79,8 @@ def _skip(begun: bytes, file: IO[bytes], part: Part) -> int:
     return _after_line_feed(file, file.tell() + 1)
 
 
-def _line(path: Path, offset: int) -> int:
-    """Return the number of the line that begins at an offset; lines are counted only after an error."""
+def line_number(path: Path, offset: int) -> int:
+    """Return the number, from 1, of the line that begins at an offset."""
     lines = 1
     with path.open("rb") as file:
         while offset > 0 and (chunk := file.read(min(2**20, offset))):

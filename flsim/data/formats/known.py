@@ -12,15 +12,17 @@ from flsim.data.formats.parquet import PARQUET
 from flsim.data.formats.pfl import PFL
 from flsim.data.formats.posts import Format
 from flsim.data.formats.stackexchange import STACKEXCHANGE
+from flsim.data.formats.text import TEXT
 from flsim.data.formats.tff_hdf5 import TFF_HDF5
 from flsim.data.formats.tff_sqlite import TFF_SQLITE
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, STACKEXCHANGE)
+    format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, STACKEXCHANGE, TEXT)
 }
 KNOWN = (
     "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
-    '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, and the Posts.xml of a Stack Exchange dump'
+    '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, the Posts.xml of a Stack Exchange dump, and '
+    "plain text (.txt, or --format text)"
 )
 
 
@@ -34,7 +36,7 @@ def format_named(name: str) -> Format:
     return reader_of(name) if is_own(name) else FORMATS[name]
 
 
-_SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL}
+_SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".txt": TEXT}
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 

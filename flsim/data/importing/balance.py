@@ -8,7 +8,8 @@ Words here are the words that an author wrote: before sentences are cut to the m
 which the model reads as words of its own. Counting after the cut would find fewer authors long enough, for a reason
 that lies in the model. A user of 2,000 words holds about 110 sentences of real text.
 
-A word is any token with a letter or a digit, a URL, or the mark of a word that a format of token ids has lost.
+A word is any token with a letter or a digit, a URL, or the mark of a word that a format of token ids has lost. Of a
+corpus by characters, each character counts.
 Sentences that a source publishes as tokens are taken as they are.
 """
 

@@ -8,7 +8,7 @@ token ids of their bucket: line i of the bucket's words is its token i.
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from flsim.data.importing.lengths import count_by_length
 from flsim.data.importing.settings import ImportHParams
 from flsim.data.importing.spill import Range, hash_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
+from flsim.data.vocabulary import By
 
 BATCH = 2**20  # bytes of text, or tokens, that are looked at at one time
 
@@ -44,9 +45,10 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
-    tokens, lengths, words = _encode(authors)
+    tokens, lengths, words = _encode(authors, hparams.by)
     starts = np.cumsum(lengths) - lengths
-    written_words = np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
+    by_characters = hparams.by == "characters"
+    written_words = lengths if by_characters else np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
     author_words = np.add.reduceat(written_words, bounds[:-1])
     long = author_words >= (hparams.words_per_user or 1)
     chosen = _choose(authors, bounds, long, written_words, hparams)
@@ -116,7 +118,7 @@ def _authors(ranges: list[Range]) -> list[_Author]:
     return sorted(authors, key=lambda author: (hash_of(author.name), author.name, author.split))
 
 
-def _encode(authors: list[_Author]) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
+def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], NDArray[np.int64], list[str]]:
     """Encode the texts of the authors, and empty the authors' lists of texts.
 
     Returns:
@@ -128,9 +130,14 @@ def _encode(authors: list[_Author]) -> tuple[NDArray[np.uint32], NDArray[np.int6
     lengths: list[NDArray[np.int64]] = []
     for batch in _batches(authors):
         text = b"\t".join(batch).decode()
-        words = text.replace("\t", " ").split(" ")
+        records = text.split("\t")
+        if by == "characters":
+            words: Sequence[str] = "".join(records)
+            lengths.append(np.array([len(record) for record in records], np.int64))
+        else:
+            words = text.replace("\t", " ").split(" ")
+            lengths.append(np.array([record.count(" ") + 1 for record in records], np.int64))
         tokens.append(np.fromiter(map(ids.__getitem__, words), np.uint32, len(words)))
-        lengths.append(np.array([record.count(" ") + 1 for record in text.split("\t")], np.int64))
     return np.concatenate(tokens), np.concatenate(lengths), list(ids)
 
 

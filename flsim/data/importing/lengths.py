@@ -66,9 +66,8 @@ def advice(counts: Counts, users: int, hparams: ImportHParams, missing: Sequence
     if not shorter:
         return None
     without = f", none of them in {' or '.join(missing)}" if missing else ""
-    return (
-        f"only {_number(users, 'user')} of {hparams.words_per_user:,} words{without}; shorter ones are more: {shorter}"
-    )
+    length = f"{hparams.words_per_user:,} {hparams.by}"
+    return f"only {_number(users, 'user')} of {length}{without}; shorter ones are more: {shorter}"
 
 
 def _number(count: int, noun: str) -> str:

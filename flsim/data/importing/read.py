@@ -13,6 +13,7 @@ from flsim.base.pool import Report
 from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import Format, Part
 from flsim.data.importing.spill import hash_of, write_lines
+from flsim.data.vocabulary import By
 
 LINE = 2**12  # sentences
 ALIVE = 100  # posts between two signs of life
@@ -30,7 +31,7 @@ def parts_of(
     return format.parts(data, source, columns), format.check(data, source)
 
 
-def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int) -> dict[str, Any]:
+def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int, by: By) -> dict[str, Any]:
     """Read a part of a source, and write its sentences by author.
 
     Args:
@@ -39,6 +40,7 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
         part: the part.
         stem: beginning of the paths to write, which end in .0, .1, and so on.
         piece: characters of sentences in a file; only the last post of a file may exceed it.
+        by: whether words are counted, or characters.
 
     Returns:
         ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
@@ -62,11 +64,11 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
         splits[post.split or ""] += len(post.sentences)
         characters += sum(map(len, post.sentences))
         if characters > piece:
-            words += _write(stem.with_name(f"{stem.name}.{files}"), authors)
+            words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
             files, characters = files + 1, 0
             authors.clear()
     if authors:
-        words += _write(stem.with_name(f"{stem.name}.{files}"), authors)
+        words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
         files += 1
     read = Counter(posts=posts, records=splits.total(), words=words)
     for reason, count in dropped.items():
@@ -76,8 +78,8 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
     return {"files": files, "read": read, "dropped": dropped, "splits": splits}
 
 
-def _write(path: Path, authors: dict[tuple[str | None, str], list[str]]) -> int:
-    """Write a file, and return the number of words in it."""
+def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
+    """Write a file, and return the number of words or characters in it."""
     ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
     hashes, lines = [], []
     words = 0
@@ -86,7 +88,8 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]]) -> int:
         sentences = authors.pop((split or None, name))
         for first in range(0, len(sentences), LINE):
             text = "\t".join(sentences[first : first + LINE])
-            words += text.count(" ") + text.count("\t") + 1
+            breaks = text.count("\t")
+            words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
             hashes.append(author_hash)
             lines.append(f"{head}\t{text}\n".encode())
     write_lines(path, hashes, lines)

@@ -16,11 +16,11 @@ sources only matters for authors who are in several of them.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from os import sched_getaffinity
 from pathlib import Path
 
-from flsim.base.errors import at_least_one
+from flsim.base.errors import InputError, at_least_one
 from flsim.base.pool import Pool
 from flsim.base.progress import say
 from flsim.data.corpus import Corpus
@@ -76,7 +76,8 @@ def import_corpus(
 
     Raises:
         InputError: a source cannot be read as its format, no author has enough words, there are no train users, there
-            are fewer different words than the vocabulary needs, or `out` exists or is being imported to.
+            are fewer different words than the vocabulary needs, a vocabulary of words is named for a corpus by
+            characters, or `out` exists or is being imported to.
         RunFailed: the disk is full.
 
     Examples:
@@ -85,12 +86,14 @@ def import_corpus(
     """
     if workers is not None:
         at_least_one(workers=workers)
+    if vocabulary_from is not None and hparams.by == "characters":
+        raise InputError(f"{vocabulary_from}: counts of words, and the corpus is by characters; leave it out")
     if isinstance(format, str):
         format = format_named(format)
     opened = open_sources(sources)
     vocabulary = None if vocabulary_from is None else _read_vocabulary(vocabulary_from, hparams, fit_vocabulary)
     if vocabulary and vocabulary.size < hparams.vocabulary_size:
-        say(words_short(len(vocabulary.vocabulary.words), hparams.vocabulary_size))
+        say(words_short(len(vocabulary.vocabulary.words), hparams))
         hparams = replace(hparams, vocabulary_size=vocabulary.size)
     with scratch(out) as place:
         opened = copy_pipes(opened, place.folder)
@@ -106,7 +109,7 @@ def import_corpus(
                     posts.PART_RECORDS,
                 ],
                 "sources": [source.identity for source in opened],
-                "parameters": asdict(hparams),
+                "parameters": hparams.described,
                 "format": format and ([format.name, dict(format.about)] if format.about else format.name),
                 "columns": columns,
                 "vocabulary_from": vocabulary and vocabulary.parameter,

@@ -1,10 +1,11 @@
 """Settings of an import."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.data.manifest import SPLITS, WHOLE
-from flsim.data.vocabulary import Layout
+from flsim.data.vocabulary import By, Layout, refuse_unit
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class ImportHParams:
         test: expected share of authors kept out of training to measure utility, with the same exception.
         seed: decides which authors are kept out.
         layout: layout of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
+        by: "characters" takes each character of a sentence for a word, spaces and punctuation too. The other settings
+            then count characters; set a larger `record_words`, e.g. 600.
 
     Examples:
         >>> flsim.ImportSettings(vocabulary_size=5_000, words_per_user=500)    # doctest: +SKIP
@@ -34,8 +37,10 @@ class ImportHParams:
     test: float = 0.1
     seed: int = 0
     layout: str = "tff"
+    by: By = "words"
 
     def __post_init__(self) -> None:
+        refuse_unit(self.by)
         Layout(self.vocabulary_size, self.record_words, self.layout)
         at_least_one(words_per_user=1 if self.words_per_user is None else self.words_per_user)
         for name in ("heldout", "test"):
@@ -45,6 +50,11 @@ class ImportHParams:
             raise InputError(
                 f"heldout + test must be less than 1, or no author is left to train, found {self.heldout + self.test}"
             )
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Return the settings by name, without `by` for words, so that older corpora keep their digests."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("by", "words")}
 
     @property
     def splits(self) -> tuple[str, ...]:

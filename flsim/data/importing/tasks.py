@@ -3,7 +3,7 @@
 import shutil
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,11 @@ def _silence(format: Format) -> float | None:
     return SILENCE if format.fragile else None
 
 
-def words_short(words: int, vocabulary_size: int) -> str:
+def words_short(words: int, hparams: ImportHParams) -> str:
     """Return the line about a vocabulary that is smaller than the default one, as --vocabulary would set it."""
     return (
-        f"vocabulary: the text has only {words:,} different words, so that all are taken (--vocabulary "
-        f"{words + SPECIAL_TOKENS} instead of {vocabulary_size})"
+        f"vocabulary: the text has only {words:,} different {hparams.by}, so that all are taken (--vocabulary "
+        f"{words + SPECIAL_TOKENS} instead of {hparams.vocabulary_size})"
     )
 
 
@@ -105,8 +105,9 @@ class Steps:
         with CorpusWriter(made, vocabulary, self.layout, self.hparams.splits) as writer:
             oov_words = self.write(writer, vocabulary, buckets)
             train = writer.splits["train"]
+            words_per_user = self.hparams.words_per_user if self.hparams.by == "words" else None
             balanced = canonical.balanced_warnings(
-                format_names, self.hparams.words_per_user, self.split_users, train.users, train.records
+                format_names, words_per_user, self.split_users, train.users, train.records
             )
             for line in balanced:
                 say(line)
@@ -123,7 +124,7 @@ class Steps:
                     for source, source_format in zip(sources, formats, strict=True)
                 ],
                 parameters={
-                    **asdict(self.hparams),
+                    **self.hparams.described,
                     "read": dict(self.read),
                     "oov_words": oov_words,
                     "vocabulary_from": supplied and supplied.parameter,
@@ -184,7 +185,10 @@ class Steps:
                 name = f"part-{index}-{number}"
                 label = f"{source.path}: part {number + 1} of {len(parts)}"
                 tasks[name] = Task(
-                    label, read_part, (source_format, part, self.pieces.folder / name, PIECE), _silence(source_format)
+                    label,
+                    read_part,
+                    (source_format, part, self.pieces.folder / name, PIECE, self.hparams.by),
+                    _silence(source_format),
                 )
         results = self.pieces.run(
             self.pool, "reading", tasks, "sentences", lambda result: result["read"].get("records", 0)
@@ -246,8 +250,8 @@ class Steps:
                 raise InputError(f"{names_of(sources)}: no user wrote a word")
             shorter = lengths.suggestion(by_length, self.hparams.words_per_user) or f"--words-per-user {words}"
             raise InputError(
-                f"{names_of(sources)}: no user has {self.hparams.words_per_user:,} words; the longest, {name!r}, has "
-                f"{words:,}: import more text, or give {shorter}"
+                f"{names_of(sources)}: no user has {self.hparams.words_per_user:,} {self.hparams.by}; the longest, "
+                f"{name!r}, has {words:,}: import more text, or give {shorter}"
             )
         if not authors["train"]:
             raise InputError(
@@ -278,10 +282,10 @@ class Steps:
         }
         counted = merge(self.pieces.run(self.pool, "counting words", tasks), self.layout.words)
         if self.fit_vocabulary and 0 < len(counted) < self.layout.words:
-            say(words_short(len(counted), self.hparams.vocabulary_size))
+            say(words_short(len(counted), self.hparams))
             self.hparams = replace(self.hparams, vocabulary_size=len(counted) + SPECIAL_TOKENS)
         try:
-            return Vocabulary.most_frequent(counted, self.hparams.vocabulary_size, self.hparams.layout)
+            return Vocabulary.most_frequent(counted, self.hparams.vocabulary_size, self.hparams.layout, self.hparams.by)
         except InputError as error:
             raise InputError(f"{names_of(sources)}: {error}") from error
 

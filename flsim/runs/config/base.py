@@ -37,7 +37,7 @@ INJECTED = ("injection_users", "injection_copies")
 LATER = {
     "data": ("user_holdout", "shadow"),
     "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED),
-    "model": ("architecture", "layers", "heads", "options"),
+    "model": ("architecture", "layers", "heads", "filter_width", "options"),
     "training": ("server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES),
     "privacy": ("noise",),

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_names() -> None:
-    names = ["tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5", "parquet", "jsonl", "stackexchange"]
+    names = ["tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5", "parquet", "jsonl", "stackexchange", "text"]
     assert sorted(FORMATS) == sorted(names)
     assert all(format.name == name for name, format in FORMATS.items())
 
@@ -29,6 +29,8 @@ def test_the_names() -> None:
         ("a", "\ufeff<posts>".encode("utf-16-le"), "stackexchange"),
         ("a.xml", b"", "stackexchange"),
         ("a.ndjson", b"", "jsonl"),
+        ("a.txt", b" aer banknote", "text"),
+        ("a.txt", b'{"user": 1}', "jsonl"),
     ],
 )
 def test_content_goes_before_names(tmp_path: Path, name: str, content: bytes, format: str) -> None:

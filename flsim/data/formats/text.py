@@ -1,0 +1,74 @@
+"""Reader of plain text in UTF-8, a record per line, such as the Penn Treebank for language models.
+
+Words and characters stay as they are; runs of white space become one space. Plain text names no authors: consecutive
+lines, equally many, count as one author, who is named by the file and the first of these lines.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from flsim.base.errors import InputError, at_least_one
+from flsim.data.formats import posts
+from flsim.data.formats.jsonl import BYTE_ORDER_MARK, line_number
+from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post
+
+LINES_PER_AUTHOR = 200  # about 4,000 words of usual text
+CHUNK = 2**16  # bytes
+
+
+def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
+    """Return the format of plain text of which so many consecutive lines count as one author.
+
+    Raises:
+        InputError: `lines_per_author` is less than 1.
+    """
+    at_least_one(lines_per_author=lines_per_author)
+    about = {} if lines_per_author == LINES_PER_AUTHOR else {"lines_per_author": lines_per_author}
+    return Format("text", partial(_parts, lines_per_author), partial(_read, lines_per_author), about=about)
+
+
+def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """Return the parts of a file: byte ranges of whole authors."""
+    bounds = [0]
+    lines = offset = 0
+    with data.open("rb") as file:
+        while chunk := file.readline(CHUNK):
+            offset += len(chunk)
+            lines += chunk.endswith(b"\n")
+            is_between = chunk.endswith(b"\n") and lines % lines_per_author == 0
+            if is_between and offset - bounds[-1] >= posts.PART_BYTES:
+                bounds.append(offset)
+    bounds += [offset] if bounds[-1] < offset else []
+    return posts.parts_between(bounds, data, source, columns)
+
+
+def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    """Yield the lines of one author after another; `published` says which lines are dropped.
+
+    Raises:
+        InputError: the file became shorter while it was read.
+    """
+    first = line_number(part.path, part.first)
+    split, name = posts.split_of_name(part.source), posts.user_name(part.source.name) or "text"
+    for author, lines in groupby(enumerate(_lines(part)), key=lambda line: line[0] // lines_per_author):
+        user = f"{name}:{first + author * lines_per_author}"
+        yield from posts.published(user, split, (line for _, line in lines), dropped)
+
+
+def _lines(part: Part) -> Iterator[bytes]:
+    """Yield the lines of a part; of one that is too long, only a beginning that is too long as well."""
+    with part.path.open("rb") as file:
+        file.seek(part.first)
+        while (start := file.tell()) < part.last:
+            line = rest = file.readline(LONGEST_RECORD + 1)
+            if not line:
+                raise InputError(f"{part.source}: became shorter while it was read")
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(CHUNK)
+            yield line if start else line.removeprefix(BYTE_ORDER_MARK)
+
+
+TEXT = text_format()
