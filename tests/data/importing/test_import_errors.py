@@ -36,7 +36,7 @@ def nothing_but(folder: Path) -> bool:
     ("name", "content", "message"),
     [
         ("a.csv", b"user,text\\n1,a\\n", r"a\.csv: begins with b'user,text.*, which no known format does; known are"),
-        ("a.txt", b"", r"a\.txt: empty, so no format can be told"),
+        ("a.csv", b"", r"a\.csv: empty, so no format can be told"),
         ("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", r"a\.7z: compressed; unpack it first"),
         ("a.xml", b"\x1f\x8b\x08", r"a\.xml: cut short or damaged"),
         ("a.xml", b"", r"a\.xml: line 1, column 1: no element found"),

@@ -1,0 +1,128 @@
+"""Corpora by characters: imports against plain Python, the command, a run on one with its canaries, and refusals."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers import Experiment, Flsim, train_here
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flsim as api
+from flsim.base.errors import InputError
+from flsim.data.corpus import Corpus
+from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from flsim.runs.folder import Run
+
+WHOLE = {"words_per_user": None, "heldout": 0.0, "test": 0.0, "record_words": 600}
+TREEBANK = [
+    f" mr. {name} said <unk> sold N shares in {year} " for name in ("vinken", "ross") for year in range(1930, 1990)
+]
+
+
+def texts_of(corpus: Corpus) -> Counter[str]:
+    return Counter(corpus.vocabulary.text(record.tolist()) for user in corpus.split("train") for record in user)
+
+
+@settings(max_examples=30, deadline=None)
+@given(lines=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=20)))
+def test_lines_come_back_and_characters_are_counted(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("lines")
+    (folder / "a.txt").write_text("\n".join(["begin", *lines]), newline="")
+    kept = [" ".join(line.split()) for line in ["begin", *lines] if line.split()]
+    kept[0] = kept[0].removeprefix("\ufeff")
+    counts = Counter("".join(kept))
+    hparams = ImportHParams(vocabulary_size=len(counts) + SPECIAL_TOKENS, by="characters", **WHOLE)
+    corpus = import_corpus([folder / "a.txt"], folder / "corpus", hparams, "text")
+    assert texts_of(corpus) == Counter(kept)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    assert list(zip(corpus.vocabulary.words, corpus.vocabulary.counts, strict=True)) == ranked
+    assert Vocabulary.read(corpus.path / "vocabulary.tsv", by="characters") == corpus.vocabulary
+
+
+def test_seldom_characters_are_outside_the_vocabulary_and_long_records_are_cut(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("aab aab\nzaa\n")
+    hparams = ImportHParams(vocabulary_size=2 + SPECIAL_TOKENS, by="characters", **{**WHOLE, "record_words": 5})
+    corpus = import_corpus([tmp_path / "a.txt"], tmp_path / "corpus", hparams)
+    assert corpus.vocabulary.words == ("a", "b")  # a six times, b twice, space and z once
+    assert texts_of(corpus) == Counter(["aab<oov>a", "<oov>aa"])
+
+
+def test_consecutive_lines_are_an_author(tmp_path: Path, flsim: Flsim) -> None:
+    """120 lines, 50 an author: 50, 50 and 20 of them."""
+    (tmp_path / "ptb.txt").write_text("\n".join(TREEBANK))
+    options = ("--format", "text", "--lines-per-author", 50, "--heldout", 0, "--test", 0)
+    command = ("data", "import", tmp_path / "ptb.txt", "--by", "characters", "--out", tmp_path / "ptb")
+    code, _, err = flsim(*command, *options, "--words-per-user", 500)
+    assert code == 0, err
+    corpus = api.open_corpus(tmp_path / "ptb")
+    assert len(corpus.split("train")) >= 3
+    assert set(texts_of(corpus)) <= {line.strip() for line in TREEBANK}
+    code, out, _ = flsim("data", "inspect", tmp_path / "ptb")
+    assert code == 0
+    assert "each word here is a character of the text" in " ".join(out.split())
+    code, out, _ = flsim("data", "inspect", tmp_path / "ptb", "--json")
+    assert json.loads(out)["by"] == "characters"
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "convolutional"])
+def test_a_run_by_characters(experiment: Experiment, flsim: Flsim, architecture: str) -> None:
+    (experiment.folder / "ptb.txt").write_text("\n".join(TREEBANK))
+    hparams = ImportHParams(vocabulary_size=30, by="characters", words_per_user=200, record_words=60, test=0.2)
+    import_corpus([experiment.folder / "ptb.txt"], experiment.folder / "ptb", hparams, fit_vocabulary=True)
+    experiment.config.write_text(
+        f"""
+[data]
+corpus = "ptb"
+[model]
+architecture = "{architecture}"
+embedding = 8
+units = 12
+[canaries]
+insertions = [3]
+count = 4
+length = 9
+[training]
+kind = "central"
+steps = 6
+batch_size = 16
+[evaluation]
+references = 200
+"""
+    )
+    path = train_here(experiment, ())
+    run = Run.open(path)
+    texts = [run.corpus.vocabulary.text(canary.tokens) for canary in run.canaries]
+    assert all(len(text) == 9 for text in texts)
+    code, out, _ = flsim("canaries", path, "--json")
+    assert code == 0
+    for text in texts:
+        assert json.dumps(text)[1:-1] in out
+    rank = api.table(path)
+    assert rank["perplexity"].between(1, 1_000).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--by", "letters"), "'letters'"),
+        (("--lines-per-author", 3), "--lines-per-author is for plain text; give --format text too, or leave it out"),
+        (("--lines-per-author", 0, "--format", "text"), "lines_per_author must be at least 1, found 0"),
+        (("--by", "characters", "--vocabulary-from", "counts.txt"), "counts of words, and the corpus is by characters"),
+        (("--by", "characters", "--words-per-user", 90_000), "no user has 90,000 characters; the longest"),
+    ],
+)
+def test_refusals_are_one_line(tmp_path: Path, flsim: Flsim, options: tuple[object, ...], message: str) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(TREEBANK))
+    (tmp_path / "counts.txt").write_text("a 3\n")
+    code, _, err = flsim("data", "import", tmp_path / "a.txt", "--out", tmp_path / "corpus", *options)
+    assert code == 2
+    assert message in " ".join(err.replace("│", " ").split())
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_units_are_words_or_characters() -> None:
+    with pytest.raises(InputError, match="by must be one of words, characters, found 'bytes'"):
+        ImportHParams(by="bytes")  # type: ignore[arg-type]
