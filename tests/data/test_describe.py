@@ -128,6 +128,7 @@ def summaries(draw: st.DrawFn) -> dict[str, Any]:
     return {
         **{key: draw(numbers) for key in ("vocabulary", "record_words")},
         "layout": draw(st.sampled_from(["tff", "fedjax", "fedml"])),
+        "by": draw(st.sampled_from(["words", "characters"])),
         "dropped": dropped,
         "dropped_shares": {reason: draw(st.none() | st.floats(0, 1)) for reason in dropped},
         "splits": splits,
