@@ -112,7 +112,7 @@ def _words(summary: dict[str, Any]) -> list[str]:
 
 
 def _visible(word: str) -> str:
-    return "space" if word == " " else word
+    return "␣" if word == " " else word
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:

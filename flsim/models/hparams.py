@@ -34,8 +34,8 @@ class ModelHParams(ModelSettings):
     options: Mapping[str, int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        sizes = ("embedding", "units", "layers", "heads", "filter_width")
-        at_least_one(**{name: getattr(self, name) for name in sizes})
+        at_least_one(embedding=self.embedding, units=self.units, layers=self.layers, heads=self.heads)
+        at_least_one(filter_width=self.filter_width)
         refuse_unknown(self.architecture, BUILT_IN, "architecture")
         if not is_own(self.architecture):
             BUILT_IN[self.architecture].refuse_settings(self)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from flsim.runs.folder import Run
 
-WHOLE = {"words_per_user": None, "heldout": 0.0, "test": 0.0, "record_words": 600}
+WHOLE = ImportHParams(words_per_user=None, heldout=0, test=0, record_words=600, by="characters")
 TREEBANK = [
     f" mr. {name} said <unk> sold N shares in {year} " for name in ("vinken", "ross") for year in range(1930, 1990)
 ]
@@ -35,7 +36,7 @@ def test_lines_come_back_and_characters_are_counted(tmp_path_factory: pytest.Tem
     kept = [" ".join(line.split()) for line in ["begin", *lines] if line.split()]
     kept[0] = kept[0].removeprefix("\ufeff")
     counts = Counter("".join(kept))
-    hparams = ImportHParams(vocabulary_size=len(counts) + SPECIAL_TOKENS, by="characters", **WHOLE)
+    hparams = replace(WHOLE, vocabulary_size=len(counts) + SPECIAL_TOKENS)
     corpus = import_corpus([folder / "a.txt"], folder / "corpus", hparams, "text")
     assert texts_of(corpus) == Counter(kept)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -45,7 +46,7 @@ def test_lines_come_back_and_characters_are_counted(tmp_path_factory: pytest.Tem
 
 def test_seldom_characters_are_outside_the_vocabulary_and_long_records_are_cut(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("aab aab\nzaa\n")
-    hparams = ImportHParams(vocabulary_size=2 + SPECIAL_TOKENS, by="characters", **{**WHOLE, "record_words": 5})
+    hparams = replace(WHOLE, vocabulary_size=2 + SPECIAL_TOKENS, record_words=5)
     corpus = import_corpus([tmp_path / "a.txt"], tmp_path / "corpus", hparams)
     assert corpus.vocabulary.words == (
         "a",
@@ -105,7 +106,7 @@ references = 200
     code, out, _ = flsim("canaries", path)
     assert code == 0
     for text in texts:
-        assert text.strip() in out
+        assert text.strip() in out.replace("\\", "")  # Markdown escapes "<"
     rank = api.table(path)
     assert rank["perplexity"].between(1, 1_000).all()
 
