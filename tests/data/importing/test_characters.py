@@ -25,7 +25,8 @@ TREEBANK = [
 
 
 def texts_of(corpus: Corpus) -> Counter[str]:
-    return Counter(corpus.vocabulary.text(record.tolist()) for user in corpus.split("train") for record in user)
+    train = corpus.split("train")
+    return Counter(corpus.vocabulary.text(record.tolist()) for user in range(len(train)) for record in train[user])
 
 
 @settings(max_examples=30, deadline=None)
