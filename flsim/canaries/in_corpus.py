@@ -82,7 +82,7 @@ class Planted:
             return None
         try:
             about = from_json((folder / "planting.json").read_text(encoding="utf-8"))
-            canaries, overlay = read_canaries(folder), Overlay.read(folder, about["copies"])
+            canaries, overlay = read_canaries(folder, corpus.vocabulary), Overlay.read(folder, about["copies"])
             if not overlay.is_of(corpus.split("train").records, canaries):
                 raise ValueError("planted records or canaries that there are not")
             if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
@@ -179,7 +179,7 @@ def _listed(hparams: CanaryHParams) -> dict[str, Any]:
         name: value
         for name, value in asdict(hparams).items()
         if value != ()
-        and (value or name not in {"controls", "coins"})
+        and (value or name not in {"controls", "coins", "template"})
         and name not in BY_ROUND
         and (name, value) != ("source", "words")
     }

@@ -1,4 +1,4 @@
-"""Phrases of canaries: random words, or the first words of records of held-out users."""
+"""Phrases of canaries: random words, the first words of records of held-out users, or fillings of a template."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import draw_phrase
 from flsim.data.corpus import Corpus
 from flsim.data.vocabulary import Layout
@@ -44,3 +45,8 @@ def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
         raise none
 
     return draw
+
+
+def secret_phrases(secrets: Secrets, seed: int) -> Draw:
+    """Return a drawer of fillings of a template."""
+    return lambda index, attempt: tuple(secrets.draw(stream(seed, "secret", index, attempt), 1)[0].tolist())

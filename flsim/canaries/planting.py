@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
-from flsim.canaries.phrases import HELDOUT, natural_phrases, random_phrases
+from flsim.canaries.phrases import HELDOUT, natural_phrases, random_phrases, secret_phrases
+from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary, CanaryHParams, Configuration, configurations, expected_copies, toss
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
@@ -133,13 +134,17 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
 
     Raises:
         InputError: canaries are longer than records can be, the vocabulary is too small for that many, a window does
-            not fit the rounds, or held-out users have too few records of so many words.
+            not fit the rounds, held-out users have too few records of so many words, or a template does not fit the
+            corpus.
     """
     layout = corpus.layout
-    if hparams.length > layout.record_words:
+    template = Secrets.from_template(hparams.template, corpus.vocabulary) if hparams.template else None
+    length = template.length if template else hparams.length
+    setting = "canaries.template" if template else "canaries.length"
+    if length > layout.record_words:
         raise InputError(
-            f"canaries of {hparams.length} words would be cut: records of this corpus hold {layout.record_words}; "
-            f"set canaries.length to at most that"
+            f"canaries of {length} words would be cut: records of this corpus hold {layout.record_words}; "
+            f"set {setting} to at most that"
         )
     planted = configurations(hparams)
     control = Configuration(math.nan, math.nan, 0)
@@ -148,14 +153,21 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     is_natural = hparams.source == "heldout"
     source = "text of held-out users" if is_natural else f"vocabulary of {layout.words} words"
     too_few = InputError(
-        f"no {len(planned)} different phrases of {hparams.length} words found that the corpus does not contain; "
-        f"its {source} is too small, or canaries.length too short"
+        f"no {len(planned)} different phrases of {length} words found that the corpus does not contain; "
+        f"its {source} is too small, or {setting} too short"
     )
-    if len(planned) > layout.words**hparams.length:
+    if template and 2 * len(planned) > template.space:  # references remain, and draws without repetition end soon
+        raise InputError(
+            f'canaries.template "{template}" has {template.space:,} fillings, and {len(planned):,} canaries need twice '
+            f"as many; set longer holes, or a smaller canaries.count or canaries.controls"
+        )
+    if len(planned) > layout.words**length:
         raise too_few
     attempts = [0] * len(planned)
-    length = hparams.length
-    draw = natural_phrases(corpus, length, seed) if is_natural else random_phrases(length, seed, layout)
+    if template:
+        draw = secret_phrases(template, seed)
+    else:
+        draw = natural_phrases(corpus, length, seed) if is_natural else random_phrases(length, seed, layout)
     phrases = [draw(index, 0) for index in range(len(planned))]
     splits = [corpus.split(name) for name in corpus.splits if not (is_natural and name.startswith(HELDOUT))]
     known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
@@ -180,6 +192,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
                     first_round=bounds[one][0],
                     last_round=bounds[one][1],
                     pseudo_users=one.users or None,
+                    template=template,
                     is_natural=is_natural,
                 )
                 for index, (phrase, one, coin) in enumerate(zip(phrases, planned, coins, strict=True))

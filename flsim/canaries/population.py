@@ -278,7 +278,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
         split = _trained_on(folder, corpus.split("train"), about)
-        canaries = read_canaries(folder)
+        canaries = read_canaries(folder, corpus.vocabulary)
         overlay = Overlay.read(folder, about["insertions"])
         if not overlay.is_of(split.records, canaries):
             raise ValueError("planted records or canaries that there are not")

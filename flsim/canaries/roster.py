@@ -12,12 +12,13 @@ The columns of `LATER` are only in rosters that need them. Without them all cana
     coin                                   the coin that decided whether it is planted; missing where no coin did
     first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
     pseudo_users                           pseudo-users who inject it in its first round; missing where users hold it
-    template                               the text around the phrase; missing for none
+    template                               the template that the phrase fills; missing for none
     is_natural                             true for text of a held-out user, which is no random phrase
 """
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.parquet import read_parquet
 from flsim.canaries.planting import Planting
+from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Vocabulary
 
@@ -76,6 +78,7 @@ def roster_of(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
         **{name: getattr(planting, name) for name in COUNTS},
     }
     later = {name: [getattr(canary, name) for canary in canaries] for name in LATER}
+    later["template"] = [canary.template and str(canary.template) for canary in canaries]
     used = {name: values for name, values in later.items() if any(value != getattr(Canary, name) for value in values)}
     if not canaries:  # pandas could not tell the types of columns
         return cast(pd.DataFrame, _empty(columns).to_pandas())
@@ -95,10 +98,15 @@ def _empty(columns: Iterable[str]) -> pa.Table:
     return pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
 
 
-def read_canaries(folder: Path) -> tuple[Canary, ...]:
+def read_canaries(folder: Path, vocabulary: Vocabulary) -> tuple[Canary, ...]:
     """Return the canaries of a folder's roster; one without probabilities has as many copies as were planned.
 
+    Args:
+        folder: the folder.
+        vocabulary: the corpus' vocabulary, which gives templates their tokens.
+
     Raises:
+        InputError: a template does not fit the vocabulary.
         OSError, ValueError, KeyError, pyarrow.ArrowException: there is no roster, or it is damaged.
     """
     names = ["canary", "tokens", "p_u", "p_e", "planned_insertions"]
@@ -106,12 +114,16 @@ def read_canaries(folder: Path) -> tuple[Canary, ...]:
         names += [name for name in LATER if name in file.schema_arrow.names]
         table = file.read(columns=names)
     schema = pa.schema([SCHEMA.field(name) for name in names])
-    canaries = []
+    canaries, templates = [], cache(lambda text: Secrets.from_template(text, vocabulary))
     for row in table.select(names).cast(schema).to_pylist():
         p_u, p_e, copies = row["p_u"], row["p_e"], None
         if p_u is None:
             p_u, p_e, copies = math.nan, math.nan, row["planned_insertions"]
         later = {name: row[name] for name in names if name in LATER}
+        if later.get("template") is not None:
+            later["template"] = template = templates(later["template"])
+            if not template.is_filling(row["tokens"]):
+                raise ValueError(f"canary {row['canary']} does not fill its template")
         canaries.append(Canary(row["canary"], tuple(row["tokens"]), p_u, p_e, copies, **later))
     return tuple(canaries)
 

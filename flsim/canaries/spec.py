@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
+from flsim.canaries.secrets import Secrets, fillings, parse, unknown_symbols
 from flsim.canaries.windows import (
     ALWAYS,
     Bounds,
@@ -25,7 +26,7 @@ from flsim.canaries.windows import (
 from flsim.data.vocabulary import Layout
 
 Arm = Literal["in", "out"]
-Source = Literal["words", "heldout"]
+Source = Literal["words", "heldout", "template"]
 
 ABOUT_INJECTIONS = "Injected users take part with probability 1 ({}): an epsilon of the ledger is not about them."
 
@@ -55,13 +56,17 @@ class CanaryHParams:
             equal to it before the first window.
         source: "words" draws the words of a canary at random; "heldout" takes the first words of a record of a held-out
             user: natural text, which users then hold in place of their own. Its ranks among random words prove nothing,
-            so that it is for arms, see `flsim forgetting`.
+            so that it is for arms, see `flsim forgetting`. "template" fills the holes of `template` at random.
         injections: In place of p_u, p_e, insertions and windows: when canaries are injected, each once and in one
             round, by pseudo-users who take part in that round only, beside its cohort. Each is a configuration: a
             fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101. In central
             training their records extend the batch of that step.
         injection_users: With injections: number of pseudo-users of each canary. Unit: users.
         injection_copies: With injections: records of each pseudo-user; all are the canary. Unit: records.
+        template: With source "template": text with holes for secrets, e.g. "the random number is {d9}" for 9 digits.
+            {l9} stands for letters, {w2} for words of the vocabulary, {card} for a payment card number, {ssn} for a US
+            social security number. In a corpus of words each digit or letter is a token. Attackers know the text before
+            the first hole. Its length replaces `length`, and prefix of the section evaluation.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -80,6 +85,7 @@ class CanaryHParams:
     injections: tuple[float, ...] = ()
     injection_users: int = 1
     injection_copies: int = 1
+    template: str = ""
 
     def __post_init__(self) -> None:
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
@@ -102,11 +108,21 @@ class CanaryHParams:
                 raise InputError(f"{name} must not be negative, found {getattr(self, name)}")
         if self.length < 2:
             raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
+        self._refuse_wrong_template()
         self._refuse_wrong_injections()
         for window in self.windows:
             refuse_wrong(window)
         if not self.windows or len({tuple(window) for window in self.windows}) < len(self.windows):
             raise InputError(f"windows must list at least one window, each once, found {list(self.windows)}")
+
+    def _refuse_wrong_template(self) -> None:
+        if self.source != "template":
+            if self.template:
+                raise InputError(f'template is of source "template", found "{self.source}"; set that, or remove it')
+            return
+        parse(self.template)
+        if self.length != type(self).length:
+            raise InputError("length and template both say how long canaries are; remove length")
 
     def _refuse_wrong_injections(self) -> None:
         at_least_one(injection_users=self.injection_users, injection_copies=self.injection_copies)
@@ -133,6 +149,23 @@ class CanaryHParams:
         """Return whether rounds of windows or of injections follow from the length of training."""
         is_injected = any(0 < at < 1 for at in self.injections)
         return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
+
+    def unknown_words(self, prefix: int) -> int:
+        """Return the number of words of a canary that an attacker does not know, who knows the first `prefix` words.
+
+        Of a template the text before its first hole is known.
+        """
+        return unknown_symbols(self.template) if self.template else self.length - prefix
+
+    def references(self, count: int, words: int) -> int:
+        """Return the number of references where `count` are asked for; small templates have fewer.
+
+        Args:
+            count: number in the settings.
+            words: number of words of the vocabulary.
+        """
+        canaries = len(configurations(self)) + self.controls
+        return min(count, fillings(self.template, words) - canaries) if self.template else count
 
     @property
     def about_injections(self) -> str:
@@ -171,7 +204,7 @@ class Canary:
         last_round: the last round in which it is planted; None for no bound.
         pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
             None where users of the population hold it.
-        template: the text around the phrase; None for none.
+        template: the template that the phrase fills, with the space of its fillings; None for none.
         is_natural: whether the phrase is text of a held-out user, and not random words.
     """
 
@@ -185,7 +218,7 @@ class Canary:
     first_round: int | None = None
     last_round: int | None = None
     pseudo_users: int | None = None
-    template: str | None = None
+    template: Secrets | None = None
     is_natural: bool = False
 
 

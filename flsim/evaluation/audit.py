@@ -17,6 +17,7 @@ from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.evaluate import (
     EvaluationHParams,
+    count_references,
     measure_canaries,
     measure_model,
     refuse_short,
@@ -212,7 +213,7 @@ def audit(
         refuse_own_of_model(hparams.also)
     else:
         of_model = measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
-    return rows_of(name, 0, of_canaries, of_model | {REFERENCES: hparams.references})
+    return rows_of(name, 0, of_canaries, of_model | {REFERENCES: count_references(canaries, hparams)})
 
 
 def _near(one: Tensor, other: Tensor) -> bool:

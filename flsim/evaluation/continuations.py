@@ -6,7 +6,8 @@ import torch
 
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
-from flsim.evaluation.evaluate import EvaluationHParams, refuse_short
+from flsim.evaluation.evaluate import EvaluationHParams, known_words, refuse_short
+from flsim.measures.measure import continuations
 from flsim.memorization.beam_search import beam_search
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
@@ -34,7 +35,8 @@ def write_on(
         model = quantized(model, hparams.weight_bits)
     written = {}
     for canary in canaries:
-        prefix = torch.tensor((layout.bos, *canary.tokens[: hparams.prefix]), device=model.device)
-        tokens, _ = beam_search(model, prefix, len(canary.tokens) - hparams.prefix, hparams.beam_width, layout)
-        written[canary.id] = (*canary.tokens[: hparams.prefix], *tokens[0].tolist())
+        known = canary.tokens[: known_words(canary, hparams)]
+        prefix = torch.tensor((layout.bos, *known), device=model.device)
+        tokens, _ = beam_search(model, prefix, continuations(canary, len(known), layout), hparams.beam_width)
+        written[canary.id] = (*known, *tokens[0].tolist())
     return written

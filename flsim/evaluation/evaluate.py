@@ -1,15 +1,18 @@
 """The evaluation of one model: every canary by the attacks, and the model's utility."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 
 from flsim.base.errors import Diverged, InputError, at_least_one
 from flsim.base.extensions import Own, refuse_unknown
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
+from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.data.manifest import WHOLE
@@ -33,7 +36,8 @@ class EvaluationHParams:
     Attributes:
         references: Number |R| of references, random continuations that each canary is ranked against. Unit: references.
         beam_width: Number of phrases that Beam Search keeps at each step. Unit: phrases.
-        prefix: Number of a canary's first words that the attacker knows. Unit: words.
+        prefix: Number of a canary's first words that the attacker knows; of canaries.template it is the text before
+            the first hole, whatever this number. Unit: words.
         test_users: Number of test users that utility is measured on, drawn once from the seed; where the corpus keeps
             test authors whole, each of these is one user. When not set, or where the corpus has fewer: all. Unit:
             users.
@@ -74,8 +78,8 @@ class EvaluationHParams:
             raise InputError(f"weight_bits must be from {FEWEST} to {MOST}, found {self.weight_bits}")
 
     def refuse_too_large(self, length: int) -> None:
-        """Raise InputError where references for canaries of `length` words do not fit this machine's memory."""
-        refuse_too_many(self.references, length - self.prefix)
+        """Raise InputError where references of `length` unknown words do not fit this machine's memory."""
+        refuse_too_many(self.references, length)
 
 
 def evaluate(
@@ -119,7 +123,7 @@ def evaluate(
         of_model = measure_model(model, predict_with(model), test, hparams, seed, model.device)
     except Diverged as error:
         raise Diverged(f"round {round}: {error}") from error
-    return rows_of(run, round, of_canaries, of_model | {REFERENCES: hparams.references})
+    return rows_of(run, round, of_canaries, of_model | {REFERENCES: count_references(canaries, hparams)})
 
 
 def rows_of(
@@ -141,12 +145,36 @@ def _refuse_mismatch(
     if not len(test):
         raise InputError("the corpus has no test users to measure utility on; import it with a larger test split")
     refuse_short(canaries, hparams)
+    for template in {canary.template for canary in canaries if canary.template}:
+        refuse_uncounted(template.template, hparams.also)
+
+
+def refuse_uncounted(template: str, also: Sequence[str]) -> None:
+    """Raise InputError where a measure cannot count fillings of a template: card and social security numbers."""
+    counting = [name for name in also if name in ALSO and not ALSO[name].takes_any_secret]
+    for hole in ("{card}", "{ssn}"):
+        if hole in template and counting:
+            raise InputError(
+                f"evaluation.also: {counting[0]} does not count fillings of {hole}; use {{dN}}, or leave it out"
+            )
+
+
+def known_words(canary: Canary, hparams: EvaluationHParams) -> int:
+    """Return how many of a canary's first words the attacker knows: `prefix`, or the text before a secret."""
+    return canary.template.known if canary.template else hparams.prefix
+
+
+def count_references(canaries: Sequence[Canary], hparams: EvaluationHParams) -> int:
+    """Return |R|: the number in the settings, or of a small template all fillings that are no canary."""
+    templates = Counter(canary.template for canary in canaries if canary.template)
+    counts = (template.count_references(hparams.references, secrets) for template, secrets in templates.items())
+    return min(counts, default=hparams.references)
 
 
 def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None:
     """Raise InputError where the prefix covers a whole canary."""
     for canary in canaries:
-        if len(canary.tokens) <= hparams.prefix:
+        if len(canary.tokens) <= known_words(canary, hparams):
             raise InputError(
                 f"a prefix of {hparams.prefix} leaves nothing of canary {canary.id}, which has {len(canary.tokens)} "
                 f"words; lower the prefix"
@@ -173,20 +201,22 @@ def measure_canaries(
 ) -> list[tuple[str, dict[str, float]]]:
     """Return (id, metric -> value) of each canary, in the order of ids, by a model that reads tokens on `device`."""
     chosen = _chosen("canary", hparams) | {measure.name: measure for measure in WITH_OTHER_MODELS if without}
-    lengths = {len(canary.tokens) - hparams.prefix for canary in canaries}
-    drawn = {length: references(seed, hparams.references, length, layout).to(device) for length in lengths}
-    samplers = {length: RandomSampler(model, among) for length, among in drawn.items()}
+    drawn = {
+        space: _references(*space, canaries, layout, hparams, seed).to(device)
+        for space in {_space(canary, hparams) for canary in canaries}
+    }
+    samplers = {space: RandomSampler(model, among) for space, among in drawn.items()}
     measured = []
     for canary in tracked("measuring canaries", sorted(canaries, key=lambda canary: canary.id)):
         tokens = torch.tensor((layout.bos, *canary.tokens), device=device)
-        prefix, continuation = tokens[: 1 + hparams.prefix], tokens[1 + hparams.prefix :]
+        known = 1 + known_words(canary, hparams)
         probe = Probe(
             model=model,
             canary=canary,
-            prefix=prefix,
-            continuation=continuation,
-            references=drawn[len(continuation)],
-            sampler=samplers[len(continuation)],
+            prefix=tokens[:known],
+            continuation=tokens[known:],
+            references=drawn[_space(canary, hparams)],
+            sampler=samplers[_space(canary, hparams)],
             layout=layout,
             beam_width=hparams.beam_width,
             decide=hparams.decide,
@@ -200,6 +230,27 @@ def measure_canaries(
             values |= values_of(name, measure, probe)
         measured.append((canary.id, values))
     return measured
+
+
+def _space(canary: Canary, hparams: EvaluationHParams) -> tuple[Secrets | None, int]:
+    """Return a canary's template, and the number of its unknown words; canaries for which both are equal share R."""
+    return canary.template, len(canary.tokens) - known_words(canary, hparams)
+
+
+def _references(
+    template: Secrets | None,
+    length: int,
+    canaries: Sequence[Canary],
+    layout: Layout,
+    hparams: EvaluationHParams,
+    seed: int,
+) -> torch.Tensor:
+    """Return R, int64 [|R|, length]: random words, or fillings of a template that are no canary."""
+    if template is None:
+        return references(seed, hparams.references, length, layout)
+    secrets = np.array([canary.tokens for canary in canaries if canary.template == template])
+    refuse_too_many(template.count_references(hparams.references, len(secrets)), template.length)
+    return torch.from_numpy(template.references(seed, hparams.references, secrets)[:, template.known :])
 
 
 def measure_model(

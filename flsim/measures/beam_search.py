@@ -26,7 +26,7 @@ def search(probe: Probe) -> dict[str, float]:
 
     from flsim.memorization.beam_search import beam_search
 
-    tokens, _ = beam_search(probe.model, probe.prefix, len(probe.continuation), probe.beam_width, probe.layout)
+    tokens, _ = beam_search(probe.model, probe.prefix, probe.template, probe.beam_width)
     return {EXTRACTED.name: float(torch.equal(tokens[0], probe.continuation))}
 
 

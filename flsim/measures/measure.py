@@ -56,10 +56,8 @@ class Probe:
 
     @property
     def template(self) -> "Template":
-        """Return the space of the continuation: any words, in its length."""
-        from flsim.memorization.template import Template
-
-        return Template.words(self.layout, len(self.continuation))
+        """Return the space of the continuation."""
+        return continuations(self.canary, len(self.prefix) - 1, self.layout)
 
     @cached_property
     def score(self) -> float:
@@ -67,6 +65,18 @@ class Probe:
         from flsim.memorization.score import log_perplexity
 
         return float(log_perplexity(self.model, self.prefix, self.continuation[None]))
+
+
+def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
+    """Return what may follow a canary's first `known` words: the rest of its template, or any words in its length.
+
+    Any digits may stand for a card or social security number.
+    """
+    from flsim.memorization.template import Template
+
+    if canary.template is not None:
+        return Template.from_positions(canary.template.allowed[known:])
+    return Template.words(layout, len(canary.tokens) - known)
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,7 @@ class Measure:
         quantities: descriptions of its numbers.
         description: a phrase about the measure, for the help of the command line.
         family: function that describes values whose names depend on the canaries, by name.
+        takes_any_secret: whether it measures secrets whose digits depend on each other, as a check digit does.
     """
 
     name: str
@@ -109,6 +120,7 @@ class Measure:
     quantities: tuple[Quantity, ...] = ()
     description: str = ""
     family: Callable[[str], Quantity | None] | None = None
+    takes_any_secret: bool = True
 
     @property
     def subject(self) -> Subject:

@@ -40,15 +40,15 @@ def space(probe: Probe) -> dict[str, float]:
     from flsim.memorization.enumeration import enumerate_space
     from flsim.memorization.importance_sampling import ImportanceHParams, space_exposures
 
-    exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.layout, probe.nodes)
+    exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:
         return dict.fromkeys((BITS.name, LOW.name, HIGH.name), exact.exposure)
     hparams = ImportanceHParams(samples=probe.samples, pilot=probe.samples // 10)
     (sampled,) = space_exposures(
-        probe.model, probe.prefix, probe.continuation[None], probe.layout, hparams, probe.seed, probe.canary.id
+        probe.model, probe.prefix, probe.continuation[None], probe.template, hparams, probe.seed, probe.canary.id
     )
     exposure = sampled.exposure
     return {BITS.name: exposure.bits, LOW.name: exposure.low, HIGH.name: exposure.high}
 
 
-SPACE = Measure("space", space, (BITS, LOW, HIGH), "exposure beyond log2 |R|")
+SPACE = Measure("space", space, (BITS, LOW, HIGH), "exposure beyond log2 |R|", takes_any_secret=False)

@@ -7,25 +7,23 @@ a template gives the words that each position allows.
 import torch
 from torch import Tensor
 
-from flsim.data.vocabulary import Layout
 from flsim.memorization.score import nats, rows_at_once
 from flsim.memorization.template import Template, cheapest
 from flsim.models.language_model import LanguageModel, State
 
 
-def beam_search(model: LanguageModel, prefix: Tensor, length: int, width: int, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return the most likely continuations by words that a beam of `width` finds after one prefix, best first.
+def beam_search(model: LanguageModel, prefix: Tensor, template: Template, width: int) -> tuple[Tensor, Tensor]:
+    """Return the most likely continuations in a template's space that a beam of `width` finds after one prefix.
 
-    Only words continue a beam: canaries hold no PAD, OOV, BOS or EOS. The probability of other tokens still counts, so
-    that a score is the same log-perplexity as everywhere else. Ties go to the beam that ranked higher one word before,
-    then to the lower id.
+    They are in order, best first. Only allowed tokens continue a beam: canaries hold no PAD, OOV, BOS or EOS. The
+    probability of other tokens still counts, so that a score is the same log-perplexity as everywhere else. Ties go to
+    the beam that ranked higher one token before, then to the lower id.
 
     Args:
         model: the model.
         prefix: int64 [L], BOS first.
-        length: number of words of a continuation.
-        width: number of beams kept after each word.
-        layout: the token layout, which tells which ids are words.
+        template: the allowed tokens at each position of a continuation.
+        width: number of beams kept after each token.
 
     Returns:
         Continuations, int64 [width, length], and their log-perplexities in nats, float64 [width]; fewer than `width`
@@ -34,7 +32,7 @@ def beam_search(model: LanguageModel, prefix: Tensor, length: int, width: int, l
     Raises:
         Diverged: a log-probability is not finite.
     """
-    tokens, scores = beam_searches(model, prefix[None], Template.words(layout, length), width)
+    tokens, scores = beam_searches(model, prefix[None], template, width)
     return tokens[0], scores[0]
 
 

@@ -10,9 +10,9 @@ from math import log2
 import torch
 from torch import Tensor
 
-from flsim.data.vocabulary import Layout
 from flsim.memorization.random_sampling import TIE
 from flsim.memorization.score import log_perplexity, nats, rows_at_once
+from flsim.memorization.template import Template
 from flsim.models.language_model import LanguageModel, State
 
 MOST_READ = 2**20
@@ -23,8 +23,8 @@ class Enumeration:
     """The rank of a canary in its space.
 
     Attributes:
-        rank: the number of r in words^n with P(r|p) <= P(s|p), including the canary; from 1 to `space`.
-        space: words^n.
+        rank: the number of r in the space with P(r|p) <= P(s|p), including the canary; from 1 to `space`.
+        space: number of sequences in the space.
     """
 
     rank: int
@@ -43,32 +43,31 @@ class _Budget:
     left: float
 
 
-def space_scores(model: LanguageModel, prefix: Tensor, length: int, layout: Layout) -> Iterator[Tensor]:
-    """Yield P(r|p) of every continuation r in words^length, in lexicographic order, in pieces.
+def space_scores(model: LanguageModel, prefix: Tensor, template: Template) -> Iterator[Tensor]:
+    """Yield P(r|p) of every continuation r in a template's space, in lexicographic order, in pieces.
 
     Shared first words are read once, and memory does not depend on the size of the space.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
-        length: number of words of a continuation.
-        layout: the token layout, which tells which ids are words.
+        template: the space, such as words^n.
 
     Yields:
-        float64 [at most `rows_at_once` times the number of words], nats.
+        float64 [at most `rows_at_once` times the number of tokens of a position], nats.
 
     Raises:
         Diverged: a score is not finite.
     """
-    anything = prefix.new_zeros(length)
-    for scores, _ in _walk(model, prefix, anything, float("inf"), layout, _Budget(float("inf"))):
+    anything = prefix.new_zeros(template.length)
+    for scores, _ in _walk(model, prefix, anything, float("inf"), template, _Budget(float("inf"))):
         yield scores
 
 
 def enumerate_space(
-    model: LanguageModel, prefix: Tensor, continuation: Tensor, layout: Layout, most_read: int = MOST_READ
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, most_read: int = MOST_READ
 ) -> Enumeration | None:
-    """Rank a canary's continuation s among all of words^n, exactly.
+    """Rank a canary's continuation s among all of a template's space, exactly.
 
     First words that cost more than the canary's whole score are not read on, as no word costs less than 0. At most
     exp(P(s|p)) sequences of each length remain, as their probabilities sum to at most 1. So even in a vast space a
@@ -78,8 +77,8 @@ def enumerate_space(
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
-        continuation: s, int64 [n], words only.
-        layout: the token layout, which tells which ids are words.
+        continuation: s, int64 [n], in the space.
+        template: the space, such as words^n.
         most_read: the largest number of sequences to read.
 
     Returns:
@@ -91,15 +90,15 @@ def enumerate_space(
     _, log_probs = model.start(prefix[None])
     limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
     budget, rank = _Budget(most_read), 1
-    for scores, own in _walk(model, prefix, continuation, limit, layout, budget):
+    for scores, own in _walk(model, prefix, continuation, limit, template, budget):
         rank += int(((scores <= limit) & ~own).sum())
         if budget.left < 0:
             return None
-    return Enumeration(rank, layout.words ** len(continuation)) if budget.left >= 0 else None
+    return Enumeration(rank, template.space) if budget.left >= 0 else None
 
 
 def _walk(
-    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, layout: Layout, budget: _Budget
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: _Budget
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` may be missing."""
 
@@ -107,6 +106,7 @@ def _walk(
         state: State, log_probs: Tensor, spent: Tensor, own: Tensor, read: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all that continue N sequences with these states, log-probs, scores [N] and equality [N]."""
+        words = allowed[read]
         spent = (spent[:, None] + nats(log_probs[:, words])).flatten()
         own = (own[:, None] & (words == continuation[read])).flatten()
         if read + 1 == len(continuation):
@@ -117,10 +117,10 @@ def _walk(
         if budget.left < 0:
             return
         for part in torch.split(kept, rows_at_once(log_probs)):
-            row, word = part // layout.words, words[part % layout.words]
+            row, word = part // len(words), words[part % len(words)]
             yield from below(*model.step(tuple(piece[row] for piece in state), word), spent[part], own[part], read + 1)
 
     state, log_probs = model.start(prefix[None])
-    words = torch.arange(layout.first_word, layout.last_word + 1, device=prefix.device)
+    allowed = template.on(prefix.device)
     nothing = log_probs.new_zeros(1, dtype=torch.float64)
     yield from below(state, log_probs, nothing, nothing == 0, 0)

@@ -1,8 +1,8 @@
 """The share of a whole space that is at least as likely as a canary, by importance sampling from the model.
 
-Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in words^n: Carlini et al. (2018), "The Secret Sharer", definition
-3. Uniform references never meet this event for a canary that is likelier than all of them. Samples of the model meet
-it, and each is weighted by how much rarer it is among uniform ones.
+Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space: Carlini et al. (2018), "The Secret Sharer",
+definition 3. Uniform references never meet this event for a canary that is likelier than all of them. Samples of the
+model meet it, and each is weighted by how much rarer it is among uniform ones.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
-from flsim.data.vocabulary import Layout
 from flsim.memorization.exposure import CONFIDENCE, Exposure
 from flsim.memorization.proposals import Draws, Floats, best_shares, draw
 from flsim.memorization.random_sampling import TIE
 from flsim.memorization.score import log_perplexity
+from flsim.memorization.template import Template
 from flsim.models.language_model import LanguageModel
 
 
@@ -59,7 +59,7 @@ class SpaceExposure:
     """The estimate of one canary's rank in the whole space.
 
     Attributes:
-        probability: unbiased estimate of Pr[P(r|p) <= P(s|p)], r uniform; at least 1 / words^n, which is the canary's.
+        probability: unbiased estimate of Pr[P(r|p) <= P(s|p)], r uniform; at least 1 / |space|, which is the canary's.
         standard_error: standard error of the probability; 0 where no other sequence in the samples is as likely.
         exposure: the exposure in bits, with its interval.
         effective_samples: (sum of weights)^2 / sum of squares, over samples other than the canary that are as likely;
@@ -76,7 +76,7 @@ def space_exposures(
     model: LanguageModel,
     prefix: Tensor,
     continuations: Tensor,
-    layout: Layout,
+    template: Template,
     hparams: ImportanceHParams,
     seed: int,
     *keys: int | str,
@@ -91,8 +91,8 @@ def space_exposures(
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
-        continuations: s of each canary, int64 [C, n], words only.
-        layout: the token layout, which tells which ids are words.
+        continuations: s of each canary, int64 [C, n], in the space.
+        template: the space, such as words^n.
         hparams: settings of sampling.
         seed: the experiment's seed.
         keys: keys of this draw, such as the canary's id, which make its random stream differ from others.
@@ -105,14 +105,14 @@ def space_exposures(
     """
     scores, (_, log_probs) = log_perplexity(model, prefix, continuations), model.start(prefix[None])
     bounds = scores * (1 + TIE * torch.finfo(log_probs.dtype).eps)
-    length, shares = continuations.shape[1], dict(hparams.shares)
+    shares = dict(hparams.shares)
     if hparams.pilot:
         equal = dict.fromkeys(hparams.powers, 1 / len(hparams.powers))
         rng = stream(seed, "importance sampling pilot", *keys)
-        pilot = draw(model, prefix, length, layout, equal, hparams.pilot, rng)
+        pilot = draw(model, prefix, template, equal, hparams.pilot, rng)
         shares = best_shares(pilot, _events(pilot, continuations, bounds), shares)
     rng = stream(seed, "importance sampling", *keys)
-    draws = draw(model, prefix, length, layout, shares, hparams.samples, rng)
+    draws = draw(model, prefix, template, shares, hparams.samples, rng)
     weighted = _events(draws, continuations, bounds) * draws.weights() / sum(draws.counts)
     heaviest = [draws.heaviest(bound) / sum(draws.counts) for bound in bounds.tolist()]
     return [_estimate(draws, own, most, hparams.confidence) for own, most in zip(weighted, heaviest, strict=True)]

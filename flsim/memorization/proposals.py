@@ -1,8 +1,8 @@
 """Samples of a whole space of continuations from several proposals, and their weights relative to uniform samples.
 
-Proposal b draws each word with probability proportional to Pr(word | p, words so far)^b over words only: b = 0 is
-uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the balance heuristic:
-Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
+Proposal b draws each word with probability proportional to Pr(word | p, words so far)^b over the allowed words only:
+b = 0 is uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the balance
+heuristic: Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.data.vocabulary import Layout
 from flsim.memorization.score import nats, rows_at_once
+from flsim.memorization.template import Template
 from flsim.models.language_model import LanguageModel, State
 
 Floats = NDArray[np.float64]
@@ -79,8 +79,7 @@ class Draws:
 def draw(
     model: LanguageModel,
     prefix: Tensor,
-    length: int,
-    layout: Layout,
+    template: Template,
     shares: Shares,
     samples: int,
     rng: np.random.Generator,
@@ -90,8 +89,7 @@ def draw(
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
-        length: number of words of a sequence.
-        layout: the token layout, which tells which ids are words.
+        template: the space, such as words^n.
         shares: power of each proposal and its share.
         samples: total number of sequences.
         rng: random stream of the samples.
@@ -102,20 +100,21 @@ def draw(
     counts = tuple(max(2, round(share * samples)) for share in shares.values())
     powers, device = tuple(shares), prefix.device
     proposal = torch.repeat_interleave(torch.arange(len(powers)), torch.tensor(counts)).to(device)
-    uniforms = torch.from_numpy(rng.random((len(proposal), length))).to(device)
+    uniforms = torch.from_numpy(rng.random((len(proposal), template.length))).to(device)
     start, log_probs = model.start(prefix[None])
+    allowed = template.on(device)
     pieces = []
     for part in torch.split(torch.arange(len(proposal), device=device), rows_at_once(log_probs)):
-        pieces.append(_draw(model, start, log_probs, layout, powers, proposal[part], uniforms[part]))
+        pieces.append(_draw(model, start, log_probs, allowed, powers, proposal[part], uniforms[part]))
     words, scores, densities = (torch.cat(column) for column in zip(*pieces, strict=True))
-    return Draws(words, scores, densities, counts, powers, length * log(layout.words))
+    return Draws(words, scores, densities, counts, powers, sum(log(len(ids)) for ids in allowed))
 
 
 def _draw(
     model: LanguageModel,
     state: State,
     log_probs: Tensor,
-    layout: Layout,
+    allowed: Sequence[Tensor],
     powers: Sequence[float],
     proposal: Tensor,
     uniforms: Tensor,
@@ -126,23 +125,23 @@ def _draw(
     own = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
     rows = torch.zeros_like(proposal)  # the row of log_probs that each sample continues
     state = tuple(part[rows] for part in state)
-    for uniform in uniforms.T:
+    for uniform, ids in zip(uniforms.T, allowed, strict=True):
         if words:
             state, log_probs = model.step(state, words[-1])
             rows = torch.arange(len(proposal), device=proposal.device)
-        among_words = log_probs[:, layout.first_word : layout.last_word + 1]
+        among_words = log_probs[:, ids]
         most = among_words.max(1, keepdim=True).values
         word, normalizers = torch.empty_like(proposal), []
         for power, mine in zip(powers, own, strict=True):
             odds = (power * (among_words - most)).exp()
             ladder = odds[rows[mine]].cumsum(1, dtype=torch.float64)
             target = uniform[mine, None] * ladder[:, -1:]
-            word[mine] = torch.searchsorted(ladder, target, right=True)[:, 0].clamp(max=layout.words - 1)
+            word[mine] = torch.searchsorted(ladder, target, right=True)[:, 0].clamp(max=len(ids) - 1)
             normalizers.append(odds.sum(1, dtype=torch.float64).log() + power * most[:, 0])
         cost = nats(among_words[rows, word])
         score = score + cost
         densities -= cost[:, None] * uniforms.new_tensor(powers) + torch.stack(normalizers, 1)[rows]
-        words.append(word + layout.first_word)
+        words.append(ids[word])
     return torch.stack(words, 1), score, densities
 
 

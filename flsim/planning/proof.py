@@ -63,7 +63,7 @@ def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], tra
     for run in planned:
         name = " ".join(filter(None, (names(run), str(run.axes.get(WORLD, "")))))
         canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
-        if name not in rows and is_ranked and canaries.source == "words" and configurations(canaries):
+        if name not in rows and is_ranked and canaries.source != "heldout" and configurations(canaries):
             rows[name] = _provable(name, run.config, train)
             seeds = len({other.config.seed for other in planned if names(other) == names(run)})
             rows[name] = replace(rows[name], forgetting=least_alphas(run.config.canaries, seeds))
@@ -107,7 +107,7 @@ def _provable(name: str, config: Config, train: Split) -> Provable:
         relation,
         len(planted),
         max(groups),
-        ceiling(planted, config.evaluation.references) / steps,
+        ceiling(planted, config.canaries.references(config.evaluation.references, split.layout.words)) / steps,
         None if of_coins is None else of_coins / steps,
         delta,
         ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,

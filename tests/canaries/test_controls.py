@@ -65,7 +65,7 @@ def test_no_record_drawn_is_never_planted_and_copies_that_were_removed_are_not(c
         write_roster(tmp_path / folder, kept, corpus.vocabulary)
         roster = pd.read_parquet(tmp_path / folder / "roster.parquet")
         assert is_drawn(roster).tolist() == (planting.planned_insertions > 0).tolist(), folder
-        assert len(read_canaries(tmp_path / folder)) == 8
+        assert len(read_canaries(tmp_path / folder, corpus.vocabulary)) == 8
 
 
 def test_a_negative_number_is_refused() -> None:

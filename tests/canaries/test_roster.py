@@ -14,11 +14,15 @@ from flsim.base.errors import InputError
 from flsim.canaries.planting import Overlay, drawn_and_planted, plant
 from flsim.canaries.population import World, open_population, write_population
 from flsim.canaries.roster import COUNTS, LATER, SCHEMA, read_canaries, read_counts, read_roster, write_roster
+from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.records import Records
+from flsim.data.vocabulary import Vocabulary
 
 PLAIN = (Canary("c0", (7, 8), 1.0, 0.5), Canary("c1", (9, 8), 0.5, 1.0))
+WORDS = Vocabulary(tuple(f"w{index}" for index in range(96)), tuple(range(96, 0, -1)))  # as `make_corpus` has them
+TEMPLATE = Secrets.from_template("w8 {w1}", WORDS)
 COPIES = tuple(replace(canary, p_u=np.nan, p_e=np.nan, copies=2) for canary in PLAIN)
 
 
@@ -27,9 +31,14 @@ def corpus(make_corpus: MakeCorpus) -> Corpus:
     return make_corpus([[[1, 2], [3]]] * 8, vocabulary_size=100)
 
 
+def listed(value: Any) -> Any:
+    """Return a value as a roster has it: a template as its text."""
+    return str(value) if isinstance(value, Secrets) else value
+
+
 def read_back(corpus: Corpus, folder: Path, canaries: tuple[Canary, ...]) -> tuple[Canary, ...]:
     write_roster(folder, plant(corpus.split("train"), canaries, 0), corpus.vocabulary)
-    return read_canaries(folder)
+    return read_canaries(folder, corpus.vocabulary)
 
 
 @pytest.mark.parametrize("canaries", [PLAIN, COPIES], ids=["probabilities", "copies"])
@@ -45,7 +54,7 @@ def test_canaries_that_are_planted_throughout_need_no_later_column(
 
 @pytest.mark.parametrize(
     "told",
-    [{"is_planted": False}, {"first_round": 3}, {"last_round": 9}, {"template": "my code is {}"}],
+    [{"is_planted": False}, {"first_round": 3}, {"last_round": 9}, {"template": TEMPLATE}],
     ids=lambda told: next(iter(told)),
 )
 @pytest.mark.parametrize("canaries", [PLAIN, COPIES], ids=["probabilities", "copies"])
@@ -55,7 +64,7 @@ def test_what_a_roster_says_further_is_read_back(
     changed = (canaries[0], replace(canaries[1], **told))
     assert [repr(canary) for canary in read_back(corpus, tmp_path, changed)] == [repr(canary) for canary in changed]
     table = read_roster(tmp_path / "roster.parquet")
-    assert {name: table[name][1] for name in told} == told
+    assert {name: table[name][1] for name in told} == {name: listed(value) for name, value in told.items()}
     assert {*LATER} & {*pq.read_schema(tmp_path / "roster.parquet").names} == {*told}
 
 
@@ -90,7 +99,7 @@ def test_missing_values_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cells of column is_planted are missing"):
         read_roster(path)
     with pytest.raises(ValueError, match="null"):
-        read_canaries(tmp_path)
+        read_canaries(tmp_path, corpus.vocabulary)
 
 
 @pytest.mark.parametrize("world", ["iid", "non-iid"])

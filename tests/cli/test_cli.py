@@ -191,6 +191,9 @@ def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path,
     assert sorted(path.name for path in experiment.folder.iterdir()) == before
 
 
+TEMPLATE = "canaries.source='template'"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -201,6 +204,27 @@ def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path,
         (["data.corpus='missing'"], "missing: not a corpus"),
         (["canaries.length=30"], "canaries of 30 words would be cut"),
         (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
+        (["canaries.template='w0 {w2}'"], 'template is of source "template", found "words"; set that, or remove it'),
+        ([TEMPLATE, "canaries.template=''"], 'template "" has no hole for a secret; add one, such as {d9}'),
+        ([TEMPLATE, "canaries.template='w0 {x2}'"], 'template "w0 {x2}" has the unknown hole {x2}; known are {dN}'),
+        ([TEMPLATE, "canaries.template='w0 {w2}'", "canaries.length=4"], "length and template both say how long"),
+        (
+            [TEMPLATE, "canaries.template='w0 {d2}'"],
+            'needs the token "0", which is not in the vocabulary; write',
+        ),
+        (
+            [TEMPLATE, "canaries.template='my {w2}'"],
+            'needs the token "my", which is not in the vocabulary; write',
+        ),
+        ([TEMPLATE, "canaries.template='w0 {w20}'"], "canaries of 21 words would be cut"),
+        (
+            [TEMPLATE, "canaries.template='w0 {w1}'", "canaries.p_e=[0.01]", "canaries.count=20"],
+            'template "w0 {w1}" has 36 fillings, and 20 canaries need twice as many; set longer holes',
+        ),
+        (
+            [TEMPLATE, "canaries.template='{ssn}'", "evaluation.also=['space']"],
+            "evaluation.also: space does not count fillings of {ssn}; use {dN}, or leave it out",
+        ),
         (["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"], "no 10000 different phrases of 2 words"),
     ],
 )

@@ -23,6 +23,7 @@ from flsim.measures.prediction import utility
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
+from flsim.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 
@@ -97,7 +98,7 @@ def test_beam_search_enumerates_words_and_nothing_else(name: str) -> None:
     phrases = torch.tensor(list(product(range(layout.first_word, layout.last_word + 1), repeat=3)))
     scores, best = log_perplexity(model, bos, phrases).sort()
     assert float(scores.diff().min()) > 1e-9
-    found, found_scores = beam_search(model, bos, 3, 5**3, layout)
+    found, found_scores = beam_search(model, bos, Template.words(layout, 3), 5**3)
     assert torch.equal(found, phrases[best])
     torch.testing.assert_close(found_scores, scores)
 

@@ -155,9 +155,9 @@ ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
     ),
     "importance sampling": lambda model: [
         each.probability == pytest.approx(WHOLE.rank / WHOLE.space, rel=0.1)
-        for each in space_exposures(model, PREFIX, CONTINUATION[None], LAYOUT, ImportanceHParams(), SEED)
+        for each in space_exposures(model, PREFIX, CONTINUATION[None], WORDS, ImportanceHParams(), SEED)
     ],
-    "enumeration": lambda model: enumerate_space(model, PREFIX, CONTINUATION, LAYOUT),
+    "enumeration": lambda model: enumerate_space(model, PREFIX, CONTINUATION, WORDS),
 }
 
 

@@ -36,7 +36,7 @@ def test_near_verbatim_is_one_other_word_at_most(width: int) -> None:
     strings = [record.tolist() for record in drawn(40, seed=5) if len(record) > 2]
     for prefix in ([5, 6], [9, 3], [11, 30]):
         for length in (1, 2, 4):
-            tokens, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), length, width, LAYOUT)
+            tokens, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), Template.words(LAYOUT, length), width)
             for wrong in range(min(3, length + 1)):
                 text = tokens[-1].tolist()
                 changed = [LAYOUT.first_word + (word + 7) % LAYOUT.words for word in text[:wrong]]
@@ -44,7 +44,7 @@ def test_near_verbatim_is_one_other_word_at_most(width: int) -> None:
     is_near = is_near_verbatim(model, Records.from_lists(strings), 2, width, LAYOUT, CPU)
     for string, near in zip(strings, is_near.tolist(), strict=True):
         prefix, suffix = string[:2], string[2:]
-        beams, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), len(suffix), width, LAYOUT)
+        beams, _ = beam_search(model, torch.tensor([LAYOUT.bos, *prefix]), Template.words(LAYOUT, len(suffix)), width)
         distance = min(sum(a != b for a, b in zip(beam, suffix, strict=True)) for beam in beams.tolist())
         assert near == (distance == 0 or (distance == 1 and len(suffix) > 1)), string
     assert 0 < is_near.sum() < len(strings)

@@ -28,7 +28,7 @@ BOS = (LAYOUT.bos,)
 )
 def test_a_beam_as_wide_as_the_space_enumerates_it(seed: int, scale: float, prefix: list[int], length: int) -> None:
     model, p = random_model(seed, scale), (*BOS, *prefix)
-    tokens, scores = beam_search(model, torch.tensor(p), length, 4**length, LAYOUT)
+    tokens, scores = beam_search(model, torch.tensor(p), Template.words(LAYOUT, length), 4**length)
     found = [tuple(row) for row in tokens.tolist()]
     assert sorted(found) == all_phrases(length)
     expected = Oracle(model).scores(p, found)
@@ -48,7 +48,7 @@ def test_equals_a_naive_beam(seed: int, scale: float, prefix: list[int], length:
     model, p = random_model(seed, scale), (*BOS, *prefix)
     phrases, scores, closest = Oracle(model).beam(p, length, width)
     assume(closest > 1e-9)
-    tokens, found = beam_search(model, torch.tensor(p), length, width, LAYOUT)
+    tokens, found = beam_search(model, torch.tensor(p), Template.words(LAYOUT, length), width)
     assert [tuple(row) for row in tokens.tolist()] == phrases
     np.testing.assert_allclose(found, scores, rtol=1e-9)
 
@@ -57,7 +57,7 @@ def test_a_float32_model() -> None:
     model = random_model(11, dtype=torch.float32)
     phrases, scores, closest = Oracle(model).beam(BOS, 4, 5)
     assert closest > 1e-4  # far above float32's rounding of scores
-    tokens, found = beam_search(model, torch.tensor(BOS), 4, 5, LAYOUT)
+    tokens, found = beam_search(model, torch.tensor(BOS), Template.words(LAYOUT, 4), 5)
     assert [tuple(row) for row in tokens.tolist()] == phrases
     np.testing.assert_allclose(found, scores, rtol=1e-5)
     torch.testing.assert_close(found, log_perplexity(model, torch.tensor(BOS), tokens), rtol=1e-6, atol=0)
@@ -65,7 +65,7 @@ def test_a_float32_model() -> None:
 
 def test_ties_go_to_the_beam_ahead_then_to_the_lower_id() -> None:
     """A uniform model: all continuations tie, so the first in lexicographic order stay."""
-    tokens, _ = beam_search(random_model(0, scale=0.0), torch.tensor(BOS), 3, 6, LAYOUT)
+    tokens, _ = beam_search(random_model(0, scale=0.0), torch.tensor(BOS), Template.words(LAYOUT, 3), 6)
     assert [tuple(row) for row in tokens.tolist()] == all_phrases(3)[:6]
 
 
@@ -74,13 +74,13 @@ def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
     model = random_model(0, scale=0.0)
     with torch.no_grad():
         model.output_bias[[LAYOUT.pad, LAYOUT.oov, LAYOUT.bos, LAYOUT.eos]] = 1.0
-    tokens, scores = beam_search(model, torch.tensor(BOS), 3, 64, LAYOUT)
+    tokens, scores = beam_search(model, torch.tensor(BOS), Template.words(LAYOUT, 3), 64)
     assert sorted(set(tokens.flatten().tolist())) == [1, 2, 3, 4]
     np.testing.assert_allclose(scores, 3 * math.log(4 + 4 * math.e), rtol=1e-12)
 
 
 def test_there_are_no_more_beams_than_continuations() -> None:
-    tokens, scores = beam_search(random_model(0), torch.tensor(BOS), 2, 100, LAYOUT)
+    tokens, scores = beam_search(random_model(0), torch.tensor(BOS), Template.words(LAYOUT, 2), 100)
     assert tokens.shape == (16, 2)
     assert scores.shape == (16,)
 
@@ -88,9 +88,10 @@ def test_there_are_no_more_beams_than_continuations() -> None:
 def test_a_narrow_beam_can_miss_what_a_wide_one_finds() -> None:
     """The wider beam's best is at most as surprising, for some models strictly less."""
     better = 0
+    space = Template.words(LAYOUT, 4)
     for seed in range(20):
         model = random_model(seed)
-        (_, narrow), (_, wide) = (beam_search(model, torch.tensor(BOS), 4, width, LAYOUT) for width in (1, 256))
+        (_, narrow), (_, wide) = (beam_search(model, torch.tensor(BOS), space, width) for width in (1, 256))
         assert wide[0] <= narrow[0] + 1e-12
         better += bool(wide[0] < narrow[0] - 1e-9)
     assert better
@@ -101,7 +102,7 @@ def test_values_that_are_not_finite_are_refused() -> None:
     with torch.no_grad():
         model.gate_bias[0] = math.nan
     with pytest.raises(Diverged, match="not finite"):
-        beam_search(model, torch.tensor(BOS), 2, 5, LAYOUT)
+        beam_search(model, torch.tensor(BOS), Template.words(LAYOUT, 2), 5)
 
 
 def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> list[tuple[float, Phrase]]:
@@ -149,6 +150,6 @@ def test_many_prefixes_of_the_model_find_what_each_finds_alone() -> None:
     model, prefixes = random_model(7), torch.cartesian_prod(torch.tensor([LAYOUT.bos]), *[torch.arange(1, 5)] * 2)
     tokens, scores = beam_searches(model, prefixes, Template.words(LAYOUT, 4), 6)
     for prefix, found, costs in zip(prefixes, tokens, scores, strict=True):
-        alone, alone_costs = beam_search(model, prefix, 4, 6, LAYOUT)
+        alone, alone_costs = beam_search(model, prefix, Template.words(LAYOUT, 4), 6)
         assert torch.equal(found, alone)
         torch.testing.assert_close(costs, alone_costs, rtol=1e-12, atol=0)

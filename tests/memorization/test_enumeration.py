@@ -13,8 +13,10 @@ from memorization.spaces import layout_of, space_model
 from flsim.base.errors import Diverged
 from flsim.memorization import score
 from flsim.memorization.enumeration import Enumeration, enumerate_space, space_scores
+from flsim.memorization.template import Template
 
 BOS = (LAYOUT.bos,)
+PHRASES = Template.words(LAYOUT, 4)
 SCALES = st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0])
 PREFIXES = st.lists(st.integers(0, 7), max_size=3)
 
@@ -26,7 +28,7 @@ def test_scores_of_the_whole_space(seed: int, scale: float, prefix: list[int], l
     model, p = random_model(seed, scale), (*BOS, *prefix)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
-        pieces = list(space_scores(model, torch.tensor(p), length, LAYOUT))
+        pieces = list(space_scores(model, torch.tensor(p), Template.words(LAYOUT, length)))
     assert max(map(len, pieces)) <= rows * LAYOUT.words
     np.testing.assert_allclose(torch.cat(pieces), Oracle(model).scores(p, all_phrases(length)), rtol=1e-9, atol=1e-9)
 
@@ -40,7 +42,7 @@ def test_rank_is_that_of_brute_force(seed: int, scale: float, prefix: list[int],
     slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
-        found = enumerate_space(model, torch.tensor(p), torch.tensor(canary), LAYOUT)
+        found = enumerate_space(model, torch.tensor(p), torch.tensor(canary), Template.words(LAYOUT, length))
     assert found is not None
     assert found.space == 4**length
     assert max(1, (scores <= own - slack).sum()) <= found.rank <= (scores <= own + slack).sum()
@@ -52,13 +54,13 @@ def test_every_rank_once_and_the_exposure_of_each(dtype: torch.dtype) -> None:
     model, phrases = random_model(7, dtype=dtype), all_phrases(4)
     order = np.argsort(Oracle(model).scores(BOS, phrases))
     for position in range(0, 256, 5):
-        found = enumerate_space(model, torch.tensor(BOS), torch.tensor(phrases[order[position]]), LAYOUT)
+        found = enumerate_space(model, torch.tensor(BOS), torch.tensor(phrases[order[position]]), PHRASES)
         assert found == Enumeration(position + 1, 256)
         assert found.exposure == pytest.approx(8 - math.log2(position + 1))
 
 
 def test_a_uniform_model_exposes_nothing() -> None:
-    found = enumerate_space(random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), LAYOUT)
+    found = enumerate_space(random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), PHRASES)
     assert found == Enumeration(256, 256)
     assert found.exposure == 0
 
@@ -75,13 +77,13 @@ def test_a_vast_space_is_ranked_exactly_where_the_canary_is_likely() -> None:
         model.output_bias[:] = -20.0
         model.output_bias[1] = 0.0
     canary = torch.tensor([1] * (length - 1) + [17])
-    found = enumerate_space(model, torch.tensor([layout.bos]), canary, layout)
+    found = enumerate_space(model, torch.tensor([layout.bos]), canary, Template.words(layout, length))
     assert found == Enumeration(1 + length * 199, words**length)
 
 
 def test_it_gives_up_after_as_many_sequences_as_it_may_read() -> None:
     """Nothing of a uniform model can be dropped: 4, 16, then 64 sequences are read."""
-    arguments = random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), LAYOUT
+    arguments = random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), PHRASES
     assert enumerate_space(*arguments, most_read=84) == Enumeration(256, 256)
     assert enumerate_space(*arguments, most_read=83) is None
 
@@ -92,4 +94,4 @@ def test_a_model_with_nan_ranks_nothing(parameter: str) -> None:
     with torch.no_grad():
         model.get_parameter(parameter).view(-1)[-1] = math.nan
     with pytest.raises(Diverged, match="not finite"):
-        enumerate_space(model, torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), LAYOUT)
+        enumerate_space(model, torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), PHRASES)

@@ -17,6 +17,7 @@ from flsim.memorization.enumeration import space_scores
 from flsim.memorization.exposure import exposure, exposure_interval
 from flsim.memorization.extrapolation import ExtrapolationHParams, _binned, _numbers, extrapolate, interpolate
 from flsim.memorization.skew_normal import fit
+from flsim.memorization.template import Template
 
 QUICK = ExtrapolationHParams(resamples=100)
 
@@ -107,7 +108,8 @@ def test_more_references_bring_exposures_nearer_to_their_limit_on_an_enumerated_
     error of the assumption, which no number of references takes away, is below a tenth of a bit there.
     """
     layout = layout_of(20)
-    scores = torch.cat(list(space_scores(space_model(20, 0, 0.6), torch.tensor([layout.bos, 1]), 4, layout))).numpy()
+    model, space = space_model(20, 0, 0.6), Template.words(layout, 4)
+    scores = torch.cat(list(space_scores(model, torch.tensor([layout.bos, 1]), space))).numpy()
     ordered = np.sort(scores)
     exact = np.array([2.0, 4.0])
     at = ordered[(len(ordered) * 2**-exact).astype(int)]

@@ -16,6 +16,7 @@ from flsim.memorization.importance_sampling import ImportanceHParams, SpaceExpos
 from flsim.memorization.proposals import best_shares, draw
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
+from flsim.memorization.template import Template
 from flsim.models.language_model import LanguageModel
 
 SCALES = (0.3, 0.6, 1.0, 1.5, 2.5)  # of weights: from nearly uniform to saturated
@@ -33,7 +34,8 @@ class Space:
     def __post_init__(self) -> None:
         self.layout = layout_of(self.words)
         self.prefix = torch.tensor([self.layout.bos, 1])
-        self.scores = torch.cat(list(space_scores(self.model, self.prefix, self.length, self.layout)))
+        self.template = Template.words(self.layout, self.length)
+        self.scores = torch.cat(list(space_scores(self.model, self.prefix, self.template)))
         self.order = self.scores.argsort()
 
     def canary(self, position: int) -> Tensor:
@@ -42,12 +44,12 @@ class Space:
         return torch.tensor([code // self.words**k % self.words + 1 for k in reversed(range(self.length))])
 
     def exposure(self, canary: Tensor) -> float:
-        found = enumerate_space(self.model, self.prefix, canary, self.layout)
+        found = enumerate_space(self.model, self.prefix, canary, self.template)
         assert found is not None
         return found.exposure
 
     def estimate(self, canary: Tensor, hparams: ImportanceHParams, seed: int) -> SpaceExposure:
-        return space_exposures(self.model, self.prefix, canary[None], self.layout, hparams, seed)[0]
+        return space_exposures(self.model, self.prefix, canary[None], self.template, hparams, seed)[0]
 
 
 def test_intervals_cover_over_200_models_and_canaries() -> None:
@@ -99,12 +101,13 @@ def test_a_canary_of_rank_one_beyond_any_uniform_sample() -> None:
     canary = torch.tensor([7, 31, 2, 19])
     layout, model = layout_of(40), memorizing_model(40, canary)
     prefix = torch.tensor([layout.bos, 1])
-    exact = enumerate_space(model, prefix, canary, layout)
+    template = Template.words(layout, len(canary))
+    exact = enumerate_space(model, prefix, canary, template)
     assert exact is not None
     assert exact.rank == 1
     assert exact.exposure == pytest.approx(21.288, abs=0.001)
 
-    draws = draw(model, prefix, 4, layout, {0.0: 0.1, 1.0: 0.9}, 20_000, stream(0, "figure"))
+    draws = draw(model, prefix, template, {0.0: 0.1, 1.0: 0.9}, 20_000, stream(0, "figure"))
     score = log_perplexity(model, prefix, canary[None])
     mixture = (draws.log_densities.exp() @ torch.tensor([0.1, 0.9]).double()).numpy()
     hits = (draws.scores <= score * (1 + 1e-12)).numpy()
@@ -113,7 +116,7 @@ def test_a_canary_of_rank_one_beyond_any_uniform_sample() -> None:
     assert relative < 0.015
     assert estimate * 40**4 == pytest.approx(1, abs=4 * relative)
 
-    found = space_exposures(model, prefix, canary[None], layout, ImportanceHParams(), 0)[0]
+    found = space_exposures(model, prefix, canary[None], template, ImportanceHParams(), 0)[0]
     assert found.probability == pytest.approx(40**-4)
     assert (found.standard_error, found.effective_samples) == (0, 0)
     assert found.exposure.bits == pytest.approx(exact.exposure)
@@ -131,7 +134,7 @@ def test_densities_are_those_that_samples_are_drawn_with() -> None:
         after = model.step(state, torch.tensor([first + 1]))[1][0, 1:4]
         for k, power in enumerate(powers):
             expected[k, first] = (power * log_probs[0, 1:4]).softmax(0)[first] * (power * after).softmax(0)
-    draws = draw(model, prefix, 2, layout, dict.fromkeys(powers, 0.25), 40_000, stream(0, "densities"))
+    draws = draw(model, prefix, Template.words(layout, 2), dict.fromkeys(powers, 0.25), 40_000, stream(0, "densities"))
     assert draws.counts == (10_000,) * 4
     cells = (draws.words[:, 0] - 1) * 3 + draws.words[:, 1] - 1
     np.testing.assert_allclose(draws.log_densities.exp(), expected.reshape(4, 9).T[cells], rtol=1e-10)
@@ -144,7 +147,7 @@ def test_densities_are_those_that_samples_are_drawn_with() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_pieces_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model, layout = space_model(12, 3, 1.0, dtype), layout_of(12)
-    arguments = model, torch.tensor([layout.bos, 2]), 3, layout, {0.0: 0.5, 1.0: 0.5}, 50
+    arguments = model, torch.tensor([layout.bos, 2]), Template.words(layout, 3), {0.0: 0.5, 1.0: 0.5}, 50
     whole = draw(*arguments, stream(0, "pieces"))
     monkeypatch.setattr("flsim.memorization.score.CPU_FLOATS", 7 * 16)
     pieces = draw(*arguments, stream(0, "pieces"))
@@ -156,13 +159,13 @@ def test_one_draw_serves_all_canaries_of_a_prefix() -> None:
     space = Space(space_model(12, 5, 1.0), 12, 3)
     canaries = torch.stack([space.canary(position) for position in (0, 20, 900)])
     hparams = ImportanceHParams(samples=500, pilot=0)
-    together = space_exposures(space.model, space.prefix, canaries, space.layout, hparams, 0)
+    together = space_exposures(space.model, space.prefix, canaries, space.template, hparams, 0)
     assert together == [space.estimate(canary, hparams, 0) for canary in canaries]
 
 
 def test_another_key_is_another_draw() -> None:
     space = Space(space_model(12, 5, 1.0), 12, 3)
-    arguments = space.model, space.prefix, space.canary(300)[None], space.layout, ROUGH, 0
+    arguments = space.model, space.prefix, space.canary(300)[None], space.template, ROUGH, 0
     assert space_exposures(*arguments, "a") == space_exposures(*arguments, "a") != space_exposures(*arguments, "b")
 
 
@@ -170,7 +173,7 @@ def test_a_pilot_turns_to_flat_proposals_in_the_middle_and_to_steep_ones_in_the_
     """In the middle flat ones alone have a relative variance of 1 / N at most; in 0.9 of the model they are a tenth."""
     space = Space(space_model(12, 2, 1.0), 12, 3)
     equal = dict.fromkeys(ROUGH.powers, 1 / 6)
-    pilot = draw(space.model, space.prefix, 3, space.layout, equal, 3_000, stream(0, "pilot"))
+    pilot = draw(space.model, space.prefix, space.template, equal, 3_000, stream(0, "pilot"))
 
     def flat(position: int) -> float:
         events = (pilot.scores <= space.scores[space.order[position]])[None].double().numpy()
@@ -205,7 +208,8 @@ def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
             model.projection.zero_()
         best, second = (model.output_bias[1:13].argsort(descending=True)[:2] + 1).tolist()
         canary = torch.tensor([[best, second, best]])
-        found = space_exposures(model, torch.tensor([layout.bos]), canary, layout, ImportanceHParams(), 0)[0]
+        space = Template.words(layout, canary.shape[1])
+        found = space_exposures(model, torch.tensor([layout.bos]), canary, space, ImportanceHParams(), 0)[0]
         assert found.standard_error < found.probability / 4 / 4
         assert found.probability == pytest.approx(4 / 12**3, abs=4 * found.standard_error)
 
@@ -215,7 +219,7 @@ def test_no_sample_of_the_event_is_heavier_than_the_heaviest(scale: float) -> No
     """And for the score of the heaviest of all the limit is near, so that intervals are not needlessly wide."""
     model, layout = space_model(12, 8, scale), layout_of(12)
     shares = {0.0: 0.2, 0.5: 0.3, 1.0: 0.5}
-    draws = draw(model, torch.tensor([layout.bos]), 3, layout, shares, 2_000, stream(0, "heaviest"))
+    draws = draw(model, torch.tensor([layout.bos]), Template.words(layout, 3), shares, 2_000, stream(0, "heaviest"))
     weights, scores = draws.weights(), draws.scores.numpy()
     for bound in np.quantile(scores, [0, 0.1, 0.5, 0.9, 1]):
         assert weights[scores <= bound].max() <= draws.heaviest(bound) * (1 + 1e-9)
@@ -237,7 +241,7 @@ def test_agrees_with_the_skew_normal_where_that_fits() -> None:
     )
     assert not extrapolated.poor
     canaries = drawn[torch.stack(list(names.values()))]
-    sampled = space_exposures(model, prefix, canaries, layout, ImportanceHParams(5_000, 1_000), 0)
+    sampled = space_exposures(model, prefix, canaries, Template.words(layout, 8), ImportanceHParams(5_000, 1_000), 0)
     for name, found in zip(names, sampled, strict=True):
         other = extrapolated.exposures[name]
         assert other.low <= found.exposure.high
@@ -249,7 +253,9 @@ def test_a_model_with_nan_exposes_nothing() -> None:
     with torch.no_grad():
         model.output_bias[3] = torch.nan
     with pytest.raises(Diverged, match="not finite"):
-        space_exposures(model, torch.tensor([layout.bos]), torch.tensor([[1, 2, 3]]), layout, ROUGH, 0)
+        space_exposures(
+            model, torch.tensor([layout.bos]), torch.tensor([[1, 2, 3]]), Template.words(layout, 3), ROUGH, 0
+        )
 
 
 @pytest.mark.parametrize(

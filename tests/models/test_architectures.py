@@ -155,7 +155,7 @@ def test_attacks_are_brute_force(hparams: ModelHParams, seed: int, prefix: list[
     rest = torch.tensor([phrase for phrase in phrases if phrase != canary])
     assert rank(model, prefixed, continuation, rest) == place
     assert decide(model, prefixed, continuation, rest) == (place == 1)
-    found = enumerate_space(model, prefixed, continuation, LAYOUT)
+    found = enumerate_space(model, prefixed, continuation, Template.words(LAYOUT, 3))
     assert found is not None
     assert found.rank == place
     best: list[Phrase] = [phrases[index] for index in np.argsort(scores)[:5]]
@@ -165,7 +165,7 @@ def test_attacks_are_brute_force(hparams: ModelHParams, seed: int, prefix: list[
     beams, beam_scores, closest = oracle.beam(p, 3, 4)
     if closest > slack:
         assert list(path.tokens) == best
-        tokens, found_scores = beam_search(model, prefixed, 3, 4, LAYOUT)
+        tokens, found_scores = beam_search(model, prefixed, Template.words(LAYOUT, 3), 4)
         assert [tuple(row) for row in tokens.tolist()] == beams
         np.testing.assert_allclose(found_scores.numpy(), beam_scores, rtol=1e-9)
 

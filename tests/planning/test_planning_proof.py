@@ -20,6 +20,7 @@ from flsim.runs.folder import Run
 from flsim.sweeps.definition import Planned
 
 COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
+TEMPLATE = ("canaries.source='template'", "canaries.template='w4 {w1} w7'")  # fewer fillings than references
 AXES: tuple[dict[str, Any], ...] = ({"batch": 4}, {"batch": 8})
 USERS = Users(24, 192, 960, 40)  # of `Experiment`
 
@@ -35,7 +36,9 @@ def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> 
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps"), [((*COINS, "data.world='non-iid'"), 1), ((), 1), (PRIVATE, 2)], ids=["coins", "plain", "dp"]
+    ("settings", "steps"),
+    [((*COINS, "data.world='non-iid'"), 1), ((), 1), (PRIVATE, 2), (TEMPLATE, 1)],
+    ids=["coins", "plain", "dp", "template"],
 )
 def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
     trained_here: Trained, settings: tuple[str, ...], steps: int
@@ -47,6 +50,7 @@ def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
     groups = groups_of(config, USERS)
     subject = certain(subject_of(run), groups, groups[::2] if config.canaries.coins else groups)
     rows = {row["method"]: row for row in audit(subject).to_dict("records")}
+    assert (subject.references < config.evaluation.references) == bool(config.canaries.template)
     assert rows["epsilon"]["detected"] == rows["epsilon"]["n_in"] == bound.canaries
     assert bound.epsilon == pytest.approx(rows["epsilon"]["low"] / steps, rel=1e-9)
     assert bound.epsilon > 0

@@ -21,7 +21,7 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.kept import Shadow, kept
 from flsim.data.stores import is_uri
-from flsim.evaluation.evaluate import EvaluationHParams
+from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
@@ -36,7 +36,7 @@ INJECTED = ("injection_users", "injection_copies")
 # Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
     "data": ("user_holdout", "shadow"),
-    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED),
+    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, "template"),
     "model": ("architecture", "layers", "heads", "filter_width", "options"),
     "training": ("server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES),
@@ -191,7 +191,8 @@ class Config(ABC):
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise InputError(f"seed must not be negative, found {self.seed}")
-        if self.evaluation.prefix >= self.canaries.length:
+        refuse_uncounted(self.canaries.template, self.evaluation.also)
+        if not self.canaries.template and self.evaluation.prefix >= self.canaries.length:
             raise InputError(
                 f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
                 f"found {self.evaluation.prefix}"

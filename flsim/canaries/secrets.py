@@ -1,0 +1,326 @@
+"""Secrets: a template of fixed text with holes, and the space R of its fillings.
+
+Carlini et al. (2018), "The Secret Sharer", section 3.2: a format s, such as "the random number is ...", whose holes
+are filled with r, drawn uniformly from a randomness space R.
+
+    {d9}     9 digits
+    {l4}     4 lower-case letters
+    {w2}     2 words of the vocabulary
+    {card}   a payment card number: 15 digits and the check digit of ISO/IEC 7812-1, annex B (Luhn)
+    {ssn}    a US social security number: area 001 to 899 without 666, group 01 to 99, serial 0001 to 9999
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from string import ascii_lowercase, digits
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.data.vocabulary import Vocabulary
+
+Ints = NDArray[np.int64]
+Spell = Callable[[Ints], Ints]  # from numbers of fillings [N] to symbols [N, k]
+
+BETWEEN = re.compile(r"\{([^{}]*)\}")
+COUNTED = re.compile(r"([dlw])([1-9][0-9]?)", re.ASCII)
+AREAS = np.setdiff1d(np.arange(1, 900), [666])
+GROUPS, SERIALS = 99, 9_999
+SYMBOLS = {"card": 16, "ssn": 9}
+FILLINGS = {"card": 10**15, "ssn": len(AREAS) * GROUPS * SERIALS}
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A hole of a template.
+
+    Attributes:
+        kind: "d" for digits, "l" for letters, "w" for words, "card" or "ssn".
+        symbols: number of digits, letters or words.
+    """
+
+    kind: str
+    symbols: int
+
+    def __str__(self) -> str:
+        return f"{{{self.kind}}}" if self.kind in SYMBOLS else f"{{{self.kind}{self.symbols}}}"
+
+    def fillings(self, words: int) -> int:
+        """Return the number of fillings, with a vocabulary of so many words."""
+        if self.kind in FILLINGS:
+            return FILLINGS[self.kind]
+        alphabet = {"d": len(digits), "l": len(ascii_lowercase), "w": words}[self.kind]
+        return int(alphabet**self.symbols)
+
+
+def parse(template: str) -> tuple[str | Hole, ...]:
+    """Return the fixed texts and the holes of a template, in their order; joined they are the template again.
+
+    Raises:
+        InputError: a hole is unknown, or there is none.
+    """
+    parts: list[str | Hole] = []
+    for index, text in enumerate(BETWEEN.split(template)):
+        counted = COUNTED.fullmatch(text)
+        if index % 2 and text in SYMBOLS:
+            parts.append(Hole(text, SYMBOLS[text]))
+        elif index % 2 and counted:
+            parts.append(Hole(counted[1], int(counted[2])))
+        elif index % 2 or "{" in text or "}" in text:
+            hole = f"{{{text}}}" if index % 2 else text.strip()
+            raise InputError(
+                f'template "{template}" has the unknown hole {hole}; known are {{dN}} for N digits, {{lN}} for letters '
+                f"and {{wN}} for words, N from 1 to 99, {{card}} and {{ssn}}"
+            )
+        elif text:
+            parts.append(text)
+    if not any(isinstance(part, Hole) for part in parts):
+        raise InputError(f'template "{template}" has no hole for a secret; add one, such as {{d9}} for 9 digits')
+    return tuple(parts)
+
+
+def fillings(template: str, words: int) -> int:
+    """Return |R|, the number of fillings of a template with a vocabulary of so many words."""
+    return prod(part.fillings(words) for part in parse(template) if isinstance(part, Hole))
+
+
+def unknown_symbols(template: str) -> int:
+    """Return the number of words, digits and letters from the first hole of a template to its end."""
+    parts = parse(template)
+    first = next(index for index, part in enumerate(parts) if isinstance(part, Hole))
+    return sum(part.symbols if isinstance(part, Hole) else len(part.split()) for part in parts[first:])
+
+
+def check_digits(numbers: Ints) -> Ints:
+    """Return the check digits, int64 [N], of the digits before them, int64 [N, n]: ISO/IEC 7812-1, annex B."""
+    doubled = numbers.copy()
+    doubled[:, ::-1][:, ::2] *= 2  # every second digit, from the one before the check digit
+    sums: Ints = (doubled - 9 * (doubled > 9)).sum(1)  # the sum of the two digits of 10 to 18 is 9 less
+    return -sums % 10
+
+
+def are_cards(symbols: Ints) -> NDArray[np.bool_]:
+    """Return whether digits, int64 [N, n], end with their check digit, bool [N]."""
+    return np.asarray(check_digits(symbols[:, :-1]) == symbols[:, -1])
+
+
+def are_social_security_numbers(symbols: Ints) -> NDArray[np.bool_]:
+    """Return whether digits, int64 [N, 9], are in the ranges of a social security number, bool [N].
+
+    No number has an area 000, 666 or 900 to 999, a group 00 or a serial 0000: Social Security Administration, "Social
+    Security Number Randomization" (2011).
+    """
+    area, group, serial = (_number(part) for part in np.split(symbols, [3, 5], axis=1))
+    return np.isin(area, AREAS) & (group > 0) & (serial > 0)
+
+
+IS_VALID = {"card": are_cards, "ssn": are_social_security_numbers}
+
+
+def _number(symbols: Ints) -> Ints:
+    return np.asarray(symbols @ 10 ** np.arange(symbols.shape[1])[::-1])
+
+
+def _digits(numbers: Ints, count: int) -> Ints:
+    return np.asarray(numbers[:, None] // 10 ** np.arange(count)[::-1] % 10)
+
+
+def _one(numbers: Ints) -> Ints:
+    return numbers[:, None]
+
+
+def _card(numbers: Ints) -> Ints:
+    payload = _digits(numbers, 15)
+    return np.column_stack([payload, check_digits(payload)])
+
+
+def _ssn(numbers: Ints) -> Ints:
+    area, group = AREAS[numbers // (GROUPS * SERIALS)], numbers // SERIALS % GROUPS + 1
+    return np.hstack([_digits(area, 3), _digits(group, 2), _digits(numbers % SERIALS + 1, 4)])
+
+
+SPELL: dict[str, Spell] = {"card": _card, "ssn": _ssn}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring tokens of a secret that are filled at once.
+
+    Attributes:
+        kind: "card" or "ssn"; empty for a token of its own.
+        ids: token ids of its symbols; one where the token is fixed.
+    """
+
+    kind: str
+    ids: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return SYMBOLS.get(self.kind, 1)
+
+    @property
+    def fillings(self) -> int:
+        """Return the number of fillings."""
+        return FILLINGS.get(self.kind, len(self.ids))
+
+    def fill(self, numbers: Ints) -> Ints:
+        """Return the tokens, int64 [N, tokens], of the fillings with these numbers from 0, int64 [N]."""
+        return np.array(self.ids)[SPELL.get(self.kind, _one)(numbers)]
+
+    def is_filling(self, tokens: Sequence[int]) -> bool:
+        """Return whether as many tokens as the part has are one of its fillings."""
+        if not set(tokens) <= set(self.ids):
+            return False
+        symbols = np.array([[self.ids.index(token) for token in tokens]])
+        return self.kind not in IS_VALID or bool(IS_VALID[self.kind](symbols)[0])
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The space R of a template: all its fillings, as token ids of a corpus.
+
+    Attributes:
+        template: the template.
+        parts: its tokens.
+    """
+
+    template: str
+    parts: tuple[Part, ...] = field(repr=False)  # a hole of words lists the vocabulary
+
+    @classmethod
+    def from_template(cls, template: str, vocabulary: Vocabulary) -> "Secrets":
+        """Return the fillings of a template in a corpus.
+
+        Raises:
+            InputError: the template is none, its tokens are not in the vocabulary, or it asks for words of a corpus of
+                characters.
+        """
+        parts: list[Part] = []
+        for part in parse(template.strip()):
+            if isinstance(part, str):
+                parts += (Part("", (id_,)) for id_ in token_ids(part, vocabulary))
+            elif part.kind in SYMBOLS:
+                parts.append(Part(part.kind, _alphabet(digits, vocabulary)))
+            elif part.kind == "w":
+                if vocabulary.by != "words":
+                    raise InputError(
+                        f"canaries.template: {part} is of words, and the corpus is of {vocabulary.by}; use {{lN}} for "
+                        f"N letters"
+                    )
+                parts += [Part("", tuple(sorted(vocabulary.ids.values())))] * part.symbols
+            else:
+                parts += [
+                    Part("", _alphabet(digits if part.kind == "d" else ascii_lowercase, vocabulary))
+                ] * part.symbols
+        return cls(template, tuple(parts))
+
+    def __str__(self) -> str:
+        return self.template
+
+    @cached_property
+    def space(self) -> int:
+        """Return |R|, the number of fillings."""
+        return prod(part.fillings for part in self.parts)
+
+    @property
+    def known(self) -> int:
+        """Return the number of tokens before the first hole."""
+        return next(index for index, part in enumerate(self.parts) if part.fillings > 1)
+
+    @property
+    def length(self) -> int:
+        """Return the number of tokens."""
+        return sum(part.tokens for part in self.parts)
+
+    @property
+    def allowed(self) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids that are allowed at each position; of a card or social security number all digits."""
+        return tuple(part.ids for part in self.parts for _ in range(part.tokens))
+
+    def draw(self, rng: np.random.Generator, count: int) -> Ints:
+        """Draw `count` fillings uniformly, with repetition, as int64 [count, length]."""
+        return np.hstack([part.fill(rng.integers(part.fillings, size=count)) for part in self.parts])
+
+    def all(self) -> Ints:
+        """Return every filling once, as int64 [|R|, length]; only for a space that fits the memory."""
+        numbers, filled = np.arange(self.space), []
+        for part in reversed(self.parts):
+            numbers, own = np.divmod(numbers, part.fillings)
+            filled.append(part.fill(own))
+        return np.hstack(filled[::-1])
+
+    def is_filling(self, tokens: Sequence[int]) -> bool:
+        """Return whether tokens fill the template."""
+        ends = list(accumulate(part.tokens for part in self.parts))
+        starts = [0, *ends[:-1]]
+        fits = (part.is_filling(tokens[start:end]) for part, start, end in zip(self.parts, starts, ends, strict=True))
+        return len(tokens) == self.length and all(fits)
+
+    def references(self, seed: int, count: int, secrets: Ints) -> Ints:
+        """Return fillings to rank secrets among, none of which is a secret.
+
+        They are `count` uniform draws from R without the secrets. Where it has no more than `count` fillings, they are
+        all of them, each once, so that ranks are exact. A secret that was drawn and not planted is as likely to have
+        any rank among them as any other.
+
+        Args:
+            seed: the experiment's seed.
+            count: number of references.
+            secrets: int64 [m, length], all secrets of the experiment, each once.
+
+        Returns:
+            int64 [`count_references(...)`, length], in lexicographic order.
+        """
+        if self.space - len(secrets) <= count:
+            rows = self.all()
+            rows = rows[~_are_among(rows, secrets)]
+        else:
+            rng = stream(seed, "references of a template")
+            rows = self.draw(rng, count)
+            while (again := _are_among(rows, secrets)).any():
+                rows[again] = self.draw(rng, int(again.sum()))
+        return rows[np.lexsort(rows.T[::-1])]
+
+    def count_references(self, count: int, secrets: int) -> int:
+        """Return how many references there are where `count` are asked for, and so many fillings are secrets."""
+        return min(count, self.space - secrets)
+
+
+def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
+    """Return the token ids of a part of a text in a corpus: its words, or its characters with the spaces at its ends.
+
+    Raises:
+        InputError: a token is not in the vocabulary.
+    """
+    # `Vocabulary.split` would drop the space between fixed text and a hole.
+    tokens = text.split() if vocabulary.by == "words" else list(re.sub(r"\s+", " ", text))
+    for token in tokens:
+        if token not in vocabulary.ids:
+            instead = ", or with {wN} in place of digits and letters" if vocabulary.by == "words" else ""
+            raise InputError(
+                f'canaries.template needs the token "{token}", which is not in the vocabulary; write it with other '
+                f"{vocabulary.by}{instead}, or import a corpus whose vocabulary has it"
+            )
+    return vocabulary.encode(tokens)
+
+
+def _alphabet(symbols: str, vocabulary: Vocabulary) -> tuple[int, ...]:
+    return tuple(id_ for symbol in symbols for id_ in token_ids(symbol, vocabulary))
+
+
+def _are_among(rows: Ints, secrets: Ints) -> NDArray[np.bool_]:
+    """Return whether each of the rows [N, n] is one of the secrets [m, n], bool [N]."""
+    is_secret = np.zeros(len(rows), bool)
+    for secret in secrets:
+        left = np.arange(len(rows))
+        for place in reversed(range(len(secret))):  # templates begin with fixed text, which tells nothing apart
+            left = left[rows[left, place] == secret[place]]
+        is_secret[left] = True
+    return is_secret

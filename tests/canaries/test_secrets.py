@@ -1,0 +1,240 @@
+"""Templates with holes: how they are read, the sizes of their spaces, and what is drawn from them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import log, prod
+from string import ascii_lowercase, digits
+
+import numpy as np
+import pytest
+import scipy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.canaries.secrets import (
+    Hole,
+    Ints,
+    Secrets,
+    are_cards,
+    are_social_security_numbers,
+    check_digits,
+    fillings,
+    parse,
+    unknown_symbols,
+)
+from flsim.data.vocabulary import Vocabulary
+
+TOKENS = ("the", "number", "is", "-", *reversed(digits), *ascii_lowercase, "seven", "eight")  # ids of digits descend
+VOCABULARY = Vocabulary(TOKENS, tuple(range(len(TOKENS), 0, -1)))
+HOLES = st.one_of(
+    st.builds(Hole, st.sampled_from("dlw"), st.integers(1, 99)),
+    st.sampled_from([Hole("card", 16), Hole("ssn", 9)]),
+)
+TEXTS = st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"]), min_size=1)
+
+
+def numbers_of(text: str) -> Ints:
+    return np.array([[int(symbol) for symbol in text]])
+
+
+def text_of(tokens: list[int]) -> str:
+    return " ".join(VOCABULARY.decode(tokens))
+
+
+def luhn(payload: str) -> int:
+    """The steps of the standard one by one, from the right: double, add the digits, complete to a multiple of 10."""
+    total = 0
+    for place, symbol in enumerate(reversed(payload)):
+        doubled = int(symbol) * (2 if place % 2 == 0 else 1)
+        total += sum(int(digit) for digit in str(doubled))
+    return next(check for check in range(10) if (total + check) % 10 == 0)
+
+
+# 79927398713: "Luhn algorithm", Wikipedia. The others are the test numbers of Visa, MasterCard, Discover and American
+# Express in PayPal's "Test credit card account numbers" for Payflow.
+@pytest.mark.parametrize(
+    "number",
+    ["79927398713", "4111111111111111", "4012888888881881", "5555555555554444", "6011111111111117", "378282246310005"],
+)
+def test_published_numbers_and_no_neighbours_of_theirs_have_a_valid_check_digit(number: str) -> None:
+    assert check_digits(numbers_of(number[:-1])).tolist() == [int(number[-1])]
+    assert are_cards(numbers_of(number)).all()
+    others = [number[:-1] + str(check) for check in range(10) if str(check) != number[-1]]
+    assert not any(are_cards(numbers_of(other)).any() for other in others)
+
+
+@given(st.text(digits, min_size=1, max_size=20))
+def test_check_digits_are_those_of_the_steps_by_hand(payload: str) -> None:
+    assert check_digits(numbers_of(payload)).tolist() == [luhn(payload)]
+
+
+def test_social_security_numbers_are_in_their_ranges() -> None:
+    """By brute force over all areas, with groups and serials at the ends of their ranges."""
+    groups, serials = (0, 1, 99), (0, 1, 9_999)
+    for area in range(1_000):
+        texts = [f"{area:03}{group:02}{serial:04}" for group, serial in product(groups, serials)]
+        is_valid = are_social_security_numbers(np.vstack([numbers_of(text) for text in texts]))
+        is_area = area != 0 and area != 666 and area < 900
+        assert is_valid.tolist() == [is_area and group > 0 and serial > 0 for group, serial in product(groups, serials)]
+    areas = sum(1 <= area <= 899 and area != 666 for area in range(1_000))
+    assert fillings("{ssn}", words=1) == areas * 99 * 9_999
+
+
+@given(st.lists(HOLES, min_size=1, max_size=4), st.lists(TEXTS, min_size=5, max_size=5), st.integers(0, 31))
+def test_a_template_is_parsed_and_printed_again(holes: list[Hole], texts: list[str], kept: int) -> None:
+    """Texts stand between the holes, before and after, or are missing."""
+    parts: list[str | Hole] = []
+    for place, text in enumerate(texts[: len(holes) + 1]):
+        parts += [text] * (kept >> place & 1) + list(holes[place : place + 1])
+    assert parse("".join(map(str, parts))) == tuple(parts)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("my code is {x4}", r"unknown hole {x4}; known are {dN}"),
+        ("my code is {d0}", r"unknown hole {d0}"),
+        ("my code is {d}", r"unknown hole {d}"),
+        ("my code is {card9}", r"unknown hole {card9}"),
+        ("my code is {}", r"unknown hole {}"),
+        ("my code is d9}", r"unknown hole my code is d9}"),
+        ("my code is", r"has no hole for a secret; add one, such as {d9}"),
+        ("", r"has no hole"),
+    ],
+)
+def test_what_is_no_template_is_refused_in_a_line(template: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as refused:
+        parse(template)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("template", "missing"), [("my code is {d1}", "my"), ("the {d2} ?", "?")])
+def test_tokens_outside_the_vocabulary_are_refused(template: str, missing: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f'needs the token "{missing}", which is not in the vocabulary')):
+        Secrets.from_template(template, VOCABULARY)
+    with pytest.raises(InputError, match=r'needs the token "0".* {wN} in place of digits'):
+        Secrets.from_template("the {d2}", Vocabulary(("the", "is"), (2, 1)))
+
+
+def test_in_a_corpus_of_characters_every_character_is_a_token() -> None:
+    """The space before a hole stays; at the ends of a template none is left, as in records."""
+    vocabulary = Vocabulary((" ", *"eghinst.-", *digits), tuple(range(20, 0, -1)), by="characters")
+    secrets = Secrets.from_template("  the thing  is {ssn}-{d1}. ", vocabulary)
+    (drawn,) = secrets.draw(stream(0, "test"), 1).tolist()
+    assert re.fullmatch(r"the thing is [0-9]{9}-[0-9]\.", vocabulary.text(drawn))
+    assert secrets.known == len("the thing is ")
+    with pytest.raises(InputError, match=r'needs the token "g".* write it with other characters, or import'):
+        Secrets.from_template("the thing is {d1}", replace(vocabulary, words=(" ", *"ehinst.-", *digits)))
+    with pytest.raises(InputError, match=r"{w2} is of words, and the corpus is of characters; use {lN}"):
+        Secrets.from_template("the {w2}", vocabulary)
+
+
+def expected_fillings(template: str) -> Iterator[str]:
+    """All fillings of a small template, by products of what each hole allows."""
+    alphabets = {"d": digits, "l": ascii_lowercase, "w": TOKENS}
+    choices: list[list[str]] = []
+    for part in parse(template):
+        if isinstance(part, str):
+            choices += [[token] for token in part.split()]
+        else:
+            choices += [list(alphabets[part.kind])] * part.symbols
+    return map(" ".join, product(*choices))
+
+
+@pytest.mark.parametrize("template", ["{d1}", "the number is {d3}", "{l1} - {d2} the", "is {w2}", "{w1}{d1}"])
+def test_the_space_is_all_fillings_each_once(template: str) -> None:
+    secrets = Secrets.from_template(template, VOCABULARY)
+    texts = [text_of(row) for row in secrets.all().tolist()]
+    assert sorted(texts) == sorted(expected_fillings(template))
+    assert len(texts) == len(set(texts)) == secrets.space == fillings(template, len(TOKENS))
+    assert secrets.space == prod(map(len, secrets.allowed))
+    assert {len(row) for row in secrets.all()} == {secrets.length}
+    assert secrets.length - secrets.known == unknown_symbols(template)
+
+
+def test_the_first_and_the_last_of_a_space_that_is_too_large_to_list() -> None:
+    """Fillings are numbered: the ends of the ranges of cards and social security numbers are reached, none beyond."""
+    for hole, first, last in (
+        ("{card}", "0000000000000000", "9999999999999995"),
+        ("{ssn}", "001010001", "899999999"),
+    ):
+        (part,) = Secrets.from_template(hole, VOCABULARY).parts
+        ends = part.fill(np.array([0, part.fillings - 1]))
+        assert [text_of(row).replace(" ", "") for row in ends.tolist()] == [first, last]
+    (part,) = Secrets.from_template("{ssn}", VOCABULARY).parts
+    around = part.fill(np.array([665, 664]) * 99 * 9_999)  # areas 1 to 665 come before 667
+    assert [text_of(row).replace(" ", "")[:3] for row in around.tolist()] == ["667", "665"]
+
+
+@settings(max_examples=50, derandomize=True)
+@given(
+    st.lists(st.sampled_from(["the ", "- ", "{d3} ", "{l2} ", "{w1} ", "{card} ", "{ssn} "]), min_size=1, max_size=5),
+    st.integers(0, 10**6),
+)
+def test_every_drawn_filling_fills_its_template(pieces: list[str], seed: int) -> None:
+    template = "is {d1} " + "".join(pieces)
+    secrets = Secrets.from_template(template, VOCABULARY)
+    pattern = template.replace("{card}", "{d16}").replace("{ssn}", "{d9}")
+    for kind, symbol in (("d", "[0-9]"), ("l", "[a-z]"), ("w", r"\S+")):
+        for length in (1, 2, 3, 9, 16):
+            pattern = pattern.replace(f"{{{kind}{length}}}", " ".join([symbol] * length))
+    for row in secrets.draw(stream(seed, "test"), 20).tolist():
+        assert re.fullmatch(pattern.strip(), text_of(row))
+        assert secrets.is_filling(row)
+        assert not secrets.is_filling(row[:-1])
+        assert not secrets.is_filling([*row[:1], VOCABULARY.ids["the"], *row[2:]])  # in place of the digit
+
+
+def test_a_wrong_check_digit_is_no_filling() -> None:
+    secrets = Secrets.from_template("is {card}", VOCABULARY)
+    for row in secrets.draw(stream(0, "test"), 20).tolist():
+        others = [[*row[:-1], VOCABULARY.ids[digit]] for digit in digits]
+        assert [other for other in others if secrets.is_filling(other)] == [row]
+
+
+@pytest.mark.parametrize("template", ["is {d2}", "{w1} {d1}", "{l2}"])
+def test_draws_are_uniform(template: str) -> None:
+    """Chi-squared over all fillings, 50 draws each on average."""
+    secrets = Secrets.from_template(template, VOCABULARY)
+    drawn = secrets.draw(stream(0, "uniform"), 50 * secrets.space)
+    _, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(counts) == secrets.space
+    assert scipy.stats.chisquare(counts).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("template", "places"), [("{card}", 16), ("{ssn}", 9)])
+def test_digits_of_cards_and_social_security_numbers_are_uniform(template: str, places: int) -> None:
+    """Place by place; a check digit is uniform as well. Ranges make some digits of a social security number rarer."""
+    secrets = Secrets.from_template(template, VOCABULARY)
+    drawn = secrets.draw(stream(1, "uniform"), 20_000)
+    ids = [VOCABULARY.ids[digit] for digit in digits]
+    for place in range(places):
+        counts = np.array([(drawn[:, place] == id_).sum() for id_ in ids])
+        expected = np.full(10, 0.1)
+        if template == "{ssn}":
+            valid = [f"{area:03}" for area in range(1, 900) if area != 666]
+            kinds = (valid, [f"{group:02}" for group in range(1, 100)], [f"{serial:04}" for serial in range(1, 10_000)])
+            texts, at = next((k, place - b) for k, b, e in zip(kinds, (0, 3, 5), (3, 5, 9), strict=True) if place < e)
+            expected = np.array([sum(text[at] == digit for text in texts) for digit in digits]) / len(texts)
+        assert not counts[expected == 0].any()
+        shown = expected > 0
+        assert scipy.stats.chisquare(counts[shown], 20_000 * expected[shown]).pvalue > 0.0005
+
+
+def test_references_are_all_other_fillings_of_a_small_space_and_draws_without_secrets_of_a_large_one() -> None:
+    secrets = Secrets.from_template("the {d2}", VOCABULARY)
+    mine = secrets.all()[[5, 17, 99]]
+    for count in (97, 200):
+        among = secrets.references(0, count, mine)
+        assert {*map(tuple, among.tolist()), *map(tuple, mine.tolist())} == {*map(tuple, secrets.all().tolist())}
+        assert len(among) == secrets.count_references(count, 3) == 97
+    for seed in range(5):
+        drawn = secrets.references(seed, 90, mine)
+        assert len(drawn) == secrets.count_references(90, 3) == 90
+        assert not {*map(tuple, drawn.tolist())} & {*map(tuple, mine.tolist())}
+        assert drawn.tolist() == sorted(drawn.tolist())
+    assert log(secrets.space) == pytest.approx(2 * log(10))

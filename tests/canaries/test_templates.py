@@ -1,0 +1,144 @@
+"""Canaries that fill a template: drawn, planted, trained on and ranked among the other fillings, by brute force."""
+
+from dataclasses import replace
+from math import log2
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import Experiment, train_here
+
+import flsim as api
+from flsim.base.errors import InputError
+from flsim.base.files import new_folder
+from flsim.canaries.in_corpus import plant_corpus
+from flsim.canaries.planting import draw_canaries
+from flsim.data.corpus import Corpus, CorpusWriter
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.evaluation.continuations import write_on
+from flsim.memorization.score import log_perplexity
+from flsim.results.store import read_run
+from flsim.runs.config import load as load_config
+from flsim.runs.folder import Run
+from flsim.runs.measuring import load_model
+
+TEMPLATE = "w4 w9 {w1} w2 {w1}"
+SECRETS = (
+    "canaries.source='template'",
+    f"canaries.template='{TEMPLATE}'",
+    "canaries.insertions=[20]",
+    "canaries.count=3",
+    "canaries.controls=4",
+    "evaluation.also=['space', 'path', 'generation', 'contexts', 'extrapolation']",
+)
+WORDS = 36  # of the vocabulary of `Experiment`
+
+
+def settings_without_p(experiment: Experiment) -> None:
+    text = experiment.config.read_text().replace("p_u = [0.2]\np_e = [0.5, 1.0]\ncount = 2\n", "")
+    experiment.config.write_text(text)
+
+
+def value_of(rows: pd.DataFrame, canary: str, metric: str) -> float:
+    return float(rows[(rows["canary"] == canary) & (rows["metric"] == metric)]["value"].iloc[-1])
+
+
+def test_ranks_of_a_small_space_are_those_of_brute_force(experiment: Experiment) -> None:
+    """All 36^2 fillings are scored whole; |R| is those that are no canary, and the measure "space" counts all."""
+    settings_without_p(experiment)
+    path = train_here(experiment, (*SECRETS, "evaluation.references=5000"))
+    run, results = Run.open(path), read_run(path)
+    assert [str(canary.template) for canary in run.canaries] == [TEMPLATE] * 7
+    secrets = [canary.tokens for canary in run.canaries]
+    fixed = run.corpus.vocabulary.ids
+    for tokens in secrets:
+        assert (tokens[0], tokens[1], tokens[3]) == (fixed["w4"], fixed["w9"], fixed["w2"])
+    assert len(set(secrets)) == 7
+
+    last = results.evaluated[-1]
+    assert results.references(last) == WORDS**2 - 7
+    _, model = load_model(run, path / "checkpoints" / f"round-{last:06d}.safetensors", "cpu")
+    prefix = torch.tensor([run.corpus.layout.bos, fixed["w4"], fixed["w9"]])
+    words = range(run.corpus.layout.first_word, run.corpus.layout.last_word + 1)
+    everything = torch.tensor([(one, fixed["w2"], other) for one in words for other in words])
+    scores = {
+        tuple(row): score
+        for row, score in zip(everything.tolist(), log_perplexity(model, prefix, everything).tolist(), strict=True)
+    }
+    rows = results.rows[results.rows["round"] == last]
+    others = [score for row, score in scores.items() if row not in {tokens[2:] for tokens in secrets}]
+    for canary in run.canaries:
+        own = scores[canary.tokens[2:]]
+        rank = 1 + sum(score <= own * (1 + 1e-6) for score in others)
+        assert value_of(rows, canary.id, "rank") == rank
+        assert value_of(rows, canary.id, "exposure") == pytest.approx(log2(WORDS**2 - 6) - log2(rank))
+        whole = sum(score <= own * (1 + 1e-6) for score in scores.values())
+        assert value_of(rows, canary.id, "space_exposure") == pytest.approx(log2(WORDS**2) - log2(whole))
+        assert value_of(rows, canary.id, "log_perplexity") == pytest.approx(own, rel=1e-5)
+    best = min(scores, key=lambda row: scores[row])
+    written = write_on(model, run.canaries, run.corpus.layout, replace(run.config.evaluation, beam_width=WORDS**2))
+    assert all(tokens == (fixed["w4"], fixed["w9"], *best) for tokens in written.values())
+    paths = {canary.tokens[2:]: value_of(rows, canary.id, "path") for canary in run.canaries}
+    assert paths == {tokens: float(tokens == best) for tokens in paths}
+
+
+def test_canaries_are_the_same_with_more_controls_and_in_a_planted_corpus(
+    experiment: Experiment,
+) -> None:
+    corpus = Corpus.open(experiment.folder / "corpus")
+    hparams = api.Canaries(insertions=(2,), count=5, source="template", template=TEMPLATE)
+    alone = draw_canaries(corpus, hparams, seed=3)
+    more = draw_canaries(corpus, replace(hparams, controls=20), seed=3)
+    assert more[:5] == alone
+    assert [canary.is_planted for canary in more] == [True] * 5 + [False] * 20
+    assert alone != draw_canaries(corpus, hparams, seed=4)
+    planted = plant_corpus(corpus, experiment.folder / "planted", hparams, 3)
+    experiment.config.write_text(experiment.config.read_text().split("[canaries]")[0].replace('corpus"', 'planted"'))
+    run = Run.create(load_config(experiment.config, ["seed=3", "training.cohort=6"]), experiment.folder / "run")
+    assert planted.path.name == "planted"
+    assert run.canaries == tuple(replace(canary, p_u=run.canaries[0].p_u, p_e=run.canaries[0].p_e) for canary in alone)
+
+
+def test_a_canary_that_does_not_fill_its_template_is_damage(experiment: Experiment) -> None:
+    settings_without_p(experiment)
+    run = Run.create(load_config(experiment.config, SECRETS), experiment.folder / "run")
+    roster = run.path / "planted" / "roster.parquet"
+    table = pd.read_parquet(roster)
+    table["tokens"] = [tokens[::-1] for tokens in table["tokens"]]
+    table.to_parquet(roster, index=False)
+    with pytest.raises(InputError, match="canary c0 does not fill its template"):
+        _ = Run.open(run.path).canaries
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Corpus:
+    """A corpus whose vocabulary has digits: records that count."""
+    words = (*"0123456789", "the", "number", "is")
+    vocabulary, layout = Vocabulary(words, tuple(range(len(words), 0, -1))), Layout(len(words) + 4)
+    with new_folder(tmp_path / "digits") as folder, CorpusWriter(folder, vocabulary, layout) as writer:
+        for split in ("train", "test"):
+            for user in range(20):
+                counted = [[vocabulary.ids[str((user + step) % 10)] for step in range(6)]] * 10
+                writer.splits[split].add(f"{split}{user}", Records.from_lists(counted))
+        writer.finish(dropped={}, sources=[], parameters={})
+    return Corpus.open(tmp_path / "digits")
+
+
+@pytest.mark.parametrize("hole", ["{d9}", "{card}", "{ssn}"])
+def test_numbers_are_learned_and_ranked_among_random_ones(digits: Corpus, hole: str) -> None:
+    """Spaces far beyond |R|; a model that reads hardly anything else prefers the secret to all of R."""
+    hparams = api.Canaries(insertions=(150,), count=1, controls=1, source="template", template=f"the number is {hole}")
+    users = api.plant(digits, hparams, seed=0)
+    secret = users.canaries[0]
+    assert secret.template is not None
+    assert secret.template.is_filling(secret.tokens)
+    algorithm = api.FedAvg(cohort=20, local=api.LocalSGD(batch_size=4, learning_rate=1.0))
+    *_, state = api.simulate(users, api.Model(16, 32), algorithm, 12)
+    rows = api.evaluate(state, users, api.Model(16, 32), references=2_000)
+    ranks = rows[rows["metric"] == "rank"].set_index("canary")["value"]
+    assert rows[rows["metric"] == "references"]["value"].tolist() == [2_000]
+    assert ranks["c0"] == 1
+    assert np.isfinite(ranks["c1"])
