@@ -1,6 +1,6 @@
 """Phrases of canaries: random words, the first words of records of held-out users, or fillings of a template."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -47,6 +47,6 @@ def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
     return draw
 
 
-def secret_phrases(secrets: Secrets, seed: int) -> Draw:
-    """Return a drawer of fillings of a template."""
-    return lambda index, attempt: tuple(secrets.draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
+def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
+    """Return a drawer of fillings of the canaries' templates."""
+    return lambda index, attempt: tuple(templates[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())

@@ -17,7 +17,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
 from flsim.canaries.phrases import HELDOUT, natural_phrases, random_phrases, secret_phrases
-from flsim.canaries.secrets import Secrets
+from flsim.canaries.secrets import templates
 from flsim.canaries.spec import Canary, CanaryHParams, Configuration, configurations, expected_copies, toss
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
@@ -138,7 +138,11 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
             corpus.
     """
     layout = corpus.layout
-    template = Secrets.from_template(hparams.template, corpus.vocabulary) if hparams.template else None
+    planted = configurations(hparams)
+    control = Configuration(math.nan, math.nan, 0)
+    planned = planted + [control] * hparams.controls
+    secrets = templates(hparams.template, corpus.vocabulary, seed, len(planned) or 1) if hparams.template else []
+    template = secrets[0] if secrets else None
     length = template.length if template else hparams.length
     setting = "canaries.template" if template else "canaries.length"
     if length > layout.record_words:
@@ -146,10 +150,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
             f"canaries of {length} words would be cut: records of this corpus hold {layout.record_words}; "
             f"set {setting} to at most that"
         )
-    planted = configurations(hparams)
-    control = Configuration(math.nan, math.nan, 0)
     bounds = {one: hparams.bounds(one, rounds) for one in planted} | {control: (None, None)}
-    planned = planted + [control] * hparams.controls
     is_natural = hparams.source == "heldout"
     source = "text of held-out users" if is_natural else f"vocabulary of {layout.words} words"
     too_few = InputError(
@@ -164,8 +165,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     if len(planned) > layout.words**length:
         raise too_few
     attempts = [0] * len(planned)
-    if template:
-        draw = secret_phrases(template, seed)
+    if secrets:
+        draw = secret_phrases(secrets, seed)
     else:
         draw = natural_phrases(corpus, length, seed) if is_natural else random_phrases(length, seed, layout)
     phrases = [draw(index, 0) for index in range(len(planned))]
@@ -192,7 +193,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
                     first_round=bounds[one][0],
                     last_round=bounds[one][1],
                     pseudo_users=one.users or None,
-                    template=template,
+                    template=secrets[index] if secrets else None,
                     is_natural=is_natural,
                 )
                 for index, (phrase, one, coin) in enumerate(zip(phrases, planned, coins, strict=True))

@@ -1,13 +1,7 @@
-"""Secrets: a template of fixed text with holes, and the space R of its fillings.
+"""Secrets: a template, and the space R of its fillings as tokens of a corpus.
 
 Carlini et al. (2018), "The Secret Sharer", section 3.2: a format s, such as "the random number is ...", whose holes
-are filled with r, drawn uniformly from a randomness space R.
-
-    {d9}     9 digits
-    {l4}     4 lower-case letters
-    {w2}     2 words of the vocabulary
-    {card}   a payment card number: 15 digits and the check digit of ISO/IEC 7812-1, annex B (Luhn)
-    {ssn}    a US social security number: area 001 to 899 without 666, group 01 to 99, serial 0001 to 9999
+are filled with r, drawn uniformly from a randomness space R. See `flsim.canaries.holes`.
 """
 
 import re
@@ -23,78 +17,15 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.canaries.holes import FILLINGS, SYMBOLS, Hole, hidden, parse, with_keys
 from flsim.data.vocabulary import Vocabulary
 
 Ints = NDArray[np.int64]
 Spell = Callable[[Ints], Ints]  # from numbers of fillings [N] to symbols [N, k]
 
-BETWEEN = re.compile(r"\{([^{}]*)\}")
-COUNTED = re.compile(r"([dlw])([1-9][0-9]?)", re.ASCII)
 AREAS = np.setdiff1d(np.arange(1, 900), [666])
 GROUPS, SERIALS = 99, 9_999
-SYMBOLS = {"card": 16, "ssn": 9}
-FILLINGS = {"card": 10**15, "ssn": len(AREAS) * GROUPS * SERIALS}
-
-
-@dataclass(frozen=True)
-class Hole:
-    """A hole of a template.
-
-    Attributes:
-        kind: "d" for digits, "l" for letters, "w" for words, "card" or "ssn".
-        symbols: number of digits, letters or words.
-    """
-
-    kind: str
-    symbols: int
-
-    def __str__(self) -> str:
-        return f"{{{self.kind}}}" if self.kind in SYMBOLS else f"{{{self.kind}{self.symbols}}}"
-
-    def fillings(self, words: int) -> int:
-        """Return the number of fillings, with a vocabulary of so many words."""
-        if self.kind in FILLINGS:
-            return FILLINGS[self.kind]
-        alphabet = {"d": len(digits), "l": len(ascii_lowercase), "w": words}[self.kind]
-        return int(alphabet**self.symbols)
-
-
-def parse(template: str) -> tuple[str | Hole, ...]:
-    """Return the fixed texts and the holes of a template, in their order; joined they are the template again.
-
-    Raises:
-        InputError: a hole is unknown, or there is none.
-    """
-    parts: list[str | Hole] = []
-    for index, text in enumerate(BETWEEN.split(template)):
-        counted = COUNTED.fullmatch(text)
-        if index % 2 and text in SYMBOLS:
-            parts.append(Hole(text, SYMBOLS[text]))
-        elif index % 2 and counted:
-            parts.append(Hole(counted[1], int(counted[2])))
-        elif index % 2 or "{" in text or "}" in text:
-            hole = f"{{{text}}}" if index % 2 else text.strip()
-            raise InputError(
-                f'template "{template}" has the unknown hole {hole}; known are {{dN}} for N digits, {{lN}} for letters '
-                f"and {{wN}} for words, N from 1 to 99, {{card}} and {{ssn}}"
-            )
-        elif text:
-            parts.append(text)
-    if not any(isinstance(part, Hole) for part in parts):
-        raise InputError(f'template "{template}" has no hole for a secret; add one, such as {{d9}} for 9 digits')
-    return tuple(parts)
-
-
-def fillings(template: str, words: int) -> int:
-    """Return |R|, the number of fillings of a template with a vocabulary of so many words."""
-    return prod(part.fillings(words) for part in parse(template) if isinstance(part, Hole))
-
-
-def unknown_symbols(template: str) -> int:
-    """Return the number of words, digits and letters from the first hole of a template to its end."""
-    parts = parse(template)
-    first = next(index for index, part in enumerate(parts) if isinstance(part, Hole))
-    return sum(part.symbols if isinstance(part, Hole) else len(part.split()) for part in parts[first:])
+MOST_DRAWS = 100  # of one key until no other canary has it
 
 
 def check_digits(numbers: Ints) -> Ints:
@@ -230,9 +161,20 @@ class Secrets:
         return prod(part.fillings for part in self.parts)
 
     @property
+    def holes(self) -> tuple[int, ...]:
+        """Return the positions of the tokens that are secret."""
+        is_secret = [part.fillings > 1 for part in self.parts for _ in range(part.tokens)]
+        return tuple(np.flatnonzero(is_secret).tolist())
+
+    @property
     def known(self) -> int:
         """Return the number of tokens before the first hole."""
-        return next(index for index, part in enumerate(self.parts) if part.fillings > 1)
+        return self.holes[0]
+
+    @cached_property
+    def hidden(self) -> "Secrets":
+        """Return what follows the text before the first hole; secrets for which it is equal share their references."""
+        return Secrets("".join(map(str, hidden(self.template.strip()))), self.parts[self.known :])
 
     @property
     def length(self) -> int:
@@ -273,7 +215,7 @@ class Secrets:
         Args:
             seed: the experiment's seed.
             count: number of references.
-            secrets: int64 [m, length], all secrets of the experiment, each once.
+            secrets: int64 [m, length], different fillings: all secrets of the experiment.
 
         Returns:
             int64 [`count_references(...)`, length], in lexicographic order.
@@ -291,6 +233,24 @@ class Secrets:
     def count_references(self, count: int, secrets: int) -> int:
         """Return how many references there are where `count` are asked for, and so many fillings are secrets."""
         return min(count, self.space - secrets)
+
+
+def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> list[Secrets]:
+    """Return the template of each of `count` canaries; where it has keys, each has its own.
+
+    Raises:
+        InputError: as for `Secrets.from_template`, or there are not so many keys.
+    """
+    if not any(isinstance(part, Hole) and part.is_key for part in parse(template)):
+        return [Secrets.from_template(template, vocabulary)] * count
+    texts = dict[str, None]()
+    for index in range(count):
+        draws = (with_keys(template, vocabulary, stream(seed, "key", index, draw)) for draw in range(MOST_DRAWS))
+        text = next((text for text in draws if text not in texts), None)
+        if text is None:
+            raise InputError(f'canaries.template "{template}": not enough keys for {count} canaries; set longer ones')
+        texts[text] = None
+    return [Secrets.from_template(text, vocabulary) for text in texts]
 
 
 def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:

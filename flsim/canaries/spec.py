@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
-from flsim.canaries.secrets import Secrets, fillings, parse, unknown_symbols
+from flsim.canaries.holes import fillings, parse, unknown_symbols
+from flsim.canaries.secrets import Secrets
 from flsim.canaries.windows import (
     ALWAYS,
     Bounds,
@@ -65,8 +66,9 @@ class CanaryHParams:
         injection_copies: With injections: records of each pseudo-user; all are the canary. Unit: records.
         template: With source "template": text with holes for secrets, e.g. "the random number is {d9}" for 9 digits.
             {l9} stands for letters, {w2} for words of the vocabulary, {card} for a payment card number, {ssn} for a US
-            social security number. In a corpus of words each digit or letter is a token. Attackers know the text before
-            the first hole. Its length replaces `length`, and prefix of the section evaluation.
+            social security number. In a corpus of words each digit or letter is a token. {k5} stands for a key, which
+            attackers know, and each canary has its own: 5 letters, or words in a corpus of words. Attackers know the
+            text before the first secret. Its length replaces `length`, and prefix of the section evaluation.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP

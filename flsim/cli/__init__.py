@@ -28,6 +28,7 @@ from flsim.cli.extract import EPILOG as EXTRACT_EPILOG
 from flsim.cli.extract import extract
 from flsim.cli.forgetting import EPILOG as FORGETTING_EPILOG
 from flsim.cli.forgetting import forgetting
+from flsim.cli.making import add_making
 from flsim.cli.membership import EPILOG as MEMBERSHIP_EPILOG
 from flsim.cli.membership import membership
 from flsim.cli.options import (
@@ -220,6 +221,7 @@ app.command(rich_help_panel=TABLES, epilog=COMPARE_EPILOG)(compare)
 app.command(rich_help_panel=TABLES, epilog=TRACE_EPILOG)(trace)
 app.command(rich_help_panel=TABLES, epilog=REPORT_EPILOG)(report)
 app.add_typer(bench, name="bench", rich_help_panel=DEVELOPMENT)
+add_making(data)
 add_defences(data)
 for commands in (app, data, bench):
     lay_out(commands)

@@ -22,10 +22,12 @@ from flsim.base.progress import progress, tracked
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Tokens
-from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
+from flsim.data.spelling import LONGEST_WORD, SYMBOLS, Spellings
+from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary, refuse_unit
 
 SUCCESSORS = 4  # of a word in a topic
 SHORTEST, LONGEST = 5, 12  # words in a record
+SPELLED = LONGEST * (LONGEST_WORD + 1)  # characters in a record, and one more, at which it would seem to be cut
 PART_WORDS = 2**19  # users are drawn and written in parts of about that many words
 POOL_WORDS = 2**24  # a larger corpus is worth starting processes for
 
@@ -39,14 +41,15 @@ class SyntheticHParams:
         test_users: number of further users to measure utility on.
         heldout_users: number of further users, the safe non-members of membership attacks.
         words_per_user: each user holds records until they have this many words.
-        vocabulary_size: number of token ids, the four special ones included.
-        record_words: longest record of the layout; records here have 5 to 12 words.
+        vocabulary_size: number of token ids, the four special ones included; by characters, of words plus four.
+        record_words: longest record of the layout, in tokens; records here have 5 to 12 words.
         topics: number of topics.
         heterogeneity: concentration of the symmetric Dirichlet distribution of users' topic mixtures. Near 0 a user has
             one topic, at 1 all mixtures are equally likely, and far above 1 all users are alike.
         zipf: exponent s of the word frequencies, which are proportional to 1 / rank^s.
         order: probability that a word is followed by one of its successors.
         layout: name of the layout of token ids.
+        by: "words", or "characters", which spell the words in letters and digits, with spaces between them.
     """
 
     users: int = 400
@@ -60,6 +63,16 @@ class SyntheticHParams:
     zipf: float = 1.2
     order: float = 0.7
     layout: str = "tff"
+    by: By = "words"
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Return the texts of token ids, in the order in which a language counts them."""
+        if self.by == "characters":
+            return SYMBOLS
+        words = self.vocabulary_size - SPECIAL_TOKENS
+        digits = len(str(words - 1))
+        return tuple(f"w{word:0{digits}d}" for word in range(words))
 
     def __post_init__(self) -> None:
         at_least_one(
@@ -73,8 +86,10 @@ class SyntheticHParams:
                 raise InputError(f"{name} must be above 0 and finite, found {value}")
         if not 0 <= self.order <= 1:
             raise InputError(f"order must be a probability, found {self.order}")
-        if self.record_words < LONGEST:
-            raise InputError(f"record_words must be at least {LONGEST}, found {self.record_words}")
+        refuse_unit(self.by)
+        longest = LONGEST if self.by == "words" else SPELLED
+        if self.record_words < longest:
+            raise InputError(f"record_words must be at least {longest}, found {self.record_words}")
 
 
 @dataclass(frozen=True)
@@ -123,8 +138,9 @@ class Part(NamedTuple):
     """Consecutive users.
 
     Attributes:
-        tokens: token type of the layout, [words], words counted from 0 in the order of the common Zipf law.
-        record_words: uint8 [records], words of each record.
+        tokens: unsigned integers [words], words counted from 0 in the order of the common Zipf law; characters, as
+            places in `SYMBOLS`, where they are spelled.
+        record_words: uint8 [records], words or characters of each record.
         user_records: int64 [users], records of each user.
     """
 
@@ -200,7 +216,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
         InputError: `out` exists.
         WorkerDied: a process was killed.
     """
-    layout = Layout(hparams.vocabulary_size, hparams.record_words, hparams.layout)
+    layout = Layout(len(hparams.symbols) + SPECIAL_TOKENS, hparams.record_words, hparams.layout)
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}
     step = max(1, PART_WORDS // hparams.words_per_user)
     with new_folder(out) as folder:
@@ -215,22 +231,24 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
         ranked = np.argsort(-counts, kind="stable")
         ids = np.empty(layout.words, layout.token_type)
         ids[ranked] = np.arange(layout.first_word, layout.last_word + 1)
-        digits = len(str(layout.words - 1))
-        names = tuple(f"w{word:0{digits}d}" for word in ranked)
-        with CorpusWriter(folder, Vocabulary(names, tuple(counts[ranked].tolist()), layout.name), layout) as writer:
+        names = tuple(hparams.symbols[word] for word in ranked)
+        vocabulary = Vocabulary(names, tuple(counts[ranked].tolist()), layout.name, hparams.by)
+        parameters = {name: value for name, value in vars(hparams).items() if name != "by"}
+        by = {"by": hparams.by} if hparams.by == "characters" else {}
+        with CorpusWriter(folder, vocabulary, layout) as writer:
             for part in tracked("synthetic corpus, writing", parts):
                 with np.load(part.file) as users:
                     tokens = ids[users["tokens"]]
                     writer.splits[part.split].extend(part.names, tokens, users["record_words"], users["user_records"])
                 part.file.unlink()
             scratch.rmdir()
-            writer.finish(dropped={}, sources=[], parameters={"synthetic": {**vars(hparams), "seed": seed}})
+            writer.finish(dropped={}, sources=[], parameters={"synthetic": {**parameters, "seed": seed}, **by})
     return Corpus.open(out)
 
 
 def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
     """Draw users into files, and return how often each word occurs in train, int64 [words]."""
-    counts = np.zeros(hparams.vocabulary_size - SPECIAL_TOKENS, np.int64)
+    counts = np.zeros(len(hparams.symbols), np.int64)
     users = sum(part.last - part.first for part in parts)
     large = users * hparams.words_per_user >= POOL_WORDS
     tasks = [Task(f"users of {part.split} from {part.first}", _draw_part, (part, hparams, seed)) for part in parts]
@@ -252,10 +270,16 @@ def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> ND
 
 
 def _draw_part(_report: Report, part: _Range, hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:
-    """Draw users into their file, and return how often each word occurs, int64 [words]."""
+    """Draw users into their file, and return how often each token occurs, int64 [symbols]."""
     drawn = draw_users(_language(hparams, seed), hparams, seed, part.names)
+    if hparams.by == "characters":
+        tokens, lengths = _spellings(hparams.vocabulary_size - SPECIAL_TOKENS, seed).spell(*drawn[:2])
+        drawn = Part(tokens, lengths, drawn.user_records)
     np.savez(part.file, **drawn._asdict())
-    return np.bincount(drawn.tokens, minlength=hparams.vocabulary_size - SPECIAL_TOKENS)
+    return np.bincount(drawn.tokens, minlength=len(hparams.symbols))
+
+
+_spellings = lru_cache(maxsize=1)(Spellings.draw)
 
 
 @lru_cache(maxsize=1)

@@ -1,12 +1,12 @@
 """The evaluation of one model: every canary by the attacks, and the model's utility."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flsim.base.errors import Diverged, InputError, at_least_one
 from flsim.base.extensions import Own, refuse_unknown
@@ -166,8 +166,8 @@ def known_words(canary: Canary, hparams: EvaluationHParams) -> int:
 
 def count_references(canaries: Sequence[Canary], hparams: EvaluationHParams) -> int:
     """Return |R|: the number in the settings, or of a small template all fillings that are no canary."""
-    templates = Counter(canary.template for canary in canaries if canary.template)
-    counts = (template.count_references(hparams.references, secrets) for template, secrets in templates.items())
+    templates = {canary.template.hidden for canary in canaries if canary.template}
+    counts = (one.count_references(hparams.references, len(_secrets(one, canaries))) for one in templates)
     return min(counts, default=hparams.references)
 
 
@@ -233,8 +233,8 @@ def measure_canaries(
 
 
 def _space(canary: Canary, hparams: EvaluationHParams) -> tuple[Secrets | None, int]:
-    """Return a canary's template, and the number of its unknown words; canaries for which both are equal share R."""
-    return canary.template, len(canary.tokens) - known_words(canary, hparams)
+    """Return what is hidden of a canary: its template, and its length; canaries for which both are equal share R."""
+    return canary.template and canary.template.hidden, len(canary.tokens) - known_words(canary, hparams)
 
 
 def _references(
@@ -248,9 +248,15 @@ def _references(
     """Return R, int64 [|R|, length]: random words, or fillings of a template that are no canary."""
     if template is None:
         return references(seed, hparams.references, length, layout)
-    secrets = np.array([canary.tokens for canary in canaries if canary.template == template])
+    secrets = _secrets(template, canaries)
     refuse_too_many(template.count_references(hparams.references, len(secrets)), template.length)
-    return torch.from_numpy(template.references(seed, hparams.references, secrets)[:, template.known :])
+    return torch.from_numpy(template.references(seed, hparams.references, secrets))
+
+
+def _secrets(template: Secrets, canaries: Sequence[Canary]) -> NDArray[np.int64]:
+    """Return the different secrets of this template, int64 [m, length]."""
+    own = ((canary.template, canary.tokens) for canary in canaries)
+    return np.unique([tokens[one.known :] for one, tokens in own if one and one.hidden == template], axis=0)
 
 
 def measure_model(

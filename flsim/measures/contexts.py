@@ -37,10 +37,11 @@ def contexts(probe: Probe) -> dict[str, float]:
     from flsim.memorization.context import Secret, context_sampling
     from flsim.memorization.exposure import exposure
 
-    words, known = probe.canary.tokens, len(probe.prefix) - 1
+    words, known, template = probe.canary.tokens, len(probe.prefix) - 1, probe.canary.template
     record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words
-    secret = Secret(record, tuple(range(known, len(words))))
-    ranked = context_sampling(probe.model, secret, probe.references, probe.layout.bos)
+    positions = template.holes if template else tuple(range(known, len(words)))
+    references = probe.references[:, [position - known for position in positions]]
+    ranked = context_sampling(probe.model, Secret(record, positions), references, probe.layout.bos)
     return {
         NAME.format(adversary.prefix, adversary.suffix): exposure(sampled.rank, sampled.references)
         for adversary, sampled in ranked.items()

@@ -15,23 +15,14 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.canaries.secrets import (
-    Hole,
-    Ints,
-    Secrets,
-    are_cards,
-    are_social_security_numbers,
-    check_digits,
-    fillings,
-    parse,
-    unknown_symbols,
-)
-from flsim.data.vocabulary import Vocabulary
+from flsim.canaries.holes import Hole, fillings, parse, unknown_symbols
+from flsim.canaries.secrets import Ints, Secrets, are_cards, are_social_security_numbers, check_digits, templates
+from flsim.data.vocabulary import By, Vocabulary
 
 TOKENS = ("the", "number", "is", "-", *reversed(digits), *ascii_lowercase, "seven", "eight")  # ids of digits descend
 VOCABULARY = Vocabulary(TOKENS, tuple(range(len(TOKENS), 0, -1)))
 HOLES = st.one_of(
-    st.builds(Hole, st.sampled_from("dlw"), st.integers(1, 99)),
+    st.builds(Hole, st.sampled_from("dlwk"), st.integers(1, 99)),
     st.sampled_from([Hole("card", 16), Hole("ssn", 9)]),
 )
 TEXTS = st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"]), min_size=1)
@@ -86,8 +77,8 @@ def test_social_security_numbers_are_in_their_ranges() -> None:
 
 @given(st.lists(HOLES, min_size=1, max_size=4), st.lists(TEXTS, min_size=5, max_size=5), st.integers(0, 31))
 def test_a_template_is_parsed_and_printed_again(holes: list[Hole], texts: list[str], kept: int) -> None:
-    """Texts stand between the holes, before and after, or are missing."""
-    parts: list[str | Hole] = []
+    """Texts stand between the holes and after them, or are missing."""
+    parts: list[str | Hole] = [Hole("d", 1)]
     for place, text in enumerate(texts[: len(holes) + 1]):
         parts += [text] * (kept >> place & 1) + list(holes[place : place + 1])
     assert parse("".join(map(str, parts))) == tuple(parts)
@@ -238,3 +229,40 @@ def test_references_are_all_other_fillings_of_a_small_space_and_draws_without_se
         assert not {*map(tuple, drawn.tolist())} & {*map(tuple, mine.tolist())}
         assert drawn.tolist() == sorted(drawn.tolist())
     assert log(secrets.space) == pytest.approx(2 * log(10))
+
+
+@pytest.mark.parametrize(
+    ("by", "text", "pattern", "known"),
+    [
+        ("words", "is {k2} {d3} the", r"is  \S+ \S+  \{d3\} the", 1 + 2),
+        ("characters", "is {k5}: {d3} the", r"is [a-z]{5}: \{d3\} the", len("is xxxxx: ")),
+    ],
+)
+def test_every_secret_has_a_key_of_its_own_and_all_share_their_references(
+    by: By, text: str, pattern: str, known: int
+) -> None:
+    symbols = (" ", ":", *digits, *ascii_lowercase) if by == "characters" else TOKENS
+    vocabulary = Vocabulary(symbols, tuple(range(len(symbols), 0, -1)), by=by)
+    drawn = templates(text, vocabulary, 3, 40)
+    assert len({str(one) for one in drawn}) == 40
+    assert drawn == templates(text, vocabulary, 3, 40)
+    assert drawn[:30] == templates(text, vocabulary, 3, 30)
+    assert drawn != templates(text, vocabulary, 4, 40)
+    for one in drawn:
+        assert re.fullmatch(pattern, str(one))
+        assert one.space == fillings(text, 1) == 1_000
+        assert one.known == known
+        assert one.hidden == drawn[0].hidden
+    assert drawn[0].hidden.known == 0
+    (alone,) = {one.hidden.length for one in drawn}
+    assert alone == drawn[0].length - drawn[0].known
+
+
+def test_without_keys_all_secrets_have_one_template() -> None:
+    assert templates("is {d2}", VOCABULARY, 0, 3) == [Secrets.from_template("is {d2}", VOCABULARY)] * 3
+
+
+def test_too_few_keys_are_refused() -> None:
+    few = Vocabulary(("is", *digits), tuple(range(11, 0, -1)))
+    with pytest.raises(InputError, match="not enough keys for 12 canaries"):
+        templates("is {k1} {d2}", few, 0, 12)

@@ -142,3 +142,27 @@ def test_numbers_are_learned_and_ranked_among_random_ones(digits: Corpus, hole: 
     assert rows[rows["metric"] == "references"]["value"].tolist() == [2_000]
     assert ranks["c0"] == 1
     assert np.isfinite(ranks["c1"])
+
+
+def test_keyed_secrets_are_ranked_after_their_own_key(experiment: Experiment) -> None:
+    """Each among all words that are no secret, scored after the canary's own beginning; the end is scored too."""
+    settings_without_p(experiment)
+    keyed = ("canaries.template='w4 {k1} {w1} w2'", "evaluation.also=['contexts']")
+    path = train_here(experiment, (*SECRETS[:1], *SECRETS[2:5], "evaluation.references=5000", *keyed))
+    run, results = Run.open(path), read_run(path)
+    last = results.evaluated[-1]
+    _, model = load_model(run, path / "checkpoints" / f"round-{last:06d}.safetensors", "cpu")
+    layout, rows = run.corpus.layout, results.rows[results.rows["round"] == last]
+    assert len({canary.tokens[1] for canary in run.canaries}) == 7
+    secrets = {canary.tokens[2] for canary in run.canaries}
+    words = torch.tensor([word for word in range(layout.first_word, layout.last_word + 1) if word not in secrets])
+    assert results.references(last) == len(words)
+    for canary in run.canaries:
+        among = torch.tensor([[canary.tokens[2]], *words[:, None].tolist()])
+        phrases = torch.cat([among, torch.full_like(among, canary.tokens[3])], 1)
+        scores = log_perplexity(model, torch.tensor([layout.bos, *canary.tokens[:2]]), phrases)
+        assert value_of(rows, canary.id, "rank") == 1 + int((scores[1:] <= scores[0] * (1 + 1e-6)).sum())
+        alone = log_perplexity(model, torch.tensor([layout.bos]), among)
+        rank = 1 + int((alone[1:] <= alone[0] * (1 + 1e-6)).sum())
+        exposure = log2(len(words) + 1) - log2(rank)
+        assert value_of(rows, canary.id, "exposure prefix=0 suffix=0") == pytest.approx(exposure)

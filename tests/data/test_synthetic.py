@@ -16,7 +16,8 @@ from flsim.data import synthetic
 from flsim.data.corpus import Corpus, Split
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
-from flsim.data.synthetic import Language, SyntheticHParams, draw_users, make_synthetic
+from flsim.data.spelling import LONGEST_WORD, SYMBOLS, Spellings
+from flsim.data.synthetic import SPELLED, Language, SyntheticHParams, draw_users, make_synthetic
 
 HPARAMS = SyntheticHParams(
     users=60,
@@ -218,3 +219,31 @@ def test_vocabularies_that_do_not_fit(tmp_path: Path, vocabulary_size: int) -> N
     with pytest.raises(InputError, match="vocabulary size must be between 5 and 16,777,216"):
         make(tmp_path, replace(HPARAMS, vocabulary_size=vocabulary_size))
     assert not list(tmp_path.iterdir())
+
+
+def test_characters_spell_the_words_of_the_same_corpus(tmp_path: Path) -> None:
+    words = make(tmp_path, name="words")
+    spelled = make(tmp_path, replace(HPARAMS, by="characters", record_words=SPELLED), name="characters")
+    assert spelled.vocabulary.by == "characters"
+    assert sorted(spelled.vocabulary.words) == sorted(SYMBOLS)
+    spellings = Spellings.draw(296, 0).texts
+    assert len(set(spellings)) == 296
+    assert max(map(len, spellings)) <= LONGEST_WORD
+    assert sum(text.isdigit() for text in spellings) == 29  # the words 9, 19, ... 289
+    for name in SPLITS:
+        one, other = words.split(name), spelled.split(name)
+        for user in range(len(one)):
+            texts = [spelled.vocabulary.text(record.tolist()) for record in other[user]]
+            assert texts == [
+                " ".join(spellings[int(word[1:])] for word in words.vocabulary.decode(record.tolist()))
+                for record in one[user]
+            ]
+    counts = Counter(spelled.vocabulary.text(spelled.split("train").tokens.tolist()))
+    assert dict(zip(spelled.vocabulary.words, spelled.vocabulary.counts, strict=True)) == counts
+
+
+def test_records_that_characters_would_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="record_words must be at least 96, found 20"):
+        SyntheticHParams(by="characters")
+    with pytest.raises(InputError, match="by must be one of words, characters"):
+        SyntheticHParams(by="letters")  # type: ignore[arg-type]
