@@ -266,8 +266,8 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         (("system.workers=0",), "workers must be at least 1, found 0"),
         (("system.retries=-1",), "retries must not be negative, found -1"),
         (
-            ("model.architecture=gru", "system.workers=2"),
-            'architecture "gru" trains in one process; set system',
+            ("model.architecture=transformer", "model.heads=1", "system.workers=2"),
+            'architecture "transformer" trains in one process; set system',
         ),
         (("model.architecture=gru", "training.precision=bf16"), 'architecture "gru" trains in float32; training.prec'),
         (("model.architecture=transformer", "model.heads=3"), "embedding must be a multiple of heads, found embedding"),

@@ -38,7 +38,7 @@ class Capabilities:
     """The engines' operations that a model supports; plain PyTorch trains any model.
 
     Attributes:
-        written_out: `flsim.training.cohort.gradient` has its gradient written out, which CPUs use.
+        written_out: `flsim.training.cohort.packed_models` has its gradient written out, which CPUs use.
         stacked: the kernels of `flsim.training.cohort.stacked_model` train it, many users at once, which GPUs use.
         low_precision: those kernels may multiply in TF32 and bfloat16.
         vectorized: torch.func.vmap maps over it, so that gradients of single records are computed together.

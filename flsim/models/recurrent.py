@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from flsim.models.language_model import ModelSettings, NextWordModel, State, Stepper
+from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, State, Stepper
 
 
 class RecurrentLanguageModel(NextWordModel):
@@ -64,9 +64,11 @@ class LSTMLanguageModel(RecurrentLanguageModel):
     """One layer or more of torch's LSTM, tied embeddings, and a projection where units and embedding differ."""
 
     label, cell = "LSTM", nn.LSTM
+    capabilities = Capabilities(written_out=True)
 
 
 class GRULanguageModel(RecurrentLanguageModel):
     """One layer or more of torch's GRU, tied embeddings, and a projection where units and embedding differ."""
 
     label, cell = "GRU", nn.GRU
+    capabilities = Capabilities(written_out=True)

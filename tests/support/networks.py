@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from scipy.special import erf, expit, log_softmax, softmax
 
 from flsim.base.rng import stream
+from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import NextWordModel
@@ -29,9 +30,9 @@ def name_of(hparams: object) -> str:
     return hparams.label or "CIFG" if isinstance(hparams, ModelHParams) else str(hparams)
 
 
-def random_network(hparams: ModelHParams, seed: int, scale: float = 1.0) -> NextWordModel:
+def random_network(hparams: ModelHParams, seed: int, scale: float = 1.0, layout: Layout = LAYOUT) -> NextWordModel:
     """Normal weights, biases too, of the given standard deviation, in float64; `LAYOUT` has four words."""
-    model, rng = build(LAYOUT.vocabulary_size, hparams).double(), stream(seed, "test", "network")
+    model, rng = build(layout.vocabulary_size, hparams).double(), stream(seed, "test", "network")
     assert isinstance(model, NextWordModel)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -24,6 +24,7 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.record_level import record_gradients
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.training import train_chunks
+from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
@@ -96,11 +97,11 @@ def test_a_clipped_and_a_noisy_lot(hparams: ModelHParams) -> None:
 
 
 @others
-def test_users_train_by_plain_pytorch_whatever_the_engine(hparams: ModelHParams) -> None:
+def test_users_train_by_the_engine_that_can(hparams: ModelHParams) -> None:
     """One user in one batch is a step of gradient descent; over rounds the loss falls."""
     local, state = LocalHParams(batch_size=7, learning_rate=1.0), fedavg.init(LAYOUT.vocabulary_size, hparams, 0)
     engine = engine_of("cohort", build(LAYOUT.vocabulary_size, hparams), LAYOUT, local)
-    assert isinstance(engine, LocalEngine)
+    assert isinstance(engine, CohortEngine if hparams.architecture in {"lstm", "gru"} else LocalEngine)
     users = InMemory(LAYOUT, [RECORDS, RECORDS[:3], []])
     update = engine.train(state.params, users, [0], 0, 0)
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
@@ -130,7 +131,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(hparams: ModelHParams, 
         load(path)
 
 
-def test_low_precision_and_several_processes_are_of_the_cifg() -> None:
+def test_low_precision_is_of_the_cifg() -> None:
     hparams = OTHERS[0]
     state, training = init(LAYOUT.vocabulary_size, hparams, 0), training_of(hparams, precision="bf16")
     with pytest.raises(

@@ -53,8 +53,8 @@ class CentralSystemHParams(CommonSystemHParams):
     A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
 
     Attributes:
-        engine: "fused" trains with a gradient that is written out. "autograd" is plain PyTorch: slower, and it trains
-            any architecture and does DP-SGD.
+        engine: "fused" trains with a gradient that is written out, for "cifg", "lstm" and "gru". "autograd" is plain
+            PyTorch: slower, and it trains any architecture and does DP-SGD.
         device: Device of the training.
         workers: Number of training processes, by Ray Train; several share each batch. Unit: processes.
         threads: CPU cores, and torch threads, of a training process. Unit: cores.

@@ -24,6 +24,7 @@ from flsim.privacy.mechanism import Mechanism
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
+from flsim.training.cohort.packed_models import packed_model
 from flsim.training.cohort.steps import lay_out
 from flsim.training.dropout import factors
 from flsim.training.hparams import Precision
@@ -199,8 +200,8 @@ class WrittenOutLoss(nn.Module):
         super().__init__()
         self.model = model
         weights = {name: value.detach() for name, value in model.trainable.items()}
-        self._packed = PackedModel(weights)
-        self._packed.weights = weights  # the parameters' own memory, which the optimizer changes
+        self._packed = packed_model(weights)
+        self._packed.weights.update(weights)  # the parameters' own memory, which the optimizer changes
 
     def forward(self, packed: PackedBatch) -> Tensor:
         loss: Tensor = _WrittenOut.apply(self._packed, packed, *self.model.trainable.values())  # type: ignore[no-untyped-call]

@@ -9,8 +9,8 @@ import torch
 from flsim.models.language_model import Params, representative
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
-from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
-from flsim.training.cohort.padding import width_of
+from flsim.training.cohort.gradient import PackedBatch, packed_batches
+from flsim.training.cohort.packed_models import packed_model
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors
@@ -23,7 +23,7 @@ class PackedEngine:
 
     def __init__(self, training: CentralTask, state: State) -> None:
         self._training = training
-        self._model = PackedModel(state.params, products_for(training.hparams.precision))
+        self._model = packed_model(state.params, products_for(training.hparams.precision))
         self._model.load(state.params)
         self._optimizer = training.hparams.optimizer_over(self._model.weights.values())
         load_moments(self._optimizer, self._model.weights, state.moments)
@@ -63,8 +63,8 @@ class PackedEngine:
         training, dropout = self._training, self._training.hparams.dropout
         if not dropout:
             return batches
-        weights = self._model.weights
-        times, width, like = training.records.layout.record_words, width_of(weights), representative(weights)
+        times, width = training.records.layout.record_words, self._model.width
+        like = representative(self._model.weights)
         with_factors, first = [], 0
         for index, (batch, end, rows) in enumerate(zip(batches, steps.ends, chunk.counts, strict=True)):
             drawn = factors(dropout, training.seed, chunk.first + index, int(rows), times, width)

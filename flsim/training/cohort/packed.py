@@ -7,7 +7,8 @@ import torch
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params
 from flsim.training.clip import global_norm
-from flsim.training.cohort.gradient import PackedModel, packed_batches
+from flsim.training.cohort.gradient import packed_batches
+from flsim.training.cohort.packed_models import packed_model
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Participant, Steps, steps_of
 from flsim.training.hparams import LocalHParams
@@ -25,7 +26,7 @@ class PackedTrainer:
 
     def __init__(self, like: Params, hparams: LocalHParams, layout: Layout) -> None:
         self._hparams, self._layout = hparams, layout
-        self._model = PackedModel(like, products_for(hparams.precision))
+        self._model = packed_model(like, products_for(hparams.precision))
         self._start: Params = {}
 
     def pack(self, group: Sequence[Participant]) -> list[Steps]:

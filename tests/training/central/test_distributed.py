@@ -37,6 +37,7 @@ class Case:
     engine: EngineName = "fused"
     order: Order = "iid"
     dtype: torch.dtype = torch.float64
+    model: ModelHParams = ModelHParams(embedding=3, units=5)
 
     @property
     def training(self) -> CentralTraining:
@@ -44,11 +45,11 @@ class Case:
         rng = stream(0, "test records")
         flat = Records.from_lists([rng.integers(1, 10, rng.integers(7)).tolist() for _ in range(11)])
         source = Split(LAYOUT, flat.tokens, flat.offsets, np.array([0, 11]), Path("nowhere"))
-        return CentralTraining(source, self.hparams, 0, self.order, engine=self.engine)
+        return CentralTraining(source, self.hparams, 0, self.order, engine=self.engine, model=self.model)
 
     @property
     def start(self) -> State:
-        state = init(LAYOUT.vocabulary_size, ModelHParams(embedding=3, units=5), 0)
+        state = init(LAYOUT.vocabulary_size, self.model, 0)
         return replace(state, params={name: value.to(self.dtype) for name, value in state.params.items()})
 
 
@@ -71,6 +72,7 @@ KINDS: tuple[tuple[str, Order, CentralHParams], ...] = (
     ("rmsprop", "sequence", replace(ALL, optimizer="rmsprop", gradient_clip=None)),
 )
 CASES = {f"{name}-{engine}": Case(hparams, engine, order) for engine in ENGINES for name, order, hparams in KINDS}
+CASES["lstm-fused"] = Case(replace(ALL, optimizer="rmsprop"), model=ModelHParams(3, 5, "lstm", layers=2))
 FLOAT32 = {f"float32-{engine}": Case(ALL, engine, dtype=torch.float32) for engine in ENGINES}
 WILD = Case(CentralHParams(batch_size=5, learning_rate=1e300, steps=9))
 

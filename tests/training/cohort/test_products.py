@@ -15,7 +15,8 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort import products as products_module
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.gradient import PackedModel, packed_batches
+from flsim.training.cohort.gradient import packed_batches
+from flsim.training.cohort.packed_models import packed_model
 from flsim.training.cohort.products import Products, RoundedProducts, RoundingProducts, products_for
 from flsim.training.cohort.steps import steps_of
 from flsim.training.hparams import LocalHParams
@@ -109,7 +110,7 @@ def test_rows_beyond_the_positions_change_nothing(rounding: int, seed: int) -> N
 
     layout = Layout(60)
     start, population = start_of(model_of(0, layout, ModelHParams(5, 7))), random_population(4, 40, layout, seed)
-    exact, tiled = PackedModel(start), PackedModel(start, InTiles())
+    exact, tiled = packed_model(start), packed_model(start, InTiles())
     rng = stream(seed, "test", "dropout")
     for user in (2, 3):
         steps = steps_of(population[user], layout, LocalHParams(batch_size=16), rng)
