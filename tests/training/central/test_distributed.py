@@ -27,7 +27,7 @@ from flsim.training.central.task import EngineName
 from flsim.training.central.training import train_chunks
 from flsim.training.state import State
 
-LAYOUT = Layout(12, record_words=6)
+LAYOUT, SIZES = Layout(12, record_words=6), ModelHParams(embedding=3, units=5)
 WORKERS, STEPS = 3, 9
 
 
@@ -37,7 +37,7 @@ class Case:
     engine: EngineName = "fused"
     order: Order = "iid"
     dtype: torch.dtype = torch.float64
-    model: ModelHParams = ModelHParams(embedding=3, units=5)
+    model: ModelHParams = SIZES
 
     @property
     def training(self) -> CentralTraining:
