@@ -23,11 +23,11 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LogitModel, Params, TrainableModel
 from flsim.models.quantization import quantized
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.record_level import record_gradients
 from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.central.record_level import record_gradients
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams

@@ -151,7 +151,7 @@ def gradient_norms(model: TrainableModel, records: Records, layout: Layout) -> F
     Raises:
         Diverged: a value is not finite.
     """
-    from flsim.privacy.record_level import record_gradients  # imports opacus, which takes a second
+    from flsim.training.central.record_level import record_gradients  # imports opacus, which takes a second
 
     parameters = sum(value.numel() for value in model.trainable.values())
     norms = np.zeros(len(records))

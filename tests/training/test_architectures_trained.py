@@ -21,8 +21,8 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.record_level import record_gradients
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.central.record_level import record_gradients
 from flsim.training.central.training import train_chunks
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import LocalEngine, engine_of

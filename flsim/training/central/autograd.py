@@ -54,7 +54,9 @@ class AutogradEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = training.rate(step)
         if training.privacy.clip is not None:
-            from flsim.privacy.record_level import private_step  # opacus takes a second, which plain training saves
+            from flsim.training.central.record_level import (
+                private_step,  # opacus takes a second, which plain training saves
+            )
 
             return private_step(
                 self._model,

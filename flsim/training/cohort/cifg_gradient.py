@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flsim.training.cohort.gradient import Backward, CellGradients, PackedModel, previous, shifted
+from flsim.training.cohort.gradient import Backward, Gradients, PackedModel, previous, shifted
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class PackedCIFG(PackedModel):
     def _forward(self, read: Tensor, sizes: list[int]) -> tuple[Tensor, Backward]:
         tape = self._read(read, sizes)
 
-        def backward(d_outputs: Tensor) -> CellGradients:
+        def backward(d_outputs: Tensor) -> Gradients:
             operand, count = self._products.operand, len(tape.memory)
             input_weight = operand("input_weight", self.weights["input_weight"])
-            d_gates = self._back(tape, d_outputs)
+            d_gates = self._through_time(tape, d_outputs)
             low_d_gates = operand("d_gates", d_gates)
             before = shifted(tape.outputs, sizes, self._rows("before", count, self.width))
-            return CellGradients(
+            return Gradients(
                 read=self._products.multiply(low_d_gates, input_weight.T, self._rows("d_read", count, self.width)),
                 products={
                     "input_weight": (operand("read", tape.read), low_d_gates),
@@ -85,7 +85,7 @@ class PackedCIFG(PackedModel):
             before = c, r
         return Tape(read, gates, memory, bounded, hidden, outputs, sizes)
 
-    def _back(self, tape: Tape, d_outputs: Tensor) -> Tensor:
+    def _through_time(self, tape: Tape, d_outputs: Tensor) -> Tensor:
         """Return the gradient by the gates' inputs [rows, 3H], in the gates' memory; `d_outputs` becomes that by r.
 
         A gate's gradient is that of c, or of o tanh c, times a factor that no other time changes: factors come first.

@@ -42,6 +42,24 @@ class PackedBatch:
     kept: tuple[Tensor, Tensor] | None = None
 
 
+def packed_batch(inputs: Tensor, targets: Tensor, pad: int) -> tuple[PackedBatch, Tensor]:
+    """Return the real positions of a padded batch, and the coordinates of each.
+
+    Args:
+        inputs: int64 [B, T].
+        targets: int64 [B, T]; `pad` after the end of a record.
+        pad: the id of padding.
+
+    Returns:
+        The batch, and int64 [2, N]: the record, as a row of `inputs`, and the time of each position.
+    """
+    longest_first = (targets != pad).sum(1).argsort(descending=True, stable=True)
+    time, row = (targets[longest_first] != pad).T.nonzero().T
+    record = longest_first[row]
+    sizes: list[int] = time.bincount().tolist()
+    return PackedBatch(inputs[record, time], targets[record, time], sizes), torch.stack([record, time])
+
+
 def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
     """Yield the batch of each step."""
     inputs, targets, first = torch.from_numpy(steps.inputs), torch.from_numpy(steps.targets), 0
@@ -51,11 +69,11 @@ def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
 
 
 @dataclass(frozen=True)
-class CellGradients:
-    """The gradients of the summed loss that are an architecture's own.
+class Gradients:
+    """The gradients of a batch's summed loss, as terms of its positions.
 
     Attributes:
-        read: [rows, D], by the embeddings that the cells read.
+        read: [rows, D], by the embeddings that are read.
         products: matrices [rows, m] and [rows, n] by the name of the weight [m, n] whose gradient is their product.
         sums: a matrix [rows, n] by the name of the bias [n] whose gradient is the sum of its rows.
     """
@@ -65,7 +83,7 @@ class CellGradients:
     sums: dict[str, Tensor]
 
 
-Backward = Callable[[Tensor], CellGradients]  # of d_outputs [rows, D], which it may overwrite
+Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it may overwrite
 
 
 class PackedModel(ABC):
@@ -106,8 +124,48 @@ class PackedModel(ABC):
         into = {name: self._buffer(f"d {name}", *value.shape).zero_() for name, value in self.weights.items()}
         return self._step(batch, into, 1.0), into
 
+    @torch.no_grad()
+    def record_gradients(self, batch: PackedBatch, places: Tensor, records: int) -> tuple[Params, Tensor]:
+        """Return the gradient of each record's mean loss, by name [records, ...], and its summed loss, nats [records].
+
+        Args:
+            batch: the batch.
+            places: int64 [2, N], the record and the time of each position.
+            records: number of records; those without positions have gradients of 0.
+        """
+        losses, cells = self._back(batch)
+        (record, _), count, times = places, len(batch.inputs), len(batch.sizes)
+        positions = record.bincount(minlength=records).clamp(min=1)
+
+        def by_record(values: Tensor) -> Tensor:
+            """Return values [rows, n] as [records, times, n], with zeros after the end of a record."""
+            padded = values.new_zeros(records, times, values.shape[1])
+            padded[tuple(places)] = values[:count]
+            return padded
+
+        gradients = {
+            name: torch.bmm(by_record(left).transpose(1, 2), by_record(right))
+            for name, (left, right) in cells.products.items()
+        }
+        gradients |= {name: by_record(terms).sum(1) for name, terms in cells.sums.items()}
+        gradients["embedding"].index_put_((record, batch.inputs), cells.read[:count], accumulate=True)
+        for value in gradients.values():
+            value.div_(positions.to(value).view(-1, *[1] * (value.dim() - 1)))
+        return {name: gradients[name] for name in self.weights}, losses.new_zeros(records).index_add_(0, record, losses)
+
     def _step(self, batch: PackedBatch, into: Params, factor: float) -> float:
         """Add the mean loss' gradient times a factor to tensors, which may be the weights; return the summed loss."""
+        losses, cells = self._back(batch)
+        scale = factor / max(len(batch.inputs), 1)
+        for name, (left, right) in cells.products.items():
+            self._products.add(left.T, right, scale, into[name])
+        for name, terms in cells.sums.items():
+            into[name].add_(terms.sum(0), alpha=scale)
+        into["embedding"].index_add_(0, batch.inputs, cells.read[: len(batch.inputs)], alpha=scale)
+        return float(losses.sum())
+
+    def _back(self, batch: PackedBatch) -> tuple[Tensor, Gradients]:
+        """Return the loss of each position, nats [N], and the gradients of their sum by all weights."""
         inputs, kept, operand = batch.inputs, batch.kept, self._products.operand
         count, width = len(inputs), self.width
         embedding = operand("embedding", self.weights["embedding"])
@@ -121,22 +179,17 @@ class PackedModel(ABC):
             predicted = self._rows("predicted", count, width).copy_(predicted)
             predicted[:count].mul_(kept[1])
         low_predicted = operand("predicted", predicted)
-        loss, errors = self._cross_entropy(predicted, low_predicted, embedding, batch.targets)
+        losses, errors = self._cross_entropy(predicted, low_predicted, embedding, batch.targets)
         low_errors = operand("errors", errors)
         d_outputs = self._products.multiply(low_errors, embedding, self._rows("d_outputs", count, width))
         if kept:
             d_outputs[:count].mul_(kept[1])
         cells = back(d_outputs)
-        d_read = cells.read[:count]
         if kept:
-            d_read.mul_(kept[0])
-        scale = factor / max(count, 1)
-        for name, (left, right) in {"embedding": (low_errors, low_predicted), **cells.products}.items():
-            self._products.add(left.T, right, scale, into[name])
-        for name, terms in {**cells.sums, "output_bias": errors}.items():
-            into[name].add_(terms.sum(0), alpha=scale)
-        into["embedding"].index_add_(0, inputs, d_read, alpha=scale)
-        return loss
+            cells.read[:count].mul_(kept[0])
+        cells.products["embedding"] = low_errors, low_predicted
+        cells.sums["output_bias"] = errors
+        return losses, cells
 
     def _rows(self, name: str, count: int, width: int) -> Tensor:
         """Return memory for `count` positions, and rows of zeros up to the number that the products take."""
@@ -146,8 +199,8 @@ class PackedModel(ABC):
 
     def _cross_entropy(
         self, outputs: Tensor, low_outputs: Tensor, low_embedding: Tensor, targets: Tensor
-    ) -> tuple[float, Tensor]:
-        """Return the summed loss, and its gradient by the logits [rows, V], in the memory of the logits."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return losses [N], and the gradient of their sum by the logits [rows, V], in the memory of the logits."""
         bias, embedding = self.weights["output_bias"], self.weights["embedding"]
         logits, count = self._buffer("logits", len(outputs), len(embedding)), len(targets)
         self._products.multiply(low_outputs, low_embedding.T, logits, bias)
@@ -160,7 +213,7 @@ class PackedModel(ABC):
             again = torch.addmm(bias, outputs[:count][rare], embedding.T)
             losses[rare] = cross_entropy(again, targets[rare], reduction="none")
         errors[own, targets] = chosen - 1
-        return float(losses.sum()), logits
+        return losses, logits
 
 
 def previous(sizes: list[int]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params
-from flsim.training.cohort.gradient import Backward, CellGradients, PackedModel, shifted
+from flsim.training.cohort.gradient import Backward, Gradients, PackedModel, shifted
 from flsim.training.cohort.products import Products, Scratch
 
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
@@ -39,7 +39,7 @@ class PackedRecurrent(PackedModel):
         projection = self.weights.get("projection")
         outputs = hidden if projection is None else torch.mm(hidden, projection, out=self._rows("r", count, self.width))
 
-        def backward(d_outputs: Tensor) -> CellGradients:
+        def backward(d_outputs: Tensor) -> Gradients:
             products: dict[str, tuple[Tensor, Tensor]] = {}
             sums: dict[str, Tensor] = {}
             d_hidden = d_outputs
@@ -51,7 +51,7 @@ class PackedRecurrent(PackedModel):
                 products |= gradients.products
                 sums |= gradients.sums
                 d_hidden = gradients.read
-            return CellGradients(d_hidden, products, sums)
+            return Gradients(d_hidden, products, sums)
 
         return outputs, backward
 
@@ -69,8 +69,8 @@ class Cell(ABC):
         """Return h [N, H] over inputs [N, m] of rows that begin with nothing, and keep what `backward` needs."""
 
     @abstractmethod
-    def backward(self, d_hidden: Tensor) -> CellGradients:
-        """Return gradients for that by h [N, H], which is overwritten; `CellGradients.read` is by the inputs [N, m]."""
+    def backward(self, d_hidden: Tensor) -> Gradients:
+        """Return gradients for that by h [N, H], which is overwritten; `Gradients.read` is by the inputs [N, m]."""
 
     def _weight(self, name: str) -> Tensor:
         return self._weights[self._named(name)]
@@ -87,11 +87,11 @@ class Cell(ABC):
         weight = self._weight("weight_ih")
         return torch.addmm(bias, read, weight.T, out=self._buffer("gates", len(weight)))
 
-    def _gradients(self, hidden: Tensor, d_inputs: Tensor, d_recurrent: Tensor) -> CellGradients:
+    def _gradients(self, hidden: Tensor, d_inputs: Tensor, d_recurrent: Tensor) -> Gradients:
         """Return gradients, of those by the gates' parts [N, gates x H] that come of the inputs and of the past."""
         d_read = self._buffer("d_read", self._read.shape[1])
         before = shifted(hidden, self._sizes, self._buffer("before"))
-        return CellGradients(
+        return Gradients(
             read=torch.mm(d_inputs, self._weight("weight_ih"), out=d_read),
             products={
                 self._named("weight_ih"): (d_inputs, self._read),
@@ -124,7 +124,7 @@ class LSTMCell(Cell):
             before = c, h
         return hidden
 
-    def backward(self, d_hidden: Tensor) -> CellGradients:
+    def backward(self, d_hidden: Tensor) -> Gradients:
         units, sizes, recurrent = self._units, self._sizes, self._weight("weight_hh")
         i, f, g, o = _columns(self._gates, units)
         through, kept, spare = map(self._buffer, ("through", "kept", "spare"))
@@ -174,7 +174,7 @@ class GRUCell(Cell):
             before = h
         return hidden
 
-    def backward(self, d_hidden: Tensor) -> CellGradients:
+    def backward(self, d_hidden: Tensor) -> Gradients:
         units, sizes, recurrent = self._units, self._sizes, self._weight("weight_hh")
         (r, z, n), pushed = _columns(self._gates, units), self._past[:, 2 * units :]
         kept, of_n, spare = map(self._buffer, ("kept", "of n", "spare"))

@@ -15,6 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from flsim.base.rng import stream
 from flsim.models.language_model import TrainableModel
+from flsim.training.cohort.gradient import packed_batch
+from flsim.training.cohort.packed_models import packed_model
 
 
 def record_gradients(
@@ -23,13 +25,13 @@ def record_gradients(
     """Return each record's gradient, and its summed loss in nats [B].
 
     A record's loss is the mean over its real positions, 0 where it has none. The mean bounds nothing; the clip does.
-    Where the model declares that vmap maps over it, gradients are computed together. Torch's own cells and attention do
-    not allow vmap, and take one record after another.
+    Gradients are computed together by the written-out gradient, on a CPU, or by vmap, as far as the model declares
+    them. Others, such as torch's own cells on a GPU and attention, take one record after another.
 
     Args:
         model: the model, whose trained parameters the gradients are of.
         inputs: int64 [B >= 1, T].
-        targets: int64 [B, T]; `pad` where there is nothing to predict.
+        targets: int64 [B, T]; `pad` after the end of a record.
 
     Returns:
         Gradients by name, each [B, ...] over the parameter's own shape, and the losses.
@@ -41,6 +43,10 @@ def record_gradients(
         return total / (targets != pad).sum().clamp(min=1), total
 
     parameters = {name: value.detach() for name, value in model.trainable.items()}
+    if model.capabilities.written_out and inputs.device.type == "cpu":
+        written_out = packed_model(parameters)
+        written_out.weights.update(parameters)
+        return written_out.record_gradients(*packed_batch(inputs, targets, pad), len(inputs))
     of_record = grad(loss, has_aux=True)
     if model.capabilities.vectorized:
         gradients, losses = vmap(of_record, in_dims=(None, 0, 0))(parameters, inputs, targets)

@@ -17,7 +17,7 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.models.loss import loss_sum
-from flsim.privacy.record_level import private_step, record_gradients
+from flsim.training.central.record_level import private_step, record_gradients
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
