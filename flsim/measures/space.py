@@ -36,7 +36,7 @@ LOW, HIGH = (
 
 RANK = Quantity(
     name="space_rank",
-    description="How many continuations are at least as likely as the canary, itself included; missing where estimated.",
+    description="How many continuations are at least as likely as the canary, itself included; missing if estimated.",
     kind="count",
     is_partial=True,
     format="{:,.0f}",
@@ -44,7 +44,7 @@ RANK = Quantity(
 )
 NODES = Quantity(
     name="space_nodes",
-    description="How many beginnings of sequences are at least as likely as the canary; missing where it is estimated.",
+    description="How many beginnings of sequences are at least as likely as the canary; missing if not counted.",
     kind="count",
     is_partial=True,
     format="{:,.0f}",
