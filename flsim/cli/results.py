@@ -83,7 +83,7 @@ class Kind(StrEnum):
     rounds = "rounds"
     loss = "loss"
     search = "search"
-    rank = "rank"
+    ranks = "ranks"
 
 
 class Against(StrEnum):
@@ -179,7 +179,7 @@ def plot(
         Kind,
         typer.Option(
             metavar="KIND",
-            help="Kind of the figure: rounds, loss, search or rank, e.g. loss.",
+            help="Kind of the figure: rounds, loss, search or ranks, e.g. loss.",
         ),
     ] = Kind.rounds,
     over_seeds: OverSeeds = None,
@@ -191,12 +191,12 @@ def plot(
 
     Three kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
     exposure over epochs (Figure 4). search shows how many nodes a shortest-path search reads before it comes to a
-    secret, against the secret's estimated exposure (Figure 5), and rank how many phrases are at least as likely as the
-    secret (Figure 6). search and rank need runs with evaluation.also = ["space", "path", "extrapolation"]; rank does
+    secret, against the secret's estimated exposure (Figure 5), and ranks how many phrases are at least as likely as the
+    secret (Figure 6). search and ranks need runs with evaluation.also = ["space", "path", "extrapolation"]; rank does
     without "path".
 
     Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
-    line is a run, and the band of mean exposure is a 95% interval over canaries. search and rank have a point for each
+    line is a run, and the band of mean exposure is a 95% interval over canaries. search and ranks have a point for each
     secret and evaluation of every run.
     """
     from flsim.results.figures import refuse_other_than_figure
@@ -204,7 +204,7 @@ def plot(
     from flsim.results.sweeps import read_shown
 
     refuse_other_than_figure(out)
-    if over_seeds is not None and kind in {Kind.search, Kind.rank}:
+    if over_seeds is not None and kind in {Kind.search, Kind.ranks}:
         raise InputError(
             f"--{'over-seeds' if over_seeds else 'each-seed'}: --kind {kind} has a point for each secret and "
             f"evaluation, and no means; leave the option out"
@@ -221,7 +221,7 @@ def plot(
         from flsim.results.search_plot import plot_search
 
         plot_search(results, out)
-    elif kind is Kind.rank:
+    elif kind is Kind.ranks:
         from flsim.results.rank_plot import plot_ranks
 
         plot_ranks(results, out)

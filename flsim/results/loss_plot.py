@@ -32,7 +32,7 @@ COLUMNS = 2
 STYLES: dict[str, dict[str, Any]] = {
     "training": {"color": BLUE, "linestyle": "--", "marker": "o", "markersize": 3.5},
     "test": {"color": BLUE, "linestyle": "-", "marker": "s", "markersize": 3.5},
-    "exposure": {"color": RED, "linestyle": "-.", "marker": "^", "markersize": 4},
+    "bits": {"color": RED, "linestyle": "-.", "marker": "^", "markersize": 4},
 }
 BANDS = {
     False: "Band of exposure: 95% interval over the canaries of a run, where it has two.",
@@ -93,14 +93,14 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
         curves = {
             "training": curve(taken, partial(_training_loss, losses), in_epochs, over_seeds),
             "test": curve(taken, _test_loss, in_epochs, over_seeds),
-            "exposure": curve(
+            "bits": curve(
                 taken,
                 partial(measured_values, QUANTITIES[BITS.name] if is_estimated else PRIMARY),
                 in_epochs,
                 over_seeds,
             ),
         }
-        lines = [_line(exposed if name == "exposure" else panel, line, STYLES[name]) for name, line in curves.items()]
+        lines = [_line(exposed if name == "bits" else panel, line, STYLES[name]) for name, line in curves.items()]
         panel.set(xlabel=EPOCHS if in_epochs else ROUNDS, ylabel=f"loss (nats per {token})")
         panel.set_title(label_of(group, runs, len(taken) if over_seeds else None), fontsize=10)
         exposed.set_ylabel("estimated exposure (bits)" if is_estimated else "exposure (bits)")
@@ -108,7 +108,7 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
         exposed.grid(visible=False)
         panel.set_xlim(left=0)
         _scale(panel, [curves["training"], curves["test"]])
-        _scale(exposed, [curves["exposure"]])
+        _scale(exposed, [curves["bits"]])
         _draw_minimum(panel, curves, in_epochs)
     names = ["training loss", "test loss", "exposure of the secrets (right axis)"]
     legend = figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, handlelength=3.5)
@@ -154,7 +154,7 @@ def _scale(panel: Axes, curves: Sequence[Curve]) -> None:
 
 def _draw_minimum(panel: Axes, curves: Mapping[str, Curve], in_epochs: bool) -> None:
     """Draw where the test loss is lowest, and say where exposure is highest."""
-    test, exposure = curves["test"], curves["exposure"]
+    test, exposure = curves["test"], curves["bits"]
     if not len(test.y):
         return
     lowest = float(test.x[test.y.argmin()])

@@ -11,12 +11,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from flsim.measures.extrapolation import EXTRAPOLATION
+from flsim.measures.space import SPACE
 from flsim.results.figures import refuse_other_than_figure, write_figure
 from flsim.results.scatter import GREY, draw_points, draw_unique, mark_handles, new_figure, set_legend
-from flsim.results.secret_pairs import secret_pairs
+from flsim.results.secret_pairs import ESTIMATE, EXACT, FIT_P, PHRASES, secret_pairs
 from flsim.results.store import RunResults
 
-MEASURES = ("space", "extrapolation")
+MEASURES = (SPACE, EXTRAPOLATION)
 POOR = 0.01  # p-value of a fit that is rejected, as in flsim.memorization.extrapolation
 NEAR = 10  # times the expected number
 NOTE = """A point is a secret and an evaluated model. Ranks are exact, counted over all phrases of the format, the
@@ -34,7 +36,7 @@ def plot_ranks(runs: Sequence[RunResults], path: Path) -> None:
             and "extrapolation".
     """
     refuse_other_than_figure(path)
-    pairs = secret_pairs(runs, MEASURES, "rank")
+    pairs = secret_pairs(runs, MEASURES, "ranks")
     write_figure(lambda: draw_ranks(pairs), path)
 
 
@@ -45,16 +47,16 @@ def draw_ranks(pairs: pd.DataFrame) -> Figure:
     skew-normal distribution does not fit the references' scores, so that the estimate has no basis.
     """
     figure, panel = new_figure("phrases at least as likely as the secret")
-    drawn = pairs[pairs["rank"].notna()]
-    handles = draw_points(panel, drawn, "rank", drawn["fit_p"] >= POOR)
+    drawn = pairs[pairs[EXACT].notna()]
+    handles = draw_points(panel, drawn, EXACT, drawn[FIT_P] >= POOR)
     handles += mark_handles(f"the fit is not rejected (p >= {POOR:g})", f"poor fit (p < {POOR:g})")
-    for space in sorted(drawn["space"].unique()):
-        unique = draw_unique(panel, space)
+    for phrases in sorted(drawn[PHRASES].unique()):
+        unique = draw_unique(panel, phrases)
         bits = np.linspace(0, panel.get_xlim()[1], 200)
-        panel.plot(bits, space * 2**-bits, color=GREY, linewidth=1.2, zorder=2)
+        panel.plot(bits, phrases * 2**-bits, color=GREY, linewidth=1.2, zorder=2)
         handles.append(Line2D([], [], color=GREY, linewidth=1.2, label="expected: |R| 2^-exposure"))
         handles.append(unique)
-    panel.set_ylim(0.5, 2 * drawn["space"].max())
+    panel.set_ylim(0.5, 2 * drawn[PHRASES].max())
     unknown = len(pairs) - len(drawn)
     set_legend(figure, panel, handles, agreement(drawn) + UNKNOWN.format(unknown) * bool(unknown))
     return figure
@@ -62,9 +64,9 @@ def draw_ranks(pairs: pd.DataFrame) -> Figure:
 
 def agreement(drawn: pd.DataFrame) -> str:
     """Return how many ranks are near the expected number, and how many of the most exposed secrets come first."""
-    expected = (drawn["space"] * 2 ** -drawn["exposure"]).clip(lower=1)
-    is_near = np.abs(np.log10(drawn["rank"] / expected)) <= np.log10(NEAR)
-    is_unique = drawn["exposure"] > np.log2(drawn["space"])
-    first = int((drawn.loc[is_unique, "rank"] == 1).sum())
+    expected = (drawn[PHRASES] * 2 ** -drawn[ESTIMATE]).clip(lower=1)
+    is_near = np.abs(np.log10(drawn[EXACT] / expected)) <= np.log10(NEAR)
+    is_unique = drawn[ESTIMATE] > np.log2(drawn[PHRASES])
+    first = int((drawn.loc[is_unique, EXACT] == 1).sum())
     unique = UNIQUE.format(int(is_unique.sum()), first) if is_unique.any() else ""
     return NOTE.format(near=int(is_near.sum()), drawn=len(drawn), unique=unique)

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from flsim.results.figures import line_style, plain
+from flsim.results.secret_pairs import ESTIMATE
 
 GREY = "#555555"
 EXPOSURE = "estimated exposure of the secret (bits, skew-normal fit)"
@@ -42,7 +43,7 @@ def draw_points(panel: Axes, pairs: pd.DataFrame, column: str, is_filled: "pd.Se
         is_of_setting = pairs["setting"] == setting
         for mask, face in ((~is_filled, "none"), (is_filled, style["color"])):
             chosen = pairs[is_of_setting & mask]
-            [line] = panel.plot(chosen["exposure"], chosen[column], markerfacecolor=face, zorder=3, **style)
+            [line] = panel.plot(chosen[ESTIMATE], chosen[column], markerfacecolor=face, zorder=3, **style)
             line.set_in_layout(False)  # an unclipped line without points would take the whole figure
         handles.append(Line2D([], [], label=plain(setting), **style))
     return handles if len(settings) > 1 else []
@@ -54,13 +55,13 @@ def mark_handles(filled: str, hollow: str) -> list[Line2D]:
     return [Line2D([], [], label=filled, **style), Line2D([], [], markerfacecolor="none", label=hollow, **style)]
 
 
-def draw_unique(panel: Axes, space: float) -> Line2D:
+def draw_unique(panel: Axes, phrases: float) -> Line2D:
     """Draw the exposure of log2 |R| bits, from which on a secret should be the likeliest phrase; return its handle."""
-    bits = math.log2(space)
+    bits = math.log2(phrases)
     style: dict[str, Any] = {"color": GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
     panel.axvline(bits, zorder=1, **style)
     panel.set_xlim(left=0, right=max(panel.get_xlim()[1], 1.04 * bits))
-    return Line2D([], [], label=f"log2 |R| = {bits:.1f} bits: the likeliest of |R| = {space:,.0f}", **style)
+    return Line2D([], [], label=f"log2 |R| = {bits:.1f} bits: the likeliest of |R| = {phrases:,.0f}", **style)
 
 
 def set_legend(figure: Figure, panel: Axes, handles: Sequence[Line2D], note: str) -> None:

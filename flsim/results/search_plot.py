@@ -11,12 +11,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from flsim.measures.extrapolation import EXTRAPOLATION
+from flsim.measures.path import PATH
+from flsim.measures.space import SPACE
 from flsim.results.figures import refuse_other_than_figure, write_figure
 from flsim.results.scatter import GREY, draw_points, draw_unique, mark_handles, new_figure, set_legend
-from flsim.results.secret_pairs import secret_pairs
+from flsim.results.secret_pairs import ESTIMATE, NODES, PHRASES, PROVEN, READ, secret_pairs
 from flsim.results.store import RunResults
 
-MEASURES = ("space", "path", "extrapolation")
+MEASURES = (SPACE, PATH, EXTRAPOLATION)
 NOTE = """A point is a secret and an evaluated model. A node is the beginning of a phrase, which the model reads; points
 count the nodes that are at least as likely as the secret: so many a search reads, one at a time, before it comes to the
 secret. Crosses count what the search of flsim read until it proved that no phrase is likelier: in batches, after a beam
@@ -43,23 +46,23 @@ def draw_search(pairs: pd.DataFrame) -> Figure:
     phrase is likelier, so that the search finds that one first. A dotted line is |R|, what brute force takes.
     """
     figure, panel = new_figure("nodes that the search reads before it comes to the secret")
-    drawn = pairs[pairs["nodes"].notna()]
-    is_found = drawn["path"] == 1
-    handles = draw_points(panel, drawn, "nodes", is_found)
+    drawn = pairs[pairs[NODES].notna()]
+    is_found = drawn[PROVEN] == 1
+    handles = draw_points(panel, drawn, NODES, is_found)
     handles += mark_handles("the secret is the likeliest phrase: found", "another phrase is likelier")
     proven = drawn[is_found]
     style: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": "none", "markersize": 4.5}
-    panel.plot(proven["exposure"], proven["path_nodes"], alpha=0.6, zorder=4, **style)
+    panel.plot(proven[ESTIMATE], proven[READ], alpha=0.6, zorder=4, **style)
     handles.append(Line2D([], [], label="read by the search of flsim until its proof", **style))
-    for space in sorted(drawn["space"].unique()):
-        handles.append(draw_unique(panel, space))
-        panel.axhline(space, color=GREY, linestyle=(0, (4, 2)), linewidth=1, zorder=1)
-        label = f"brute force: |R| = {space:,.0f}"
+    for phrases in sorted(drawn[PHRASES].unique()):
+        handles.append(draw_unique(panel, phrases))
+        panel.axhline(phrases, color=GREY, linestyle=(0, (4, 2)), linewidth=1, zorder=1)
+        label = f"brute force: |R| = {phrases:,.0f}"
         panel.annotate(
-            label, (0.01, space), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8,
+            label, (0.01, phrases), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8,
             color=GREY,
         )  # fmt: skip
-        panel.set_ylim(bottom=1, top=max(panel.get_ylim()[1], 2 * space))
+        panel.set_ylim(bottom=1, top=max(panel.get_ylim()[1], 2 * phrases))
     unknown = len(pairs) - len(drawn)
     set_legend(figure, panel, handles, NOTE + UNKNOWN.format(unknown, len(pairs)) * bool(unknown))
     return figure

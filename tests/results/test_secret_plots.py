@@ -9,6 +9,7 @@ from helpers import Flsim
 from matplotlib.lines import Line2D
 
 from flsim.base.errors import InputError
+from flsim.results import rank_plot, search_plot
 from flsim.results.rank_plot import draw_ranks, plot_ranks
 from flsim.results.rows import Row, write_rows
 from flsim.results.search_plot import draw_search, plot_search
@@ -54,15 +55,15 @@ def note_of(figure: object) -> str:
 
 
 def test_pairs_have_what_was_measured_of_each_secret(run: RunResults) -> None:
-    pairs = secret_pairs([run], ("space", "path", "extrapolation"), "search")
+    pairs = secret_pairs([run], search_plot.MEASURES, "search")
     assert pairs["canary"].tolist() == ["c00", "c01", "c02"]
-    assert pairs["exposure"].tolist() == [11, 6, 1.5]
-    np.testing.assert_array_equal(pairs["rank"], [1, 8, np.nan])
-    np.testing.assert_array_equal(pairs["space"], [SPACE, SPACE, np.nan])
+    assert pairs["extrapolated_exposure"].tolist() == [11, 6, 1.5]
+    np.testing.assert_array_equal(pairs["space_rank"], [1, 8, np.nan])
+    np.testing.assert_array_equal(pairs["phrases"], [SPACE, SPACE, np.nan])
 
 
 def test_a_search_is_filled_where_it_finds_the_secret(run: RunResults) -> None:
-    figure = draw_search(secret_pairs([run], ("space", "path", "extrapolation"), "search"))
+    figure = draw_search(secret_pairs([run], search_plot.MEASURES, "search"))
     (panel,) = figure.axes
     assert points(panel.get_lines()) == [(False, [[6, 20]]), (True, [[11, 4]])]
     (crosses,) = [line for line in panel.get_lines() if line.get_marker() == "x"]
@@ -74,7 +75,7 @@ def test_a_search_is_filled_where_it_finds_the_secret(run: RunResults) -> None:
 
 def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
     """Of 1,024 phrases 16 are expected at 6 bits, where the rank is 8, and fewer than one at 11 bits."""
-    figure = draw_ranks(secret_pairs([run], ("space", "extrapolation"), "rank"))
+    figure = draw_ranks(secret_pairs([run], rank_plot.MEASURES, "ranks"))
     (panel,) = figure.axes
     assert points(panel.get_lines()) == [(True, [[11, 1], [6, 8]])]
     lines = [line for line in panel.get_lines() if len(np.asarray(line.get_xdata())) == 200]
@@ -87,7 +88,7 @@ def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
 
 
 def test_a_poor_fit_is_open(run: RunResults) -> None:
-    pairs = secret_pairs([run], ("space", "extrapolation"), "rank").assign(fit_p=[0.009, 0.01, 0.5])
+    pairs = secret_pairs([run], rank_plot.MEASURES, "ranks").assign(extrapolation_p=[0.009, 0.01, 0.5])
     (panel,) = draw_ranks(pairs).axes
     assert points(panel.get_lines()) == [(False, [[11, 1]]), (True, [[6, 8]])]
 
@@ -95,7 +96,7 @@ def test_a_poor_fit_is_open(run: RunResults) -> None:
 def test_settings_differ_in_colour_and_are_named(run: RunResults, make_run: MakeRun) -> None:
     folder = make_run(name="other", grid=GRID, round=10, setting="GRU")
     write_rows(folder, 10, rows_of("other"))
-    (panel,) = draw_ranks(secret_pairs([run, read_run(folder)], ("space", "extrapolation"), "rank")).axes
+    (panel,) = draw_ranks(secret_pairs([run, read_run(folder)], rank_plot.MEASURES, "ranks")).axes
     legend = panel.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()][:2] == ["IID, FedAvg, b_u = 16", "GRU"]
@@ -120,7 +121,7 @@ def test_missing_measures_are_named_with_what_to_do(make_run: MakeRun, run: RunR
     assert not list(tmp_path.glob("*.png"))
 
 
-@pytest.mark.parametrize("kind", ["search", "rank"])
+@pytest.mark.parametrize("kind", ["search", "ranks"])
 def test_the_command_writes_the_figure_and_refuses_means(
     flsim: Flsim, run: RunResults, kind: str, tmp_path: Path
 ) -> None:
