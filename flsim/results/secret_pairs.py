@@ -65,8 +65,8 @@ def _missing(runs: Sequence[RunResults], measures: Sequence[Measure], measure: M
     names = ", ".join(run.name for run in runs[:4]) + ", ..." * (len(runs) > 4) or "no runs"
     also = ", ".join(f'"{needed.name}"' for needed in measures)
     return (
-        f"--kind {figure}: {names}: no evaluation has the measure {measure.name}; train with evaluation.also = [{also}], "
-        f"or measure a checkpoint again: {_command(runs, measures)}"
+        f"--kind {figure}: {names}: no evaluation has the measure {measure.name}; "
+        f"train with evaluation.also = [{also}], or measure a checkpoint again: {_command(runs, measures)}"
     )
 
 
