@@ -1,11 +1,12 @@
 """The figures of secrets against their exposure: points, marks, lines, and what is missing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import Flsim
+from helpers import Experiment, Flsim
 from matplotlib.lines import Line2D
 
 from flsim.base.errors import InputError
@@ -15,6 +16,9 @@ from flsim.results.rows import Row, write_rows
 from flsim.results.search_plot import draw_search, plot_search
 from flsim.results.secret_pairs import secret_pairs
 from flsim.results.store import RunResults, read_run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
 
 MakeRun = Callable[..., Path]
 SPACE = 1024
@@ -131,3 +135,26 @@ def test_the_command_writes_the_figure_and_refuses_means(
     assert (tmp_path / "figure.svg").read_bytes() == first
     code, _, printed = flsim("plot", "iid", "--kind", kind, "--each-seed", "--out", "other.svg")
     assert (code, f"--each-seed: --kind {kind} has a point for each secret" in printed) == (2, True), printed
+
+
+def test_a_measured_checkpoint_has_all_that_the_figures_need(
+    flsim: Flsim, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that were counted are at most |R|, and a search reads no fewer nodes than lie before a secret it finds."""
+    monkeypatch.chdir(experiment.folder)
+    run = Run.create(load(experiment.config, ["training.rounds=2"]), experiment.folder / "run")
+    state = run.latest_state()
+    loud = {name: value * 4 for name, value in state.params.items()}
+    run.log_round(round=2, loss=2.5)
+    also = tuple(measure.name for measure in search_plot.MEASURES)
+    evaluate_checkpoint(run.path, run.save(replace(state, round=2, params=loud)), also=also, nodes=10**6)
+    pairs = secret_pairs([read_run(run.path)], search_plot.MEASURES, "search")
+    assert len(pairs) == len(read_run(run.path).planted)
+    assert pairs["space_rank"].between(1, pairs["phrases"]).all()
+    found = pairs[pairs["path"] == 1]
+    assert (found["space_rank"] == 1).all()
+    assert (found["path_nodes"] >= found["space_nodes"]).all()
+    for kind in ("loss", "search", "ranks"):
+        code, _, printed = flsim("plot", "run", "--kind", kind, "--out", f"{kind}.svg")
+        assert code == 0, printed
+        assert (experiment.folder / f"{kind}.svg").read_bytes().startswith(b"<?xml")
