@@ -186,10 +186,10 @@ def plot(
 ) -> None:
     """Plot what runs memorized: over epochs, or against exposure.
 
-    Of --kind rounds the figure shows mean exposure, perplexity, and how many canaries Random Sampling (RS) and Beam
-    Search (BS) extract. It is over rounds where the epochs of a run are unknown.
+    The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling (RS)
+    and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown.
 
-    Three kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
+    The other kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
     exposure over epochs (Figure 4). search shows how many nodes a shortest-path search reads before it comes to a
     secret, against the secret's estimated exposure (Figure 5), and ranks how many phrases are at least as likely as the
     secret (Figure 6). search and ranks need runs with evaluation.also = ["space", "path", "extrapolation"]; rank does
