@@ -186,8 +186,8 @@ def plot(
 ) -> None:
     """Plot what runs memorized: over epochs, or against exposure.
 
-    The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling (RS)
-    and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown.
+    The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling
+    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown.
 
     The other kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
     exposure over epochs (Figure 4). search shows how many nodes a shortest-path search reads before it comes to a
