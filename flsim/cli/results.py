@@ -24,7 +24,9 @@ Example: flsim table runs/seed-* --each-seed
 Example: flsim table runs/table1-smoke --against paper --format latex"""
 PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.png
 
-Example: flsim plot runs/seed-* --each-seed --out memorization.svg"""
+Example: flsim plot runs/seed-* --each-seed --out memorization.svg
+
+Example: flsim plot runs/secret-sharer-figures-smoke --kind search --out search.png"""
 
 RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
 WHEN = "Point in training"
@@ -73,6 +75,15 @@ class Format(StrEnum):
 FormatOption = Annotated[
     Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv, latex or parquet.")
 ]
+
+
+class Kind(StrEnum):
+    """Kind of a plot."""
+
+    rounds = "rounds"
+    loss = "loss"
+    search = "search"
+    ranks = "ranks"
 
 
 class Against(StrEnum):
@@ -164,19 +175,57 @@ def plot(
     out: Annotated[
         Path, typer.Option(help="File to write, .png, .svg or .pdf, e.g. plot.png; replaces an existing file.")
     ],
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            metavar="KIND",
+            help="Kind of the figure: rounds, loss, search or ranks, e.g. loss.",
+        ),
+    ] = Kind.rounds,
     over_seeds: OverSeeds = None,
 ) -> None:
-    """Plot what runs memorized, over epochs.
+    """Plot what runs memorized: over epochs, or against exposure.
 
-    The figure shows mean exposure, perplexity, and how many canaries Random Sampling (RS) and Beam Search (BS) extract.
-    It is over rounds where the epochs of a run are unknown.
+    The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling
+    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown.
+
+    The other kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
+    exposure over epochs (Figure 4). search shows how many nodes a shortest-path search reads before it comes to a
+    secret, against the secret's estimated exposure (Figure 5), and ranks how many phrases are at least as likely as the
+    secret (Figure 6). search and ranks need runs with evaluation.also = ["space", "path", "extrapolation"]; rank does
+    without "path".
 
     Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
-    line is a run, and the band of mean exposure is a 95% interval over canaries.
+    line is a run, and the band of mean exposure is a 95% interval over canaries. search and ranks have a point for each
+    secret and evaluation of every run.
     """
+    from flsim.results.figures import refuse_other_than_figure
     from flsim.results.paths import expanded
-    from flsim.results.plots import plot_rounds, refuse_other_than_figure
     from flsim.results.sweeps import read_shown
 
     refuse_other_than_figure(out)
-    plot_rounds(list(read_shown(expanded(runs)).values()), out, over_seeds)
+    if over_seeds is not None and kind in {Kind.search, Kind.ranks}:
+        raise InputError(
+            f"--{'over-seeds' if over_seeds else 'each-seed'}: --kind {kind} has a point for each secret and "
+            f"evaluation, and no means; leave the option out"
+        )
+    read = read_shown(expanded(runs))
+    results = list(read.values())
+    if kind is Kind.loss:
+        from flsim.results.loss_plot import plot_losses
+        from flsim.runs import roundlog
+
+        losses = {run: roundlog.mean_losses(roundlog.read(folder), run.evaluated) for folder, run in read.items()}
+        plot_losses(results, losses, out, over_seeds)
+    elif kind is Kind.search:
+        from flsim.results.search_plot import plot_search
+
+        plot_search(results, out)
+    elif kind is Kind.ranks:
+        from flsim.results.rank_plot import plot_ranks
+
+        plot_ranks(results, out)
+    else:
+        from flsim.results.plots import plot_rounds
+
+        plot_rounds(results, out, over_seeds)

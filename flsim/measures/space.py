@@ -34,6 +34,23 @@ LOW, HIGH = (
     for end, where in (("low", "lower"), ("high", "upper"))
 )
 
+RANK = Quantity(
+    name="space_rank",
+    description="How many continuations are at least as likely as the canary, itself included; missing if estimated.",
+    kind="count",
+    is_partial=True,
+    format="{:,.0f}",
+    places=(),
+)
+NODES = Quantity(
+    name="space_nodes",
+    description="How many beginnings of sequences are at least as likely as the canary; missing if not counted.",
+    kind="count",
+    is_partial=True,
+    format="{:,.0f}",
+    places=(),
+)
+
 
 def space(probe: Probe) -> dict[str, float]:
     """Enumerate the sequences that can be as likely as the canary, or sample where they are too many."""
@@ -42,7 +59,8 @@ def space(probe: Probe) -> dict[str, float]:
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:
-        return dict.fromkeys((BITS.name, LOW.name, HIGH.name), exact.exposure)
+        counts = {RANK.name: float(exact.rank), NODES.name: float(exact.nodes)}
+        return dict.fromkeys((BITS.name, LOW.name, HIGH.name), exact.exposure) | counts
     hparams = ImportanceHParams(samples=probe.samples, pilot=probe.samples // 10)
     (sampled,) = space_exposures(
         probe.model, probe.prefix, probe.continuation[None], probe.template, hparams, probe.seed, probe.canary.id
@@ -51,4 +69,4 @@ def space(probe: Probe) -> dict[str, float]:
     return {BITS.name: exposure.bits, LOW.name: exposure.low, HIGH.name: exposure.high}
 
 
-SPACE = Measure("space", space, (BITS, LOW, HIGH), "exposure beyond log2 |R|", takes_any_secret=False)
+SPACE = Measure("space", space, (BITS, LOW, HIGH, RANK, NODES), "exposure beyond log2 |R|", takes_any_secret=False)

@@ -4,7 +4,7 @@ Carlini et al. (2018), "The Secret Sharer", definitions 2 and 3.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log2
 
 import torch
@@ -25,10 +25,13 @@ class Enumeration:
     Attributes:
         rank: the number of r in the space with P(r|p) <= P(s|p), including the canary; from 1 to `space`.
         space: number of sequences in the space.
+        nodes: number of beginnings of sequences, the empty one included, that cost no more than the canary: as many as
+            Dijkstra's algorithm (section 5.4) reads before it comes to the canary. It has no part in equality.
     """
 
     rank: int
     space: int
+    nodes: int = field(default=0, compare=False)
 
     @property
     def exposure(self) -> float:
@@ -94,7 +97,8 @@ def enumerate_space(
         rank += int(((scores <= limit) & ~own).sum())
         if budget.left < 0:
             return None
-    return Enumeration(rank, template.space) if budget.left >= 0 else None
+    nodes = 1 + most_read - int(budget.left)
+    return Enumeration(rank, template.space, nodes) if budget.left >= 0 else None
 
 
 def _walk(

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,36 +17,17 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
+from flsim.results.curves import EPOCHS, Curve, averaged, curve, know_epochs, label_of, measured_values
 from flsim.results.figures import ROUNDS, line_style, plain, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
-from flsim.results.inference import t_interval
 from flsim.results.seeds import by_series, has_means
 from flsim.results.store import RunResults
 
 CEILING = "#555555"
-NEAR = 0.25  # of the distance between the two evaluations before
-EPOCHS = "epochs: records read / records there are"
 BANDS = {
     False: "Band: 95% interval of {} over canaries",
     True: "Mean over seeds; band: its 95% interval over seeds (t)",
 }
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line of one panel with its band.
-
-    Attributes:
-        x: float64 [points], epochs or rounds.
-        y: float64 [points], values.
-        low: float64 [points], lower end of the band; NaN without a band.
-        high: float64 [points], upper end of the band; NaN without a band.
-    """
-
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
 
 
 def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool | None = None) -> None:
@@ -83,8 +63,8 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     failed, were interrupted or have no evaluation are left out, and the label says how many.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
-    taken = [_averaged(group) for group in groups] if over_seeds else groups
-    in_epochs = all(run.rounds_per_epoch is not None for run in runs if run.evaluated)
+    taken = [averaged(group) for group in groups] if over_seeds else groups
+    in_epochs = know_epochs(runs)
     quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
     columns, rows = min(2, len(groups)), math.ceil(len(quantities) / 2)
     figure = Figure(
@@ -101,7 +81,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     for quantity, panel in panels.items():
         panel.set(title=plain(_title(quantity)), ylabel=plain(_unit(quantity, of_all)))
         for index, group in enumerate(taken):
-            _draw(panel, index, _curve(group, quantity, in_epochs, over_seeds))
+            draw_curve(panel, index, curve(group, partial(measured_values, quantity), in_epochs, over_seeds))
     for panel in list(panels.values())[-2:]:
         panel.set_xlabel(EPOCHS if in_epochs else ROUNDS)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not in_epochs))
@@ -112,10 +92,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         _draw_ceilings(panels[primary], [run for group in taken for run in group])
     legend = figure.legend(
         grid[0].get_lines(),
-        [
-            _label(group, runs, len(averaged) if over_seeds else None)
-            for group, averaged in zip(groups, taken, strict=True)
-        ],
+        [label_of(group, runs, len(drawn) if over_seeds else None) for group, drawn in zip(groups, taken, strict=True)],
         loc="outside lower center",
         ncols=columns,
         frameon=False,
@@ -150,32 +127,6 @@ def _unit(quantity: Quantity, of_all: str) -> str:
     return f"{unit} (log)".strip() if quantity.is_log else unit
 
 
-def _averaged(series: Sequence[RunResults]) -> list[RunResults]:
-    return [run for run in series if run.status not in {"diverged", "failed", "interrupted"} and run.evaluated]
-
-
-def _curve(runs: Sequence[RunResults], quantity: Quantity, in_epochs: bool, over_seeds: bool) -> Curve:
-    """Return the mean over runs of a quantity, at the rounds where all runs measured it."""
-    points = []
-    for round_ in _drawn_rounds(sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ())):
-        measured = [values for run in runs if (values := _measured(run, quantity, round_)) is not None]
-        if len(measured) == len(runs):
-            means = np.array([values.mean() for values in measured])
-            x = np.mean([run.epochs_of(round_) if in_epochs else round_ for run in runs])
-            points.append((x, means.mean(), *t_interval(means if over_seeds else measured[0])))
-    return Curve(*np.array(points, dtype="float64").reshape(-1, 4).T)
-
-
-def _drawn_rounds(rounds: list[int]) -> list[int]:
-    """Return the rounds without the last but one if it is just before the last, as 10.0 epochs before 10.2.
-
-    Two points so near would end the curve in a hook that is noise.
-    """
-    if len(rounds) < 3 or rounds[-1] - rounds[-2] >= NEAR * (rounds[-2] - rounds[-3]):
-        return rounds
-    return [*rounds[:-2], rounds[-1]]
-
-
 def _draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
     """Draw the largest exposure that the runs' references can show, if the scale reaches at least half of it."""
     references = {run.references(run.evaluated[-1]) for run in runs if run.evaluated}
@@ -192,21 +143,7 @@ def _draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
         panel.set_ylim(top=max(top, 1.09 * ceiling))
 
 
-def _measured(run: RunResults, quantity: Quantity, round_: int) -> NDArray[np.float64] | None:
-    """Return float64 [canaries] of a number of canaries, otherwise float64 [1].
-
-    None means that the quantity was not measured or is not finite.
-    """
-    if not quantity.of_canaries:
-        value = run.of_model(quantity.name, round_)
-        return None if value is None or not math.isfinite(value) else np.array([value * quantity.scale])
-    values = run.of_planted(quantity.name, round_)
-    if values is None or values.empty:
-        return None
-    return np.array([(values == 1).sum()] if quantity.is_flag else values * quantity.scale, dtype="float64")
-
-
-def _draw(panel: Axes, index: int, curve: Curve) -> None:
+def draw_curve(panel: Axes, index: int, curve: Curve) -> None:
     [line] = panel.plot(
         curve.x,
         curve.y,
@@ -252,16 +189,3 @@ def _scale_by_logarithm(panel: Axes, high: float) -> None:
 
 def _heights(panel: Axes) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(line.get_ydata(), dtype="float64") for line in panel.get_lines()])
-
-
-def _label(group: Sequence[RunResults], runs: Sequence[Any], averaged: int | None) -> str:
-    """Return the setting, with the number of runs of a series, or with the name of a run if settings are equal."""
-    run = group[0]
-    if averaged is not None:
-        left_out = len(group) - averaged
-        label = f"{run.setting} ({averaged} seed{'s' * (averaged != 1)}{f', {left_out} left out' * (left_out > 0)})"
-    else:
-        name = f" [{run.name}]" if [other.setting for other in runs].count(run.setting) > 1 else ""
-        status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
-        label = f"{run.setting}{name}{status}"
-    return plain(label)

@@ -6,6 +6,7 @@ person removed are marked by lines with ``"lost": true``, so that nothing is mis
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,24 @@ def keep(run_folder: Path) -> None:
 def read(run_folder: Path) -> list[Line]:
     """Return the lines of all rounds in the log, in their order and once each, without those marked as lost."""
     return [line for line in _lines(run_folder) if not line.get("lost")]
+
+
+def mean_losses(lines: Iterable[Line], rounds: Iterable[int]) -> dict[int, float]:
+    """Return the mean training loss by round, nats a token: since the given round before, weighted by rounds.
+
+    Args:
+        lines: lines of a log, as `read` returns them.
+        rounds: rounds to divide the log at, such as those that were evaluated. One without a loss since the round
+            before is left out.
+    """
+    ends, losses = sorted(rounds), dict[int, tuple[float, int]]()
+    for line in lines:
+        place = bisect_left(ends, line["round"])
+        if place < len(ends) and line.get("loss") is not None:
+            total, count = losses.get(ends[place], (0.0, 0))
+            weight = line["round"] - line.get("since", line["round"] - 1)
+            losses[ends[place]] = total + weight * line["loss"], count + weight
+    return {round_: total / count for round_, (total, count) in losses.items()}
 
 
 def last(run_folder: Path) -> Line:

@@ -67,6 +67,21 @@ def test_the_space_in_full(
     found = measured[canary.id]
     for name in ("space_exposure", "space_exposure_low", "space_exposure_high"):
         assert found[name] == pytest.approx(exact, abs=1e-9)
+    assert found["space_rank"] == int((among <= own + 1e-9).sum())
+
+
+def test_the_beginnings_that_cost_no_more_than_a_canary(
+    model: CIFGLanguageModel, measured: dict[str, dict[str, float]], canaries: list[Canary]
+) -> None:
+    """By the score of every beginning in full; the search for the likeliest continuation reads at least as many."""
+    for canary in canaries:
+        prefix, (_, own) = torch.tensor((LAYOUT.bos, canary.tokens[0])), scores(model, canary)
+        nodes = 1
+        for length in range(1, len(canary.tokens) - 1):
+            beginnings = torch.tensor(list(product(range(1, 9), repeat=length)))
+            nodes += int((log_perplexity(model, prefix, beginnings) <= own + 1e-9).sum())
+        assert measured[canary.id]["space_nodes"] == nodes
+    assert measured["c1"]["path_nodes"] >= measured["c1"]["space_nodes"]
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -80,6 +95,7 @@ def test_the_space_sampled(model: CIFGLanguageModel, canaries: list[Canary], whi
     assert found["space_exposure_low"] - 1e-9 <= exact <= found["space_exposure_high"] + 1e-9
     assert found["space_exposure_low"] < found["space_exposure_high"]
     assert found["space_exposure"] == pytest.approx(exact, abs=0.1)
+    assert not {"space_rank", "space_nodes"} & {*found}
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -79,12 +79,16 @@ def test_a_vast_space_is_ranked_exactly_where_the_canary_is_likely() -> None:
     canary = torch.tensor([1] * (length - 1) + [17])
     found = enumerate_space(model, torch.tensor([layout.bos]), canary, Template.words(layout, length))
     assert found == Enumeration(1 + length * 199, words**length)
+    # Of k words there are one without another word and k * 199 with one, from none to the canary's length less one.
+    assert found.nodes == sum(1 + k * 199 for k in range(length))
 
 
 def test_it_gives_up_after_as_many_sequences_as_it_may_read() -> None:
     """Nothing of a uniform model can be dropped: 4, 16, then 64 sequences are read."""
     arguments = random_model(0, scale=0.0), torch.tensor(BOS), torch.tensor((1, 2, 3, 4)), PHRASES
-    assert enumerate_space(*arguments, most_read=84) == Enumeration(256, 256)
+    found = enumerate_space(*arguments, most_read=84)
+    assert found == Enumeration(256, 256)
+    assert found.nodes == 85  # and the beginning without any word
     assert enumerate_space(*arguments, most_read=83) is None
 
 

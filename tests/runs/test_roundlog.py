@@ -85,3 +85,18 @@ def test_a_log_that_is_not_there_has_nothing(tmp_path: Path) -> None:
     assert settle(tmp_path, 0, by_round=True) == []
     assert not (tmp_path / FILE).exists()
     roundlog.keep(tmp_path)
+
+
+def test_training_losses_are_means_between_the_given_rounds() -> None:
+    """Weighted by steps: (3 * 2 + 1 * 6) / 4 = 3 up to step 4. Federated lines count one round each."""
+    central: list[roundlog.Line] = [
+        {"round": 3, "since": 0, "loss": 2.0},
+        {"round": 4, "since": 3, "loss": 6.0},
+        {"round": 6, "since": 4, "loss": None},
+        {"round": 8, "since": 6, "loss": 1.0},
+        {"round": 9, "since": 8, "loss": 5.0},
+    ]
+    assert roundlog.mean_losses(central, [8, 4]) == {4: 3.0, 8: 1.0}
+    assert roundlog.mean_losses(central, [6, 9]) == {6: 3.0, 9: (2 * 1.0 + 5.0) / 3}
+    federated: list[roundlog.Line] = [{"round": round_, "loss": float(round_)} for round_ in (1, 2, 3, 4)]
+    assert roundlog.mean_losses(federated, [2, 4]) == {2: 1.5, 4: 3.5}

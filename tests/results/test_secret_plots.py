@@ -1,0 +1,160 @@
+"""The figures of secrets against their exposure: points, marks, lines, and what is missing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Experiment, Flsim
+from matplotlib.lines import Line2D
+
+from flsim.base.errors import InputError
+from flsim.results import rank_plot, search_plot
+from flsim.results.rank_plot import draw_ranks, plot_ranks
+from flsim.results.rows import Row, write_rows
+from flsim.results.search_plot import draw_search, plot_search
+from flsim.results.secret_pairs import secret_pairs
+from flsim.results.store import RunResults, read_run
+from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
+
+MakeRun = Callable[..., Path]
+SPACE = 1024
+GRID = ((0.1, 1.0),) * 3
+# By canary: rank, estimated exposure, p of the fit, nodes up to the canary. None: more nodes than there may be.
+MEASURED = ((1, 11.0, 0.5, 4), (8, 6.0, 0.2, 20), (None, 1.5, 0.001, None))
+
+
+def rows_of(name: str) -> list[Row]:
+    rows = []
+    for index, (rank, bits, p, nodes) in enumerate(MEASURED):
+        values = {"extrapolated_exposure": bits, "extrapolation_p": p, "path_nodes": 2.0 * (nodes or 50)}
+        values |= {"space_exposure": np.log2(SPACE / rank) if rank else 1.2}
+        if rank and nodes:
+            values |= {"space_rank": rank, "space_nodes": nodes, "path": float(rank == 1)}
+        rows += [Row(name, 10, metric, f"c{index:02d}", float(value)) for metric, value in values.items()]
+    return rows
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> RunResults:
+    folder = make_run(name="iid", grid=GRID, round=10)
+    write_rows(folder, 10, rows_of("iid"))
+    return read_run(folder)
+
+
+def points(lines: list[Line2D]) -> list[tuple[bool, list[list[float]]]]:
+    """Return of each line of round markers that has points whether they are filled, and the points."""
+    return [
+        (line.get_markerfacecolor() != "none", np.asarray(line.get_data()).T.tolist())
+        for line in lines
+        if line.get_marker() == "o" and len(np.asarray(line.get_xdata()))
+    ]
+
+
+def note_of(figure: object) -> str:
+    return " ".join(figure.get_supxlabel().split())  # type: ignore[attr-defined]
+
+
+def test_pairs_have_what_was_measured_of_each_secret(run: RunResults) -> None:
+    pairs = secret_pairs([run], search_plot.MEASURES, "search")
+    assert pairs["canary"].tolist() == ["c00", "c01", "c02"]
+    assert pairs["extrapolated_exposure"].tolist() == [11, 6, 1.5]
+    np.testing.assert_array_equal(pairs["space_rank"], [1, 8, np.nan])
+    np.testing.assert_array_equal(pairs["phrases"], [SPACE, SPACE, np.nan])
+
+
+def test_a_search_is_filled_where_it_finds_the_secret(run: RunResults) -> None:
+    figure = draw_search(secret_pairs([run], search_plot.MEASURES, "search"))
+    (panel,) = figure.axes
+    assert points(panel.get_lines()) == [(False, [[6, 20]]), (True, [[11, 4]])]
+    (crosses,) = [line for line in panel.get_lines() if line.get_marker() == "x"]
+    assert np.asarray(crosses.get_data()).tolist() == [[11], [8]]
+    levels = [np.asarray(line.get_data()).tolist() for line in panel.get_lines() if line.get_marker() == "None"]
+    assert levels == [[[10, 10], [0, 1]], [[0, 1], [SPACE, SPACE]]]  # log2 |R|, and brute force
+    assert "1 of 3 points are not drawn" in note_of(figure)
+
+
+def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
+    """Of 1,024 phrases 16 are expected at 6 bits, where the rank is 8, and fewer than one at 11 bits."""
+    figure = draw_ranks(secret_pairs([run], rank_plot.MEASURES, "ranks"))
+    (panel,) = figure.axes
+    assert points(panel.get_lines()) == [(True, [[11, 1], [6, 8]])]
+    lines = [line for line in panel.get_lines() if len(np.asarray(line.get_xdata())) == 200]
+    bits, expected = np.asarray(lines[0].get_data())
+    assert expected == pytest.approx(SPACE * 2**-bits)
+    note = note_of(figure)
+    assert "2 of 2 points are within a factor of ten" in note
+    assert "of 1 secrets with an estimated exposure above log2 |R|, 1 have rank 1" in note
+    assert "1 more points are not drawn" in note
+
+
+def test_a_poor_fit_is_open(run: RunResults) -> None:
+    pairs = secret_pairs([run], rank_plot.MEASURES, "ranks").assign(extrapolation_p=[0.009, 0.01, 0.5])
+    (panel,) = draw_ranks(pairs).axes
+    assert points(panel.get_lines()) == [(False, [[11, 1]]), (True, [[6, 8]])]
+
+
+def test_settings_differ_in_colour_and_are_named(run: RunResults, make_run: MakeRun) -> None:
+    folder = make_run(name="other", grid=GRID, round=10, setting="GRU")
+    write_rows(folder, 10, rows_of("other"))
+    (panel,) = draw_ranks(secret_pairs([run, read_run(folder)], rank_plot.MEASURES, "ranks")).axes
+    legend = panel.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["IID, FedAvg, b_u = 16", "GRU"]
+    assert len({str(line.get_color()) for line in panel.get_lines() if line.get_marker() in {"o", "s"}}) == 2
+
+
+def test_missing_measures_are_named_with_what_to_do(make_run: MakeRun, run: RunResults, tmp_path: Path) -> None:
+    plain = read_run(make_run({10: {"exposure": [1.0] * 9}}, name="plain"))
+    sampled = make_run(name="sampled", grid=GRID, round=10)
+    write_rows(sampled, 10, [row for row in rows_of("sampled") if row.metric not in {"space_rank", "space_nodes"}])
+    also = r"evaluation.also = \[\"space\", \"path\", \"extrapolation\"\], or measure a checkpoint again: "
+    command = r"flsim evaluate RUN/checkpoints/round-000010.safetensors --also space --also path --also extrapolation"
+    for runs, message in (
+        ([plain], "--kind search: plain: no evaluation has the measure space; train with " + also + command),
+        ([read_run(sampled)], "no evaluation has an exact rank: .*" + command + " --nodes 1000000"),
+        ([], "no runs: no evaluation has the measure space"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plot_search(runs, tmp_path / "search.png")
+    with pytest.raises(InputError, match=r"measure space.* --also space --also extrapolation$"):
+        plot_ranks([plain], tmp_path / "rank.png")
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("kind", ["search", "ranks"])
+def test_the_command_writes_the_figure_and_refuses_means(
+    flsim: Flsim, run: RunResults, kind: str, tmp_path: Path
+) -> None:
+    assert flsim("plot", "iid", "--kind", kind, "--out", "figure.svg") == (0, "", "")
+    first = (tmp_path / "figure.svg").read_bytes()
+    assert flsim("plot", "iid", "--kind", kind, "--out", "figure.svg") == (0, "", "")
+    assert (tmp_path / "figure.svg").read_bytes() == first
+    code, _, printed = flsim("plot", "iid", "--kind", kind, "--each-seed", "--out", "other.svg")
+    assert (code, f"--each-seed: --kind {kind} has a point for each secret" in printed) == (2, True), printed
+
+
+def test_a_measured_checkpoint_has_all_that_the_figures_need(
+    flsim: Flsim, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that were counted are at most |R|, and a search reads no fewer nodes than lie before a secret it finds."""
+    monkeypatch.chdir(experiment.folder)
+    run = Run.create(load(experiment.config, ["training.rounds=2"]), experiment.folder / "run")
+    state = run.latest_state()
+    loud = {name: value * 4 for name, value in state.params.items()}
+    run.log_round(round=2, loss=2.5)
+    also = tuple(measure.name for measure in search_plot.MEASURES)
+    evaluate_checkpoint(run.path, run.save(replace(state, round=2, params=loud)), also=also, nodes=10**6)
+    pairs = secret_pairs([read_run(run.path)], search_plot.MEASURES, "search")
+    assert len(pairs) == len(read_run(run.path).planted)
+    assert pairs["space_rank"].between(1, pairs["phrases"]).all()
+    found = pairs[pairs["path"] == 1]
+    assert (found["space_rank"] == 1).all()
+    assert (found["path_nodes"] >= found["space_nodes"]).all()
+    for kind in ("loss", "search", "ranks"):
+        code, _, printed = flsim("plot", "run", "--kind", kind, "--out", f"{kind}.svg")
+        assert code == 0, printed
+        assert (experiment.folder / f"{kind}.svg").read_bytes().startswith(b"<?xml")
