@@ -24,6 +24,7 @@ from flsim.data.corpus import Split
 from flsim.data.records import Records, batch
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import TrainableModel
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.engines import engine_of
 from flsim.training.clip import global_norm
@@ -139,8 +140,8 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
     for turn in range(hparams.turns):
         for side in sides:
             side.train(steps * (turn + 1))
-        batches = _batches(training, steps * turn, steps * (turn + 1))
-        seconds.append(_plain_loop(model, optimizer, batches, device))
+        batches = padded_batches(training, steps * turn, steps * (turn + 1))
+        seconds.append(plain_loop(model, optimizer, batches, device))
     times = {**{side.name: side.seconds for side in sides}, PLAIN: seconds}
     rates = {name: size * steps * (hparams.turns - 1) / sum(of_turns[1:]) for name, of_turns in times.items()}
     products = {}
@@ -150,7 +151,7 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
     return {
         "records_per_second": rates,
         "ratio": {side.name: rates[side.name] / rates[PLAIN] for side in sides},
-        "distance": {side.name: _distance(first, side.state, model) for side in sides},
+        "distance": {side.name: distance(first, side.state, model) for side in sides},
         "products": products,
     }
 
@@ -192,23 +193,23 @@ def drawn(users: int) -> Split:
     return Split(LAYOUT, records.tokens, records.offsets, np.array([0, len(records)]), Path())
 
 
-def _batches(training: CentralTraining, first: int, end: int) -> list[tuple[Tensor, Tensor]]:
+def padded_batches(training: CentralTraining, first: int, end: int) -> list[tuple[Tensor, Tensor]]:
     """Return the padded batches of the steps, as a plain loop reads them."""
     batches = []
     for step in range(first, end):
         records = training.chunk(step, step + 1).records
-        padded = batch(records, np.arange(len(records)), LAYOUT)
+        padded = batch(records, np.arange(len(records)), training.records.layout)
         batches.append((torch.from_numpy(padded.inputs), torch.from_numpy(padded.targets)))
     return batches
 
 
-def _plain_loop(
-    model: CIFGLanguageModel,
+def plain_loop(
+    model: TrainableModel,
     optimizer: torch.optim.Optimizer,
     batches: Sequence[tuple[Tensor, Tensor]],
     device: str,
 ) -> float:
-    """Train with a plain loop, and return its seconds."""
+    """Train with a plain loop over padded batches, by PyTorch and its autograd, and return its seconds."""
     began = time.perf_counter()
     for inputs, targets in batches:
         logits = model(inputs.to(device))
@@ -221,8 +222,9 @@ def _plain_loop(
     return time.perf_counter() - began
 
 
-def _distance(first: State, ours: State, model: CIFGLanguageModel) -> float:
-    theirs = {name: value.detach().cpu() for name, value in model.named_parameters()}
+def distance(first: State, ours: State, model: TrainableModel) -> float:
+    """Return how far our parameters are from the model's, relative to their change by training."""
+    theirs = {name: value.detach().cpu() for name, value in model.trainable.items()}
     apart = global_norm({name: value - theirs[name] for name, value in ours.params.items()})
     return apart / global_norm({name: value - first.params[name] for name, value in ours.params.items()})
 

@@ -69,6 +69,22 @@ def central(
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 
+@bench.command(epilog="Example: flsim bench characters --threads 2 --json")
+def characters(
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Lines in a step, e.g. 32.")] = 128,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads for torch.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Measure characters per second of The Secret Sharer's networks.
+
+    Compares central training with a plain PyTorch loop over the same steps. Takes about two minutes on one core.
+    """
+    from flsim.bench.characters import CharactersBenchHParams, bench_characters, describe
+
+    measured = bench_characters(CharactersBenchHParams(batch_size=batch, threads=threads))
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
 @bench.command(epilog="Example: flsim bench data --reader tff-sqlite --reader jsonl --sentences 500000")
 def data(
     sentences: Annotated[int, typer.Option(min=400, metavar="N", help="Sentences in each generated file.")] = 2_000_000,
