@@ -173,6 +173,7 @@ def run(
     address: str | None = None,
     cpus: int | None = None,
     head: str | None = None,
+    in_process: bool = False,
 ) -> Run:
     """Train a run on Ray and evaluate its checkpoints meanwhile, as `flsim run` does.
 
@@ -187,6 +188,8 @@ def run(
         address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
         cpus: cores of the local cluster, or of the head; all by default.
         head: "HOST:PORT" of this machine, to start a Ray head that other machines can join.
+        in_process: whether to train a central run in this process, without Ray, each checkpoint evaluated before
+            training goes on.
 
     Returns:
         The completed run.
@@ -209,7 +212,7 @@ def run(
     try:
         if begin_from is not None:
             opened = arms.begin_from(opened, Run.open(Path(begin_from)))
-        train(opened, address, cpus, head, retrain_lost)
+        train(opened, address, cpus, head, retrain_lost, in_process)
     except InputError:  # no cluster there, or none large enough
         if not resume:
             discard(opened)

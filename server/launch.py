@@ -1,7 +1,8 @@
-"""The launch of a run on Ray, the one place of the server that tells kinds of training apart."""
+"""The launch of a run, the one place of the server that tells kinds of training apart."""
 
 from collections.abc import Sequence
 
+from flsim.base.errors import InputError
 from flsim.runs.config import CentralConfig, Config, FederatedConfig
 from flsim.runs.folder import Run
 from server.central import launch as central
@@ -10,7 +11,12 @@ from server.federated import layout
 
 
 def train(
-    run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
+    run: Run,
+    address: str | None = None,
+    cpus: int | None = None,
+    head: str | None = None,
+    retrain_lost: bool = False,
+    in_process: bool = False,
 ) -> None:
     """Train a run from its newest checkpoint to its end on a Ray cluster, and wait for its evaluations.
 
@@ -20,13 +26,22 @@ def train(
         cpus: cores of the local cluster, or of the head; None for all.
         head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
         retrain_lost: see `flsim.runs.recovery.recover`.
+        in_process: whether to train and evaluate in this process, without Ray.
 
     Raises:
-        InputError: there is no cluster at the address, or none on which the training fits.
+        InputError: there is no cluster at the address, or none on which the training fits; or the run cannot be trained
+            in this process.
         Diverged: values are not finite; the message names the round and the last good checkpoint.
         Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
     """
+    if in_process:
+        if not isinstance(run.config, CentralConfig):
+            raise InputError('--in-process: trains central runs (training.kind = "central"); this one is federated')
+        if address or head or cpus:
+            raise InputError("--in-process: starts no Ray; leave out --address, --head and --cpus")
+        central.simulate_in_process(run, retrain_lost)
+        return
     launch = central if isinstance(run.config, CentralConfig) else federated
     launch.simulate(run, address, cpus, head, retrain_lost)
 

@@ -51,7 +51,10 @@ TAGS = {"epsilon": ("convention", "of"), "failures": ("kind",), "evaluations": (
 
 @contextmanager
 def exposed(run: Run) -> Iterator[None]:
-    """Let Ray's agents expose the run's metrics during the block."""
+    """Let Ray's agents expose the run's metrics during the block; without Ray there are none."""
+    if not ray.is_initialized():
+        yield
+        return
     ended = Event()
     thread = Thread(target=_expose, args=(run, ended), name="metrics", daemon=True)
     thread.start()

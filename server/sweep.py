@@ -1,10 +1,10 @@
 """A sweep: many runs on a Ray cluster, each by `flsim run` in a process of its own, within a Ray task.
 
-The task holds the run's share of a node, and the run starts its own Ray there with the same share, which takes some ten
-seconds. A run counts on all cores of the machines that its Ray has, so that two federated runs on one Ray would wait
-for each other's processes. With a process for each run a failure stays with its run, and its memory is freed. Linux
-ends the process when its task ends (PR_SET_PDEATHSIG), and the run's Ray ends with the process, so that nothing
-outlives a sweep that was killed.
+The task holds the run's share of a node. A central run of one process trains there without Ray. Any other run starts
+its own Ray there with the same share, which takes some ten seconds. A run counts on all cores of the machines that its
+Ray has, so that two federated runs on one Ray would wait for each other's processes. With a process for each run a
+failure stays with its run, and its memory is freed. Linux ends the process when its task ends (PR_SET_PDEATHSIG), and
+the run's Ray ends with the process, so that nothing outlives a sweep that was killed.
 
 A sweep has no `--resume`: its folder lists its runs, and each call trains those that are missing.
 """
@@ -27,11 +27,12 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
-from flsim.runs.config import Config
+from flsim.runs.config import CentralConfig, Config
 from flsim.runs.config.arms import settings_of_both, shared_rounds
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
+from server.central.launch import can_be_in_process
 from server.cluster.start import cluster, end_with_parent, nodes
 from server.launch import share
 
@@ -234,6 +235,8 @@ def _command(job: Job, address: str | None = None, cpus: int | None = None) -> l
     elif job.twin and (job.twin / "config.toml").exists():
         command += ["--begin-from", str(job.twin)]
     command += ["--address", address] if address else []
+    if cpus and isinstance(job.config, CentralConfig) and can_be_in_process(job.config.system):
+        return [*command, "--in-process"]
     return [*command, "--cpus", str(cpus)] if cpus else command
 
 

@@ -1,23 +1,28 @@
-"""The launch of a central run, without Flower: training and evaluation run on Ray, and this process supervises them."""
+"""The launch of a central run, without Flower.
+
+Training and evaluation run on Ray, and this process supervises them; or all of it is in this process, without Ray.
+"""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 
 from flsim.algorithms.checkpoint import checkpoint_name
-from flsim.base.errors import Interrupted, RunFailed
+from flsim.base.errors import InputError, Interrupted, RunFailed
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import report
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import DRIVEN, hold_lock
+from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.recovery import recover
 from server.central.attempts import attempt, refuse_what_does_not_fit
-from server.central.steps import Lost, News, opened
+from server.central.steps import Lost, News, opened, train
 from server.central.workers import STORAGE
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
+from server.pool.here import Here
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
 
@@ -42,11 +47,46 @@ def simulate(
         Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
     """
+    with _driven(run, retrain_lost):
+        _simulate(run, address, cpus, head)
+
+
+def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
+    """Train a run like `simulate`, in this process and without Ray.
+
+    Each checkpoint is evaluated before training goes on. Results are the same. Nothing starts again by itself: where
+    the process dies, `--resume` goes on.
+
+    Raises:
+        InputError: the run trains in several processes or on a GPU, or `opened` refuses it.
+        Diverged, Interrupted, RunFailed: see `simulate`.
+    """
+    if not can_be_in_process(run.central.system):
+        raise InputError('--in-process: trains in one process on a CPU; set system.workers = 1 and device = "cpu"')
+    stop, stop_file = Stop(), StopFile(run.path)
+    with _driven(run, retrain_lost), stopping(stop):
+        stop_file.remove()
+        try:
+            with supervised(run, service=Here(evaluate_checkpoint), stop=stop) as evaluations:
+                for _ in _followed(run, train(run.path, 0.0), evaluations, stop, stop_file):
+                    pass
+        finally:
+            stop_file.remove()
+
+
+def can_be_in_process(system: CentralSystemHParams) -> bool:
+    """Return whether `simulate_in_process` can train with these settings."""
+    return system.workers == 1 and system.device == "cpu"
+
+
+@contextmanager
+def _driven(run: Run, retrain_lost: bool) -> Iterator[None]:
+    """Hold the run, recovered and found fit for training."""
     with hold_lock(run, DRIVEN), logging_to(run.path):
         with hold_lock(run):  # a trainer whose driver died may still write
             recover(run, retrain_lost)
         opened(run)
-        _simulate(run, address, cpus, head)
+        yield
 
 
 def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None) -> None:
@@ -94,7 +134,8 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
     while True:
         evaluations.submit_unevaluated()
         try:
-            for news in _attempt(run, gpus, evaluations, stop, stop_file):
+            told = attempt(run.path.resolve(), run.name, run.central.system, gpus)
+            for news in _followed(run, told, evaluations, stop, stop_file):
                 failures = 0 if news.saved else failures
             return
         except Interrupted:
@@ -110,13 +151,14 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
             stop.check()
 
 
-def _attempt(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> Iterator[News]:
-    """Make one attempt, yield its news with a progress display, and submit its checkpoints to the evaluation."""
+def _followed(
+    run: Run, told: Generator[News | None], evaluations: Evaluations, stop: Stop, stop_file: StopFile
+) -> Iterator[News]:
+    """Yield the news of an attempt with a progress display, and submit its checkpoints to the evaluation."""
     config, spent, advance = run.config, dict[str, float](), None
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, run.path / STORAGE, ignore_errors=True)
-        told = stack.enter_context(closing(attempt(run.path.resolve(), run.name, run.central.system, gpus)))
-        for news in told:
+        for news in stack.enter_context(closing(told)):
             if stop.is_set():
                 if advance is None:  # nothing is trained yet, so there is nothing to save
                     stop.check()

@@ -1,7 +1,7 @@
 """The steps of a central run, in the training process: checkpoints and log, and news for the driver."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class News:
     spent: dict[str, float] = field(default_factory=dict)
 
 
-def train(path: Path, gpus: float) -> Iterator[News]:
+def train(path: Path, gpus: float) -> Generator[News]:
     """Train a run in this process, from its newest checkpoint to its last step.
 
     Args:

@@ -22,46 +22,14 @@ from flsim import cli
 from flsim.algorithms.checkpoint import digest_of, latest, load
 from flsim.algorithms.rounds import RoundRequest
 from flsim.algorithms.summation import Reply
-from flsim.base.errors import Diverged
-from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from server import sweep
 from server.central import steps
 from server.federated.exchange import Exchange
+from server.pool.here import Here
 from server.sweep import Ended, Job
-
-
-class EvaluationsHere:
-    """Stands in for `server.pool.evaluations.EvaluationService`: evaluates what is submitted at once."""
-
-    def __init__(self) -> None:
-        self._ended: list[Evaluation] = []
-
-    def submit(self, run: Path, checkpoint: Path) -> bool:
-        try:
-            evaluate_checkpoint(run, checkpoint)
-            about = Evaluation(checkpoint.name, "stored", 1, 0.0, 0.0)
-        except Diverged as error:
-            about = Evaluation(checkpoint.name, "diverged", 1, 0.0, 0.0, reason=str(error))
-        except Exception as error:
-            about = Evaluation(checkpoint.name, "failed", 1, 0.0, 0.0, reason=str(error))
-        log_evaluation(run, about)
-        self._ended.append(about)
-        return True
-
-    def poll(self, run: Path, timeout: float = 0.0) -> list[Evaluation]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    drain = poll
-
-    def pending(self, run: Path) -> int:
-        return len(self._ended)
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 class NodesHere:
@@ -105,7 +73,7 @@ def without_ray() -> Iterator[None]:
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
         patch.setattr("server.supervision.exposed", lambda _: nullcontext())
-        patch.setattr("server.supervision._service_of", lambda *_: EvaluationsHere())
+        patch.setattr("server.supervision._service_of", lambda *_: Here(evaluate_checkpoint))
         yield
 
 

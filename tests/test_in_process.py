@@ -1,0 +1,104 @@
+"""`flsim run --in-process`: central runs without Ray, with the same result as on it."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers import TINY, WORLD, Experiment, Flsim, Trained, assert_same, final_state, start
+
+CENTRAL = f"""{WORLD}[training]
+kind = "central"
+steps = 40
+batch_size = 9
+optimizer = "adam"
+learning_rate = 0.01
+[evaluation]
+every = 20
+references = 200
+[system]
+checkpoint_every = 7
+"""
+PRIVATE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8", "training.optimizer=rmsprop")
+
+
+@pytest.fixture
+def central_experiment(experiment: Experiment) -> Experiment:
+    experiment.config.write_text(CENTRAL)
+    return experiment
+
+
+def losses(run: Path) -> list[tuple[int, float, str]]:
+    lines = (run / "rounds.jsonl").read_text().splitlines()
+    return [(line["round"], line["loss"], line["digest"]) for line in map(json.loads, lines)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), PRIVATE], ids=["plain", "private"])
+def test_it_equals_a_run_on_ray(
+    central_experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...]
+) -> None:
+    """Parameters, ledger, losses and rows."""
+    on_ray = trained(*overrides)
+    options = [part for override in overrides for part in ("--set", override)]
+    here = central_experiment.folder / "here"
+    code, out, err = flsim("run", central_experiment.config, "--out", here, "--in-process", *options)
+    assert (code, "Traceback" in err) == (0, False)
+    assert "|" in out
+    assert_same(here, on_ray)
+    assert final_state(here).ledger == final_state(on_ray).ledger
+    assert losses(here) == losses(on_ray)
+    assert json.loads((here / "run.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.slow
+def test_a_killed_one_goes_on_to_the_same_bits(central_experiment: Experiment, flsim: Flsim) -> None:
+    options = ("--set", "training.steps=4000", "--set", "evaluation.every=2000")
+    process = start(central_experiment, "--out", "broken", "--in-process", *options)
+    broken, whole = (central_experiment.folder / name for name in ("broken", "whole"))
+    until = time.monotonic() + 120
+    while not ((broken / "rounds.jsonl").exists() and len(losses(broken)) >= 4):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 28 <= final_state(broken).round < 4000
+    for out, resume in ((broken, ["--resume"]), (whole, [])):
+        assert flsim("run", central_experiment.config, "--out", out, "--in-process", *options, *resume)[0] == 0
+    assert_same(broken, whole)
+    assert losses(broken) == losses(whole)
+
+
+def test_divergence_ends_it_with_its_step(central_experiment: Experiment, flsim: Flsim) -> None:
+    out = central_experiment.folder / "wild"
+    options = ("--set", "training.optimizer=sgd", "--set", "training.learning_rate=1e30")
+    code, _, err = flsim("run", central_experiment.config, "--out", out, "--in-process", *options)
+    assert code == 1
+    assert "a loss that is not finite" in err
+    assert json.loads((out / "run.json").read_text())["status"] == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--address", "auto"), "--in-process: starts no Ray; leave out --address, --head and --cpus"),
+        (("--cpus", "2"), "--in-process: starts no Ray; leave out --address, --head and --cpus"),
+        (("--set", "system.workers=2"), "--in-process: trains in one process on a CPU; set system.workers = 1"),
+    ],
+)
+def test_what_needs_ray_is_refused_and_leaves_no_run(
+    central_experiment: Experiment, flsim: Flsim, options: tuple[str, ...], message: str
+) -> None:
+    out = central_experiment.folder / "new"
+    code, _, err = flsim("run", central_experiment.config, "--out", out, "--in-process", *options)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+    assert not out.exists()
+
+
+def test_a_federated_run_is_refused(experiment: Experiment, flsim: Flsim) -> None:
+    experiment.config.write_text(TINY)
+    code, _, err = flsim("run", experiment.config, "--out", experiment.folder / "new", "--in-process")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--in-process: trains central runs" in err
