@@ -20,7 +20,7 @@ from flsim.runs.trackers import tracking
 from flsim.training.state import State
 from server.metrics import exposed
 from server.pool.evaluations import EvaluationService, ServiceHParams
-from server.pool.here import Here
+from server.pool.in_process import EvaluationInProcess
 from server.stopping import Stop
 
 LOOK = 0.5  # seconds between two checks whether the run shall end
@@ -32,7 +32,7 @@ class Evaluations:
     Checkpoints that the service has no room for stay on disk, and are submitted once it has room.
     """
 
-    def __init__(self, run: Run, service: EvaluationService | Here, stop: Stop | None = None) -> None:
+    def __init__(self, run: Run, service: EvaluationService | EvaluationInProcess, stop: Stop | None = None) -> None:
         self._run, self._service, self._stop = run, service, stop or Stop()
         self._key = run.path.resolve()
         self._failed: set[str] = set()  # checkpoints that are not tried again before `--resume`
@@ -130,7 +130,10 @@ class Evaluations:
 
 @contextmanager
 def supervised(
-    run: Run, evaluation_gpus: float = 0.0, service: EvaluationService | Here | None = None, stop: Stop | None = None
+    run: Run,
+    evaluation_gpus: float = 0.0,
+    service: EvaluationService | EvaluationInProcess | None = None,
+    stop: Stop | None = None,
 ) -> Iterator[Evaluations]:
     """Train in the block, from the run's newest checkpoint, and evaluate each checkpoint that `keep` submits.
 

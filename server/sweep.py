@@ -27,12 +27,11 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
-from flsim.runs.config import CentralConfig, Config
+from flsim.runs.config import Config
 from flsim.runs.config.arms import settings_of_both, shared_rounds
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
-from server.central.launch import can_be_in_process
 from server.cluster.start import cluster, end_with_parent, nodes
 from server.launch import share
 
@@ -235,7 +234,7 @@ def _command(job: Job, address: str | None = None, cpus: int | None = None) -> l
     elif job.twin and (job.twin / "config.toml").exists():
         command += ["--begin-from", str(job.twin)]
     command += ["--address", address] if address else []
-    if cpus and isinstance(job.config, CentralConfig) and can_be_in_process(job.config.system):
+    if cpus and job.config.system.is_one_process:
         return [*command, "--in-process"]
     return [*command, "--cpus", str(cpus)] if cpus else command
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from flsim.base.errors import RunFailed
 from flsim.base.progress import progress
 from flsim.planning.cost import Observed, fit
-from flsim.planning.kinds import Copy, kind_of, shortened
+from flsim.planning.kinds import Copy, is_in_process, kind_of, shortened
 from flsim.planning.monitor import Watch, watching
 from flsim.results.evaluations import read_evaluations
 from flsim.runs import roundlog
@@ -125,7 +125,8 @@ def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster:
         cold = list[float]()
         for name, copy in configs.items():
             path = folder / name
-            seen = observe(path, copy.config, watch.began[str(path)], ended[name])
+            in_process = is_in_process(copy.config, whole_cluster)
+            seen = observe(path, copy.config, watch.began[str(path)], ended[name], in_process)
             if copy.is_cold and seen.start is not None:
                 cold.append(seen.start)
                 seen = replace(seen, start=None)
@@ -149,7 +150,7 @@ def scratch() -> Iterator[Path]:
             time.sleep(0.1)
 
 
-def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
+def observe(run: Path, config: Config, began: float, ended: float, in_process: bool = False) -> Observed:
     """Return the measurements of a copy from its folder.
 
     Args:
@@ -157,6 +158,7 @@ def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
         config: its settings.
         began: seconds since 1970 when its process started.
         ended: seconds since 1970 when its process ended.
+        in_process: whether training waited for the first evaluation, in the same process.
     """
     lines = roundlog.read(run)
     trained = (run / roundlog.FILE).stat().st_mtime
@@ -168,16 +170,17 @@ def observe(run: Path, config: Config, began: float, ended: float) -> Observed:
     evaluations = sorted(
         (attempt for attempt in read_evaluations(run) if attempt.outcome == "stored"), key=lambda attempt: attempt.ended
     )
-    last = evaluations[-1]
+    first, last = evaluations[0], evaluations[-1]
     sizes = [line["users"] for line in lines] if config.has_a_line_per_round else [config.round_size]
     start = trained - sum(line["seconds"] for line in lines) - began + (seconds[0] - typical) * steps[0]
+    start -= first.seconds if in_process else 0.0
     private = config.privacy.mechanism == "dp" and len(seconds) > 2
     return Observed(
         size=float(statistics.median(sizes)),
         start=max(0.0, start),
         rounds=tuple(rounds),
         pause=max(0.0, (seconds[at_least] - typical) * steps[at_least]) if private else 0.0,
-        first_evaluation=max(0.0, last.ended - trained - last.seconds),
+        first_evaluation=first.seconds if in_process else max(0.0, last.ended - trained - last.seconds),
         evaluation=last.seconds,
         end=max(0.0, ended - last.ended),
     )

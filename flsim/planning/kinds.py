@@ -47,6 +47,11 @@ def kind_of(config: Config) -> str:
     return " ".join(map(str, parts))
 
 
+def is_in_process(config: Config, whole_cluster: bool) -> bool:
+    """Return whether a sweep trains a run in one process, which evaluates it too; see `server.sweep`."""
+    return not whole_cluster and config.system.is_one_process
+
+
 def shortened(
     kind: str, config: Config, words_a_user: float, records_a_user: float, vocabulary: int, device: str
 ) -> Copy:

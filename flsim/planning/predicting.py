@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flsim.data.corpus import Split
 from flsim.planning.calibration import Calibration
 from flsim.planning.cost import Cost, Need, Work, fit, most_at_once, run_seconds, saturation, schedule
-from flsim.planning.kinds import REFERENCES, kind_of
+from flsim.planning.kinds import REFERENCES, is_in_process, kind_of
 from flsim.planning.scale import trained_on
 from flsim.runs.config import Config
 from flsim.runs.config.arms import shared_rounds
@@ -133,8 +133,8 @@ class Predictor:
 
     def _saturation(self, config: Config, at_once: int | None) -> float:
         need = self.need(config)
-        if need.gpus:
-            return 1.0  # they take turns on the GPU
+        if need.gpus or is_in_process(config, self.whole_cluster):
+            return 1.0  # training and evaluation take turns on the GPU, or in the process
         runs = 1 if self.whole_cluster else fitting(need, self.machine, at_once)
         processes = min(need.cpus, self.machine.cores)
         return saturation(runs, processes, config.system.evaluators, self.machine.cores)

@@ -22,7 +22,7 @@ from server.central.steps import Lost, News, opened, train
 from server.central.workers import STORAGE
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
-from server.pool.here import Here
+from server.pool.in_process import EvaluationInProcess
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
 
@@ -61,22 +61,17 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
         InputError: the run trains in several processes or on a GPU, or `opened` refuses it.
         Diverged, Interrupted, RunFailed: see `simulate`.
     """
-    if not can_be_in_process(run.central.system):
+    if not run.central.system.is_one_process:
         raise InputError('--in-process: trains in one process on a CPU; set system.workers = 1 and device = "cpu"')
     stop, stop_file = Stop(), StopFile(run.path)
     with _driven(run, retrain_lost), stopping(stop):
         stop_file.remove()
         try:
-            with supervised(run, service=Here(evaluate_checkpoint), stop=stop) as evaluations:
+            with supervised(run, service=EvaluationInProcess(evaluate_checkpoint), stop=stop) as evaluations:
                 for _ in _followed(run, train(run.path, 0.0), evaluations, stop, stop_file):
                     pass
         finally:
             stop_file.remove()
-
-
-def can_be_in_process(system: CentralSystemHParams) -> bool:
-    """Return whether `simulate_in_process` can train with these settings."""
-    return system.workers == 1 and system.device == "cpu"
 
 
 @contextmanager

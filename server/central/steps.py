@@ -114,19 +114,20 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         if reached is not None:
             if evaluated:  # otherwise accounting, which takes about a second, is skipped
                 spent = run.epsilons(reached)
-            now = time.monotonic()
             run.log_round(
                 round=step,
                 since=since,
                 loss=_mean(log),
                 records=log.records,
                 record_epsilon=spent if evaluated and spent else None,
-                seconds=round(now - began, 3),
+                seconds=round(time.monotonic() - began, 3),
                 digest=digest_of(reached),
             )
             run.save(reached)
-            log, began, since = Log(), now, step
+            log, since = Log(), step
         yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})
+        if reached is not None:
+            began = time.monotonic()  # without an evaluation in this process
         unsaid, last = Log(), time.monotonic()
         if reached is not None and step < run.rounds and stop():
             raise Interrupted

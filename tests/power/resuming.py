@@ -28,7 +28,7 @@ from flsim.runs.measuring import evaluate_checkpoint
 from server import sweep
 from server.central import steps
 from server.federated.exchange import Exchange
-from server.pool.here import Here
+from server.pool.in_process import EvaluationInProcess
 from server.sweep import Ended, Job
 
 
@@ -73,7 +73,7 @@ def without_ray() -> Iterator[None]:
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
         patch.setattr("server.supervision.exposed", lambda _: nullcontext())
-        patch.setattr("server.supervision._service_of", lambda *_: Here(evaluate_checkpoint))
+        patch.setattr("server.supervision._service_of", lambda *_: EvaluationInProcess(evaluate_checkpoint))
         yield
 
 

@@ -29,21 +29,8 @@ from flsim.privacy.report import Unit
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
+from flsim.runs.config.later import LATER
 from flsim.runs.trackers import Kind
-
-MILESTONES = ("milestones", "milestone_factor")
-INJECTED = ("injection_users", "injection_copies")
-# Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
-LATER = {
-    "data": ("user_holdout", "shadow"),
-    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, "template"),
-    "model": ("architecture", "layers", "heads", "filter_width", "options"),
-    "training": ("server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
-    "local": ("schedule", *MILESTONES),
-    "privacy": ("noise",),
-    "evaluation": ("utility_only",),
-    "audit": ("update_canaries", "canary_coins"),
-}
 
 
 def _default_of(setting: Field[Any]) -> object:
@@ -159,6 +146,11 @@ class CommonSystemHParams:
     def training_threads(self) -> int:
         """Return the number of torch threads of a training process."""
         return 1
+
+    @property
+    def is_one_process(self) -> bool:
+        """Return whether one process trains, on a CPU, which needs no Ray."""
+        return False
 
 
 @dataclass(frozen=True)

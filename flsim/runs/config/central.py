@@ -95,6 +95,10 @@ class CentralSystemHParams(CommonSystemHParams):
     def training_threads(self) -> int:
         return self.threads
 
+    @property
+    def is_one_process(self) -> bool:
+        return self.workers == 1 and self.device == "cpu"
+
 
 @dataclass(frozen=True)
 class CentralConfig(Config):

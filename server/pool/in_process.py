@@ -11,7 +11,7 @@ from flsim.results.evaluations import Evaluation, Outcome, log_evaluation
 from server.pool.evaluations import Work
 
 
-class Here:
+class EvaluationInProcess:
     """A service like `server.pool.evaluations.EvaluationService`, which evaluates a checkpoint when it is submitted.
 
     Args:
