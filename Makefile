@@ -79,6 +79,7 @@ peers: .venv-peers/done ## make .venv-peers with the platforms that are compared
 
 bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
 	$(BIN)/flsim bench training
+	$(BIN)/flsim bench characters
 	$(BIN)/flsim bench evaluation
 	$(BIN)/flsim bench interference
 	$(BIN)/flsim bench data

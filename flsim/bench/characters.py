@@ -25,6 +25,7 @@ from flsim.training.central.engines import engine_of
 
 LAYOUT = Layout(54, record_words=600)  # 50 characters
 SHAPE = 4.0  # of the gamma distribution of lines' lengths, whose deviation is then half of its mean
+RATE = 0.5  # so that weights change by far more than they are rounded
 FAR = 0.01  # share of what training changed; beyond it two sides have not done the same
 NETWORKS = {  # Table 1, with embeddings that give 620,000 parameters
     "gru, 2 layers": ModelHParams(120, 235, "gru", layers=2),
@@ -109,7 +110,8 @@ def _measure(name: str, hparams: CharactersBenchHParams) -> dict[str, Any]:
     say(f"characters: {name}")
     model_hparams, total = NETWORKS[name], hparams.steps * hparams.turns
     lines = lines_of(hparams.batch_size * total, hparams.length)
-    training = CentralTraining(lines, CentralHParams(batch_size=hparams.batch_size), 0, model=model_hparams)
+    settings = CentralHParams(batch_size=hparams.batch_size, learning_rate=RATE)
+    training = CentralTraining(lines, settings, 0, model=model_hparams)
     first = init(LAYOUT.vocabulary_size, model_hparams, 0)
     model = restore(first.params, model_hparams, LAYOUT.vocabulary_size)
     optimizer, engine, state = torch.optim.SGD(model.parameters(), training.rate(0)), engine_of(training, first), first
