@@ -56,8 +56,9 @@ def test_the_gradient_is_that_of_autograd(
         packed = replace(packed, kept=(kept[0][places], kept[1][places]))
     loss, count = loss_sum(model, torch.from_numpy(padded.inputs), torch.from_numpy(padded.targets), kept=kept)
     expected = torch.autograd.grad(loss / count, list(model.trainable.values()))
-    written_out = packed_model({name: value.detach() for name, value in model.trainable.items()})
-    written_out.load(model.trainable)
+    start = {name: value.detach() for name, value in model.trainable.items()}
+    written_out = packed_model(start)
+    written_out.load(start)
     for _ in range(2):  # the second time meets the buffers of the first
         found_loss, found = written_out.gradient(packed)
         assert found_loss == pytest.approx(loss.item(), rel=1e-12)
