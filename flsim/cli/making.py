@@ -114,7 +114,7 @@ def synthetic(
     by: Annotated[
         Literal["words", "characters"],
         typer.Option(
-            help='"words", or "characters": the words are spelled, in records of up to 96 characters, and --vocabulary '
+            help='Tokens: "words", or "characters", which spell the words in records of up to 96, and --vocabulary '
             "is that of the words.",
             rich_help_panel=WORDS,
         ),

@@ -14,6 +14,7 @@ from flsim.base.rng import stream
 from flsim.data.records import Records, batch, batches_by_length
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.models.language_model import TrainableModel
+from flsim.training.central.record_level import record_gradients
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -151,8 +152,6 @@ def gradient_norms(model: TrainableModel, records: Records, layout: Layout) -> F
     Raises:
         Diverged: a value is not finite.
     """
-    from flsim.training.central.record_level import record_gradients  # imports opacus, which takes a second
-
     parameters = sum(value.numel() for value in model.trainable.values())
     norms = np.zeros(len(records))
     for like in batches_by_length(records, layout, FLOATS // model.vocabulary_size):

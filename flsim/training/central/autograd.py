@@ -9,6 +9,7 @@ from torch import Tensor
 from flsim.data.records import Batch, batch
 from flsim.models.language_model import Params, representative
 from flsim.models.loss import loss_sum
+from flsim.training.central.record_level import private_step
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.dropout import factors
@@ -54,10 +55,6 @@ class AutogradEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = training.rate(step)
         if training.privacy.clip is not None:
-            from flsim.training.central.record_level import (
-                private_step,  # opacus takes a second, which plain training saves
-            )
-
             return private_step(
                 self._model,
                 self._optimizer,

@@ -5,15 +5,11 @@ and scale (Yousefpour et al., 2021); any torch optimizer may follow, as RMSProp 
 8.3. The mechanism bounds the addition or removal of one record: a phrase that occurs k times is k records.
 """
 
-from typing import Any
-
 import torch
-from opacus.optimizers import DPOptimizer
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from flsim.base.rng import stream
 from flsim.models.language_model import TrainableModel
 from flsim.training.cohort.gradient import packed_batch
 from flsim.training.cohort.packed_models import packed_model
@@ -56,23 +52,6 @@ def record_gradients(
     return stacked, torch.stack([total for _, total in results])
 
 
-class SeededDPOptimizer(DPOptimizer):  # type: ignore[misc]
-    """The optimizer of opacus with noise from (seed, step), equal on every device and in a resumed run."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, seed: int, step: int, **settings: Any) -> None:
-        super().__init__(optimizer, **settings)
-        self.seed, self.at = seed, step
-
-    def add_noise(self) -> None:
-        """Set p.grad to the summed clipped gradients + N(0, (z C)^2)."""
-        deviation = self.noise_multiplier * self.max_grad_norm
-        for index, parameter in enumerate(self.params):
-            parameter.grad = parameter.summed_grad
-            if deviation:
-                noise = stream(self.seed, "record noise", self.at, index).normal(0.0, deviation, parameter.shape)
-                parameter.grad = parameter.grad + torch.from_numpy(noise).to(parameter)
-
-
 def private_step(
     model: TrainableModel,
     optimizer: torch.optim.Optimizer,
@@ -106,6 +85,8 @@ def private_step(
         The summed loss (nats) before the step, and its number of positions. They have no noise, and are for the person
         who runs a simulation, not for release.
     """
+    from flsim.privacy.record_optimizer import SeededDPOptimizer  # opacus takes a second
+
     private = SeededDPOptimizer(
         optimizer,
         seed,
