@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import WORLD, Experiment, Flsim, Trained, assert_table_says_diverged, finish, rows, start
+from helpers import CENTRAL, Experiment, Flsim, Trained, assert_table_says_diverged, finish, rows, start
 
 from flsim.algorithms.checkpoint import latest, load
 from flsim.base.errors import InputError
@@ -29,18 +29,6 @@ from flsim.training.central.records import Order
 from flsim.training.state import State
 
 RECORDS = 24 * 8
-CENTRAL = f"""{WORLD}[training]
-kind = "central"
-steps = 40
-batch_size = 9
-optimizer = "adam"
-learning_rate = 0.01
-[evaluation]
-every = 20
-references = 200
-[system]
-checkpoint_every = 7
-"""
 PRIVATE = (
     "privacy.mechanism=dp",
     "privacy.clip=0.5",

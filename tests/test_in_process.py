@@ -6,20 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import TINY, WORLD, Experiment, Flsim, Trained, assert_same, final_state, start
+from helpers import CENTRAL, TINY, Experiment, Flsim, Trained, assert_same, final_state, start
 
-CENTRAL = f"""{WORLD}[training]
-kind = "central"
-steps = 40
-batch_size = 9
-optimizer = "adam"
-learning_rate = 0.01
-[evaluation]
-every = 20
-references = 200
-[system]
-checkpoint_every = 7
-"""
 PRIVATE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8", "training.optimizer=rmsprop")
 
 
@@ -42,14 +30,14 @@ def test_it_equals_a_run_on_ray(
     """Parameters, ledger, losses and rows."""
     on_ray = trained(*overrides)
     options = [part for override in overrides for part in ("--set", override)]
-    here = central_experiment.folder / "here"
-    code, out, err = flsim("run", central_experiment.config, "--out", here, "--in-process", *options)
+    in_process = central_experiment.folder / "in-process"
+    code, out, err = flsim("run", central_experiment.config, "--out", in_process, "--in-process", *options)
     assert (code, "Traceback" in err) == (0, False)
     assert "|" in out
-    assert_same(here, on_ray)
-    assert final_state(here).ledger == final_state(on_ray).ledger
-    assert losses(here) == losses(on_ray)
-    assert json.loads((here / "run.json").read_text())["status"] == "completed"
+    assert_same(in_process, on_ray)
+    assert final_state(in_process).ledger == final_state(on_ray).ledger
+    assert losses(in_process) == losses(on_ray)
+    assert json.loads((in_process / "run.json").read_text())["status"] == "completed"
 
 
 @pytest.mark.slow

@@ -122,12 +122,10 @@ def _measure(name: str, hparams: CharactersBenchHParams) -> dict[str, Any]:
         ((state, log),) = train_central(state, training, until, title=name, engine=engine)
         seconds = time.perf_counter() - began
         batches = padded_batches(training, until - hparams.steps, until)
+        plain_seconds = plain_loop(model, optimizer, batches, "cpu")
         if turn:
-            ours += seconds
-            plain += plain_loop(model, optimizer, batches, "cpu")
+            ours, plain = ours + seconds, plain + plain_seconds
             read, padded = read + log.tokens, padded + sum(inputs.numel() for inputs, _ in batches)
-        else:
-            plain_loop(model, optimizer, batches, "cpu")
     apart = distance(first, state, model)
     if not apart < FAR:
         raise RunFailed(f"{name}: the plain loop came to another model: {apart:.1%} off ours")

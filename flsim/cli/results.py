@@ -192,7 +192,7 @@ def plot(
     The other kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
     exposure over epochs (Figure 4). search shows how many nodes a shortest-path search reads before it comes to a
     secret, against the secret's estimated exposure (Figure 5), and ranks how many phrases are at least as likely as the
-    secret (Figure 6). search and ranks need runs with evaluation.also = ["space", "path", "extrapolation"]; rank does
+    secret (Figure 6). search and ranks need runs with evaluation.also = ["space", "path", "extrapolation"]; ranks does
     without "path".
 
     Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a

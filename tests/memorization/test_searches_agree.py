@@ -42,8 +42,8 @@ def test_searches_over_a_hundred_thousand_secrets(space: str, network: ModelHPar
     assert best.complete
     assert best.tokens == tuple(map(tuple, every[order[:20]].tolist()))
     assert best.scores == pytest.approx(scores[order[:20]].tolist(), rel=1e-12)
-    found, costs = beam_search(model, prefix, template, width=template.space)
-    assert torch.equal(found, every[order])
+    phrases, costs = beam_search(model, prefix, template, width=template.space)
+    assert torch.equal(phrases, every[order])
     assert costs.tolist() == pytest.approx(scores[order].tolist(), rel=1e-12)
 
     for rank in (1, 2, 17, 4_000, 100_000):

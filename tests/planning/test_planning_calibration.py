@@ -122,9 +122,9 @@ def test_a_central_log(experiment: Experiment) -> None:
     assert found.rounds == pytest.approx((0.1, 0.1, 0.1))
     assert found.start == pytest.approx(20 - 8 + 2)
     assert (found.first_evaluation, found.evaluation, found.end) == pytest.approx((5, 2, 3))
-    found = observe(experiment.folder / "log", load(path), BEGAN, BEGAN + 30, in_process=True)
-    assert found.start == pytest.approx(20 - 8 + 2 - 3)
-    assert (found.first_evaluation, found.evaluation, found.end) == pytest.approx((3, 2, 3))
+    alone = observe(experiment.folder / "log", load(path), BEGAN, BEGAN + 30, in_process=True)
+    assert alone.start == pytest.approx(20 - 8 + 2 - 3)
+    assert (alone.first_evaluation, alone.evaluation, alone.end) == pytest.approx((3, 2, 3))
 
 
 def test_what_a_process_is_for() -> None:

@@ -78,7 +78,7 @@ def test_a_search_is_filled_where_it_finds_the_secret(run: RunResults) -> None:
 
 
 def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
-    """Of 1,024 phrases 16 are expected at 6 bits, where the rank is 8, and fewer than one at 11 bits."""
+    """16 of 1,024 phrases are expected at 6 bits, where the rank is 8, and fewer than one at 11 bits."""
     figure = draw_ranks(secret_pairs([run], rank_plot.MEASURES, "ranks"))
     (panel,) = figure.axes
     assert points(panel.get_lines()) == [(True, [[11, 1], [6, 8]])]

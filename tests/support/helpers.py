@@ -182,6 +182,18 @@ references = 200
 checkpoint_every = 1
 shards = 1
 """
+CENTRAL = f"""{WORLD}[training]
+kind = "central"
+steps = 40
+batch_size = 9
+optimizer = "adam"
+learning_rate = 0.01
+[evaluation]
+every = 20
+references = 200
+[system]
+checkpoint_every = 7
+"""
 
 
 TESTED = (  # a private run with canary users, of whom coins leave out about half

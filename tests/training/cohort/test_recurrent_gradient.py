@@ -43,7 +43,7 @@ networks = st.builds(
 def test_the_gradient_is_that_of_autograd(
     hparams: ModelHParams, records: list[list[int]], seed: int, dropout: bool
 ) -> None:
-    """Of one batch of unequal records, with random weights, biases too. float64, to 1e-12 of the largest value."""
+    """One batch of unequal records, with random weights and biases. float64, to 1e-12 of the largest value."""
     model, rng = random_network(hparams, seed, layout=LAYOUT), np.random.default_rng(seed)
     read, rows = Records.from_lists(records), np.arange(len(records))
     padded, steps = batch(read, rows, LAYOUT), lay_out(read, LAYOUT, rows, np.zeros(len(rows), np.int64), 1)
@@ -60,10 +60,10 @@ def test_the_gradient_is_that_of_autograd(
     written_out = packed_model(start)
     written_out.load(start)
     for _ in range(2):  # the second time meets the buffers of the first
-        found_loss, found = written_out.gradient(packed)
-        assert found_loss == pytest.approx(loss.item(), rel=1e-12)
+        summed, gradient = written_out.gradient(packed)
+        assert summed == pytest.approx(loss.item(), rel=1e-12)
         for name, value in zip(model.trainable, expected, strict=True):
-            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12 * max(1.0, float(value.abs().max())))
+            torch.testing.assert_close(gradient[name], value, rtol=0, atol=1e-12 * max(1.0, float(value.abs().max())))
 
 
 @settings(max_examples=40)
@@ -83,12 +83,12 @@ def test_users_train_as_by_the_local_engine(
     engine = engine_of("cohort", model, LAYOUT, local)
     assert isinstance(engine, CohortEngine)
     start = {name: value.detach().clone() for name, value in model.trainable.items()}
-    found = engine.train(start, population, range(len(users)), seed, 0, clip)
+    total = engine.train(start, population, range(len(users)), seed, 0, clip)
     expected = train_cohort(model, population, range(len(users)), local, seed, 0, clip)
     largest = max(1.0, *(float(value.abs().max()) for value in expected.delta.values()))
     for name, value in expected.delta.items():
-        torch.testing.assert_close(found.delta[name], value, rtol=0, atol=1e-10 * largest)
-    assert (found.tokens, found.clipped, found.weight) == (expected.tokens, expected.clipped, expected.weight)
+        torch.testing.assert_close(total.delta[name], value, rtol=0, atol=1e-10 * largest)
+    assert (total.tokens, total.clipped, total.weight) == (expected.tokens, expected.clipped, expected.weight)
 
 
 def centrally(hparams: ModelHParams, records: list[list[int]], training: CentralHParams, engine: EngineName) -> State:
