@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment, rows
+from helpers import CENTRAL, Experiment, rows
 from raynodes import free_port, started
-from test_central_run import CENTRAL, LONG, assert_same_state, log_of, settings, state_of, wait_for_step
+from test_central_run import LONG, assert_same_state, log_of, settings, state_of, wait_for_step
 from waiting import hear_ctrl_c, wait_until
 
 from flsim.base.errors import InputError

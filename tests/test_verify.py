@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty import SETTINGS
-from helpers import Experiment, Flsim, Trained
-from test_central_run import CENTRAL
+from helpers import CENTRAL, Experiment, Flsim, Trained
 
 from flsim.algorithms.micro_cohorts import FILE
 from flsim.runs.config import load

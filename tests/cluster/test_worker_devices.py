@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import ray
 import torch
-from helpers import Experiment
-from test_central_run import CENTRAL, log_of
+from helpers import CENTRAL, Experiment
+from test_central_run import log_of
 
 from server.cluster.internals import trainer_without_cleaner
 

@@ -18,9 +18,8 @@ import psutil
 import pytest
 from fault_injection import AT_WORK, TO_PROCESSES, Harm, Relief, Surroundings, kind_of, living, small_places, title_of
 from faulty import SETTINGS, assert_equal_runs, events
-from helpers import Experiment, finish, start
+from helpers import CENTRAL, Experiment, finish, start
 from raynodes import tree
-from test_central_run import CENTRAL
 from test_central_run import PRIVATE as PRIVATE_CENTRAL
 
 from flsim.base.progress import say

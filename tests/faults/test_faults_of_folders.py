@@ -10,8 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from faulty import OPTIONS, SETTINGS, assert_equal_runs, digests
-from helpers import Experiment, Trained
-from test_central_run import CENTRAL
+from helpers import CENTRAL, Experiment, Trained
 
 from flsim.base.files import held
 from flsim.results.store import read_run

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 from fault_injection import Surroundings, little_memory, small_places
 from faulty import SETTINGS, assert_equal_runs
-from helpers import Experiment, Trained, finish, start
-from test_central_run import CENTRAL
+from helpers import CENTRAL, Experiment, Trained, finish, start
 from test_central_run import PRIVATE as PRIVATE_CENTRAL
 
 from flsim.base.progress import say

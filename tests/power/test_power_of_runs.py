@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import PRIVATE, Experiment
+from helpers import CENTRAL, PRIVATE, Experiment
 from power import resuming
 from power.disk import read_in
 from power.recording import record
 from power.replaying import HEAD, IS_WHOLE, GoOn, Replay, replay
-from test_central_run import CENTRAL
 
 from flsim.base.progress import say
 
