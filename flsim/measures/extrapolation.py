@@ -4,7 +4,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from flsim.measures.measure import Measure, Probe
-from flsim.measures.quantity import Quantity
+from flsim.measures.quantity import Quantity, interval_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,16 +25,7 @@ BITS = Quantity(
     places=(),
     about="bits by a skew-normal fit to scores of R",
 )
-LOW, HIGH = (
-    Quantity(
-        name=f"{BITS.name}_{end}",
-        description=f"The {where} end of the 95% interval of {BITS.name}.",
-        unit="bits",
-        format="{:.1f}",
-        places=(),
-    )
-    for end, where in (("low", "lower"), ("high", "upper"))
-)
+LOW, HIGH = interval_of(BITS)
 P = Quantity(
     name="extrapolation_p",
     description="How well the skew-normal distribution fits: the p-value of a test that it does.",

@@ -130,6 +130,21 @@ class Quantity:
         return f"{about}. {self.description}" if about else self.description
 
 
+def interval_of(quantity: Quantity) -> tuple[Quantity, Quantity]:
+    """Return the descriptions of the lower and the upper end of a quantity's 95% interval, shown nowhere by themselves."""
+    low, high = (
+        Quantity(
+            name=f"{quantity.name}_{end}",
+            description=f"The {where} end of the 95% interval of {quantity.name}.",
+            unit=quantity.unit,
+            format=quantity.format,
+            places=(),
+        )
+        for end, where in (("low", "lower"), ("high", "upper"))
+    )
+    return low, high
+
+
 def select_for(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
     """Return the quantities of a place: flags, then numbers of canaries, then numbers of the model."""
     kept = [quantity for quantity in quantities if place in quantity.places and not quantity.is_partial]

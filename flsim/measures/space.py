@@ -5,7 +5,7 @@ It is exact where few sequences can be as likely as the canary, and by importanc
 """
 
 from flsim.measures.measure import Measure, Probe
-from flsim.measures.quantity import Quantity
+from flsim.measures.quantity import Quantity, interval_of
 from flsim.measures.random_sampling import EXPOSURE
 
 BITS = Quantity(
@@ -23,16 +23,7 @@ BITS = Quantity(
     note="mean exposure over the whole space of phrases, extrapolated.",
     about="bits over the whole space, beyond |R|; intervals with --json",
 )
-LOW, HIGH = (
-    Quantity(
-        name=f"{BITS.name}_{end}",
-        description=f"The {where} end of the 95% interval of {BITS.name}.",
-        unit="bits",
-        format="{:.1f}",
-        places=(),
-    )
-    for end, where in (("low", "lower"), ("high", "upper"))
-)
+LOW, HIGH = interval_of(BITS)
 
 RANK = Quantity(
     name="space_rank",
