@@ -131,7 +131,7 @@ class Quantity:
 
 
 def interval_of(quantity: Quantity) -> tuple[Quantity, Quantity]:
-    """Return the descriptions of the lower and the upper end of a quantity's 95% interval, shown nowhere by themselves."""
+    """Return the descriptions of the ends of a quantity's 95% interval, which are shown nowhere by themselves."""
     low, high = (
         Quantity(
             name=f"{quantity.name}_{end}",

@@ -13,12 +13,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from flsim.base.mappings import flat
 from flsim.report.blocks import listed
 from flsim.report.gather import Gathered, Setting
 from flsim.results.run_file import WORLDS
 from flsim.results.sweeps import Sweep
 from flsim.runs.config import Config
-from flsim.runs.trackers import flat
 
 WORLD, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
     *("World", "Technique", "Optimizer", "Clip", "Noise multiplier", "Learning rate"),

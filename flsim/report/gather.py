@@ -1,6 +1,6 @@
 """The runs of a report, grouped like the rows of a table, with the logs in their folders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.copies import without_copies
+from flsim.results.distinctions import distinctions
 from flsim.results.evaluations import read_evaluations
 from flsim.results.run_file import WORLDS
 from flsim.results.store import RunResults, read_run
@@ -305,20 +306,15 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
             if within not in taken and any(other[0] == world for other in taken):
                 key = ("", rest, within)  # equal words, other settings
         groups.setdefault(key, {}).setdefault(within, []).append(run)
-    names = [next(iter(group.values()))[0].results.label for group in groups.values()]
+    firsts = [next(iter(group.values()))[0].results for group in groups.values()]
+    names = [
+        ", ".join(filter(None, words))
+        for words in zip([run.label for run in firsts], distinctions(firsts), strict=True)
+    ]
     lines = []
-    for group, name in zip(groups.values(), names, strict=True):
-        first = next(iter(group.values()))[0]
-        apart = f" [{_apart(first)}]" if names.count(name) > 1 else ""
+    for group, first, name in zip(groups.values(), firsts, names, strict=True):
+        apart = name.removeprefix(first.label) + f" [{first.name}]" * (names.count(name) > 1)
         settings = [Setting(runs[0].results.setting + apart, runs[0].results.world, runs) for runs in group.values()]
         order = [*WORLDS, None]
-        lines.append(Line(name + apart, sorted(settings, key=lambda setting: order.index(setting.world))))
+        lines.append(Line(first.label + apart, sorted(settings, key=lambda setting: order.index(setting.world))))
     return lines
-
-
-def _apart(run: RunView) -> str:
-    """Return what distinguishes a run's row from another row of the same name."""
-    if run.planned is None:
-        return run.results.name
-    axes: Mapping[str, Any] = {name: value for name, value in run.planned.axes.items() if name != "data.world"}
-    return ", ".join([run.planned.grid, *(f"{name.split('.')[-1]} {value}" for name, value in axes.items())])

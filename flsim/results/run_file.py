@@ -8,6 +8,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
+from flsim.base.mappings import flat
 from flsim.results.rows import identity_of
 
 FILE = "run.json"
@@ -65,14 +66,12 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
 
 
-def read_prefix(run_folder: Path) -> int | None:
-    """Return the setting evaluation.prefix in a run's config.toml; None if the file or the setting is not readable."""
+def read_settings(run_folder: Path) -> dict[str, Any]:
+    """Return the settings in a run's config.toml by name, such as ``training.cohort``; empty if it is not readable."""
     try:
-        settings = tomllib.loads((run_folder / "config.toml").read_text(encoding="utf-8"))
-        prefix = settings["evaluation"]["prefix"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return prefix if isinstance(prefix, int) and 0 <= prefix < 2**63 else None
+        return dict(flat(tomllib.loads((run_folder / "config.toml").read_text(encoding="utf-8"))))
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def refuse_begun(path: Path) -> None:

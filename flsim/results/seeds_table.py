@@ -2,7 +2,8 @@
 
 Every format shows the same frame:
 
-    setting, series, runs    the training, the series' digest, and the names of the averaged runs
+    setting, series, runs    the training, the series' digest, and the names of the averaged runs; the settings in
+                             which trainings of the same name differ are added to it
     seeds, given             number of averaged runs, and number of all runs
     diverged                 number of runs that diverged: an outcome, in no mean
     round, epochs            of the evaluated models: the common round, blank without one, and the mean of epochs
@@ -45,6 +46,7 @@ from numpy.typing import NDArray
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns, display_columns, formats, layout
 from flsim.results.against_published import AGAINST
+from flsim.results.distinctions import distinctions
 from flsim.results.formats import formatted, text_of
 from flsim.results.layout import Column
 from flsim.results.published import PUBLISHED, cells_of
@@ -106,10 +108,11 @@ def seeds_table(
     series = [sample(group, round, epoch) for group in by_series(runs)]
     quantities = select_for(columns.quantities_of(runs), "table")
     rows = []
-    for series_sample in series:
-        first = series_sample.runs[0]
+    firsts = [series_sample.runs[0] for series_sample in series]
+    for series_sample, first, apart in zip(series, firsts, distinctions(firsts), strict=True):
         row = (published or {}).get(first)
-        rows.append({**_row(series_sample, quantities), **cells_of(row), **asked(first, row)})
+        name = {"setting": ", ".join(filter(None, (series_sample.setting, apart)))}
+        rows.append({**_row(series_sample, quantities), **name, **cells_of(row), **asked(first, row)})
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     controls = columns.columns_of_controls(flags(optional))
     table = columns.frame(rows, COLUMNS, (*map(columns.columns_over_seeds, optional), *GROUPS, controls))
@@ -119,7 +122,6 @@ def seeds_table(
 def _row(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
     averaged = [run for run, _ in series.taken]
     row: dict[str, Any] = {
-        "setting": series.setting,
         "series": series.runs[0].series,
         "runs": ", ".join(run.name for run in averaged) or None,
         "seeds": len(series.taken),

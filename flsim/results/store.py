@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -16,7 +17,7 @@ from flsim.canaries.roster import is_drawn, read_roster
 from flsim.measures.quantity import Quantity
 from flsim.results.evaluations import failures
 from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, WHOLE_TEST_USERS, read_rows_of, rows_in
-from flsim.results.run_file import read_prefix, read_run_file, setting_of
+from flsim.results.run_file import read_run_file, read_settings, setting_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class RunResults:
             run.
         world: the records of training: "iid", "non-iid", or None if records are drawn in the same way in both.
         own: quantities of a user's own measures, by name.
-        prefix: number of a canary's first words that the attacker knows; None if the folder does not store it.
+        settings: the settings of the run by name, such as ``training.cohort``; empty if the folder does not store them.
     """
 
     name: str
@@ -61,12 +62,18 @@ class RunResults:
     identity: str | None = None
     world: str | None = None
     own: Mapping[str, Quantity] = field(default_factory=dict)
-    prefix: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
         """Return the name of the run's row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
         return setting_of(self.world, self.label)
+
+    @property
+    def prefix(self) -> int | None:
+        """Number of a canary's first words that the attacker knows; None if the folder does not store it."""
+        prefix = self.settings.get("evaluation.prefix")
+        return prefix if isinstance(prefix, int) and 0 <= prefix < 2**63 else None
 
     @property
     def planted(self) -> pd.DataFrame:
@@ -229,7 +236,7 @@ def read_run(run_folder: Path) -> RunResults:
         roster=roster,
         failures=failures(run_folder),
         own=own,
-        prefix=read_prefix(run_folder),
+        settings=read_settings(run_folder),
     )
 
 

@@ -29,6 +29,7 @@ from flsim.algorithms.training import Training
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
+from flsim.base.mappings import flat
 from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
@@ -42,14 +43,13 @@ from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
 from flsim.runs.config.arms import shared_rounds
 from flsim.runs.foresight import foresee_training
-from flsim.runs.trackers import flat, refuse_missing
+from flsim.runs.trackers import refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State
 
 README = f"""\
-One run of flsim: its settings, its canaries, the trained models, and what was measured of them.
-`flsim table FOLDER` shows the results; `flsim run CONFIG --out FOLDER --resume` goes on with the run.
-A round of central training is a step.
+One run of flsim: its settings, its canaries, the trained models, and what was measured of them. `flsim table FOLDER`
+shows the results; `flsim run CONFIG --out FOLDER --resume` goes on. A round of central training is a step.
 
 {str(__doc__).split("README.", 1)[-1].strip()}
 """

@@ -26,6 +26,7 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.files import naming
+from flsim.base.mappings import flat
 from flsim.base.progress import say
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags
@@ -306,15 +307,6 @@ def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, 
         is_count = metric in counted
         values[metric if is_count else f"mean {metric}"] = of_canaries.sum() if is_count else of_canaries.mean()
     return {f"eval/{name}": float(value) for name, value in values.items()}
-
-
-def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, Any]]:
-    """Yield names and values of a nested mapping, such as ``training.cohort``, without values that are None."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}{between}{inner}", item) for inner, item in flat(value, between))
-        elif value is not None:
-            yield name, value
 
 
 def _texts(settings: Settings) -> dict[str, str]:

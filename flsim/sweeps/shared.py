@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from flsim.base.errors import InputError
+from flsim.base.mappings import flat
 from flsim.runs.config import DataHParams, from_working_directory, toml
 from flsim.runs.config.files import KINDS
-from flsim.runs.trackers import flat
 from flsim.sweeps.definition import Definition, Tier
 from flsim.sweeps.tuned import Tuned
 from flsim.sweeps.values import Values, merge

@@ -127,7 +127,7 @@ def test_other_prefixes_and_lengths_are_other_questions(
         tokens = [row[: change["length"]] for row in run.roster["tokens"]]
         run = replace(run, roster=run.roster.assign(tokens=tokens))
     else:
-        run = replace(run, prefix=change["prefix"])
+        run = replace(run, settings={"evaluation.prefix": change["prefix"]})
     table = against(tables.memorization_table([run], published={run: fedavg("IID", 500)}))
     assert "rs_size" not in table
     assert f"Sizes are not compared: {why}. Directions" in " ".join(tables.to_markdown(table).split())

@@ -19,12 +19,13 @@ from tracker_files import ALL, FOLDERS, of_mlflow, of_tensorboard, of_wandb
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
+from flsim.base.mappings import flat
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs import config, roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.runs.trackers import News, flat
+from flsim.runs.trackers import News
 from server.central import steps
 from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
