@@ -5,18 +5,15 @@ from typing import Any
 
 from flsim.results.store import RunResults
 
-# Settings that are no property of the training, or that a name has already.
-LEFT_OUT = ("seed", "data.corpus", "data.world", "training.order", "system.")
+# Settings that are no property of the training.
+LEFT_OUT = ("seed", "data.corpus", "system.")
 
 
 def distinctions(runs: Sequence[RunResults]) -> list[str]:
-    """Return for each run its values of the settings in which runs of the same label differ; empty where none does.
-
-    Runs that differ in their world alone, which a setting's name has, get the same words.
-    """
+    """Return for each run its values of the settings in which it and others of the same name differ, or no words."""
     words = []
     for run in runs:
-        alike = [other.settings for other in runs if other.label == run.label]
+        alike = [other.settings for other in runs if other.setting == run.setting]
         names = [name for name in run.settings if not name.startswith(LEFT_OUT) and _differs(name, alike)]
         words.append(", ".join(f"{name.rpartition('.')[2]} {_text(run.settings[name])}" for name in names))
     return words

@@ -37,13 +37,22 @@ def test_other_names_need_no_words(make_series: MakeSeries) -> None:
     assert told_apart(make_series, of_a, of_b, of_b, labels="ABA") == ["units 15", "", "units 30"]
 
 
-def test_worlds_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: MakeSeries) -> None:
+def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: MakeSeries) -> None:
     words = told_apart(
         make_series,
-        {"seed": 0, "data.world": "iid", "training.order": "iid", "data.corpus": "/a", "system.shards": 1},
-        {"seed": 1, "data.world": "non-iid", "training.order": "sequence", "data.corpus": "/b", "system.shards": 2},
+        {"seed": 0, "data.corpus": "/a", "system.shards": 1},
+        {"seed": 1, "data.corpus": "/b", "system.shards": 2},
     )
     assert words == ["", ""]
+
+
+def test_worlds_are_in_the_names(make_series: MakeSeries) -> None:
+    [run] = make_series([1])
+    twins = [
+        replace(run, world=world, settings={"local.learning_rate": rate})
+        for world, rate in (("iid", 2), ("non-iid", 1))
+    ]
+    assert distinctions(twins) == ["", ""]
 
 
 def test_a_table_over_seeds_has_the_words(make_series: MakeSeries) -> None:
