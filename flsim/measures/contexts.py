@@ -24,7 +24,7 @@ def context(name: str) -> Quantity | None:
         description=f"Exposure, in {about}.",
         unit="bits",
         better="lower",
-        short=f"{before}+{after}",
+        heading=f"{before}+{after}",
         format="{:.1f}",
         is_ranked=True,
         places=(),

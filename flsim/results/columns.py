@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.measures import built_in
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, from_json, to_json
 from flsim.results.against_published import AGAINST
@@ -130,11 +131,15 @@ def names_of(quantity: Quantity) -> list[str]:
 def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
     """Return the quantities that runs may have: the built-in ones, then those of a user's own measures.
 
+    Of a built-in measure whose quantities depend on the canaries, these are the ones that some run has.
+
     Raises:
         InputError: two runs describe one name differently.
     """
     described: dict[str, tuple[Quantity, RunResults]] = {}
+    known = dict(QUANTITIES)
     for run in runs:
+        known |= _built_in(run.rows["metric"].unique())
         for name, quantity in run.own.items():
             other, first = described.setdefault(name, (quantity, run))
             if not other.is_like(quantity):
@@ -142,12 +147,17 @@ def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
                     f"runs {first.name} and {run.name}: {name} is not the same in both (kind, unit, direction or "
                     f"subject); show them apart, or rename one of the measures"
                 )
-    return [*QUANTITIES.values(), *(quantity for quantity, _ in described.values())]
+    return [*known.values(), *(quantity for quantity, _ in described.values())]
 
 
 def quantities_in(table: pd.DataFrame) -> list[Quantity]:
     """Return the quantities that a table may have columns of: built-in ones, then a user's own."""
-    return [*QUANTITIES.values(), *map(from_json, table.attrs.get(DESCRIBED, ()))]
+    return [*(QUANTITIES | _built_in(table.columns)).values(), *map(from_json, table.attrs.get(DESCRIBED, ()))]
+
+
+def _built_in(names: Iterable[str]) -> dict[str, Quantity]:
+    """Return the quantities of built-in measures among the names, those whose names depend on the canaries too."""
+    return {name: quantity for name in names if (quantity := built_in.described(name))}
 
 
 def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
@@ -157,7 +167,7 @@ def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
 
 def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
     """Return the table with the descriptions of a user's own measures, which are also stored in Parquet files."""
-    own = [to_json(quantity) for quantity in quantities if quantity.name not in QUANTITIES]
+    own = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
     if own:
         table.attrs[DESCRIBED] = own
     return table

@@ -26,8 +26,8 @@ A run that is not evaluated yet, or that diverged, has one row without measureme
     rank, exposure           rank among the references; bits
     rs, bs                   whether Random Sampling and Beam Search show it as memorized
 
-There is also a column for each quantity of canaries that a user's own measure computed. All columns are typed, and
-missing cells were not measured.
+Then come the quantities of canaries that `evaluation.also` or a user's own measure computed, each under its name. All
+columns are typed, and missing cells were not measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,11 +184,11 @@ def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
 
 
 def _canaries(listed: list[_ListedRun]) -> pd.DataFrame:
-    known = quantities_of(run.results for run in listed)
+    measured_by_some = {name for run in listed for name in run.results.rows["metric"].unique()}
     quantities = [
         quantity
-        for quantity in known
-        if quantity.of_canaries and "canaries" in quantity.places and not quantity.is_partial
+        for quantity in quantities_of(run.results for run in listed)
+        if quantity.of_canaries and (quantity.name in CANARY or quantity.name in measured_by_some)
     ]
     types = CANARY | {quantity.name: type_of(quantity) for quantity in quantities}
     tables = [pd.DataFrame(columns=list(types))]
@@ -196,7 +196,10 @@ def _canaries(listed: list[_ListedRun]) -> pd.DataFrame:
         roster = run.results.roster
         words = roster["words"].map(" ".join) if "words" in roster else None
         for round_ in run.rounds:
-            values = {quantity.name: run.results.of_canaries(quantity.name, round_) for quantity in quantities}
+            values = {
+                quantity.name: run.results.of_canaries(quantity.name, round_, quantity.is_partial)
+                for quantity in quantities
+            }
             measured = {name: None if value is None else value.to_numpy() for name, value in values.items()}
             at = {"run": run.results.name, "round": round_, "epochs": run.results.epochs_of(round_), "words": words}
             columns = run.about(round_) | at | measured | {"is_planted": is_drawn(roster)}

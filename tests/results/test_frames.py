@@ -99,6 +99,21 @@ def test_canaries_are_the_stored_rows_beside_the_roster(make_worlds: Callable[..
     pd.testing.assert_frame_equal(counted, runs.set_index(["folder", "round"])[["rs", "bs"]].sort_index())
 
 
+def test_what_was_asked_for_has_columns(make_run: MakeRun) -> None:
+    """Also what a measure knows of some canaries only, and what is named after what an attacker knows."""
+    nine = {"space_exposure": [3.5] * 9, "exposure prefix=5 suffix=6": [2.0] * 9}
+    path = make_run({5: measured(1), 10: {**measured(2), **nine, "space_rank": [4, 7]}})
+    _, canaries = frames(path)
+    early, late = canaries[canaries["round"] == 5], canaries[canaries["round"] == 10]
+    for name, values in nine.items():
+        assert str(canaries.dtypes[name]) == "Float64"
+        assert late[name].tolist() == values
+        assert early[name].isna().all()
+    assert str(canaries.dtypes["space_rank"]) == "Int64"
+    assert late["space_rank"].dropna().tolist() == [4, 7]
+    assert late["space_rank"].isna().sum() == 7
+
+
 def test_what_is_not_a_result_is_no_number(make_run: MakeRun) -> None:
     """Not evaluated, diverged, or still running."""
     fresh = make_run(name="fresh", status="running")
