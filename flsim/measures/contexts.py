@@ -18,7 +18,8 @@ def context(name: str) -> Quantity | None:
     if match is None:
         return None
     before, after = match.groups()
-    about = f"bits for those who know {before} words before the secret" + (" and its end" if int(after) else "")
+    words = "word" if before == "1" else "words"
+    about = f"bits for those who know {before} {words} before the secret" + (" and its end" if int(after) else "")
     return Quantity(
         name=name,
         description=f"Exposure, in {about}.",
