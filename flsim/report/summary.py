@@ -192,16 +192,20 @@ def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
     if len(by_technique) == 1 and len(of_all := next(iter(differences.values()))) > 1:
         mean = np.mean([one.mean_difference for one in of_all])
         more = sum(one.mean_difference > 0 for one in of_all)
-        return [f"{begin} is higher with IID data in {more} of {len(of_all)} settings, by {mean:+.1f} bits over all."]
+        return [f"{begin} is higher with IID data in {more} of {len(of_all)} settings, by {_bits(mean)} bits over all."]
     words = []
     for technique, of_technique in differences.items():
         mean = np.mean([one.mean_difference for one in of_technique])
         only = of_technique[0]
         has_interval = len(of_technique) == 1 and not math.isnan(only.ci_low)
-        interval = f" (95% interval {only.ci_low:+.1f} to {only.ci_high:+.1f})" if has_interval else ""
+        interval = f" (95% interval {_bits(only.ci_low)} to {_bits(only.ci_high)})" if has_interval else ""
         over = f" (mean over {len(of_technique)} settings)" if len(of_technique) > 1 else ""
-        words.append(f"{mean:+.1f} bits{interval}{over}" + f" with {technique}" * (len(by_technique) > 1))
+        words.append(f"{_bits(mean)} bits{interval}{over}" + f" with {technique}" * (len(by_technique) > 1))
     return [f"{begin} with IID data less that with non-IID data is {listed(words)}."]
+
+
+def _bits(difference: float) -> str:
+    return number(difference, "{:+.2f}")
 
 
 def _chance(comparison: pd.DataFrame) -> list[str]:

@@ -158,8 +158,8 @@ def test_worlds_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) ->
     assert f"to {bits:.1f} bits at 88." in described(page, "Exposure against perplexity")
     of_fedavg = np.mean([np.mean(differences), 0])
     less = "mean exposure with IID data less that with non-IID data is"
-    answer = f"{less} {of_fedavg:+.1f} bits (mean over 2 settings) with FedAvg and +0.0 bits with SGD."
-    assert f"Where both models first predict equally well, {answer}" in page.section("answer")
+    answer = f"{less} {of_fedavg:+.2f} bits (mean over 2 settings) with FedAvg and +0.00 bits with SGD."
+    assert f"Where both models first predict equally well, {answer}".replace("-0", "−0") in page.section("answer")
 
 
 def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:
