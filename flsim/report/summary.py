@@ -190,12 +190,12 @@ def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
         return []
     begin = "Where both models first predict equally well, mean exposure"
     if len(by_technique) == 1 and len(of_all := next(iter(differences.values()))) > 1:
-        mean = np.mean([one.mean_difference for one in of_all])
+        mean = float(np.mean([one.mean_difference for one in of_all]))
         more = sum(one.mean_difference > 0 for one in of_all)
         return [f"{begin} is higher with IID data in {more} of {len(of_all)} settings, by {_bits(mean)} bits over all."]
     words = []
     for technique, of_technique in differences.items():
-        mean = np.mean([one.mean_difference for one in of_technique])
+        mean = float(np.mean([one.mean_difference for one in of_technique]))
         only = of_technique[0]
         has_interval = len(of_technique) == 1 and not math.isnan(only.ci_low)
         interval = f" (95% interval {_bits(only.ci_low)} to {_bits(only.ci_high)})" if has_interval else ""
